@@ -88,6 +88,7 @@ MEANINGS = {
     "archive_failed": "The end of the run cannot be written into its store, or tidied, now.",
     "archive_left_to_agent": "A worker ends before it has archived the journal's end. Its agent does.",
     "layers_received": "A worker has taken layers that moved to it: how many bytes, in how many seconds.",
+    "batches_of_iterator": "Batches come from an iterator, which goes on when a step is repeated.",
     "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",
     "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",
     "checkpoint_failed": "A part of a checkpoint could not be written. The previous checkpoint stays valid.",

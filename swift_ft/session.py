@@ -34,7 +34,6 @@ from swift_ft.runtime.checkpoints.housekeeping import KeepLogs
 from swift_ft.runtime.compose import assemble
 from swift_ft.runtime.helpers.member import GradientReduction
 from swift_ft.runtime.hooks.between import Hook, OnLoss
-from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.metrics import SessionMetrics, serve_worker_metrics
 from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
 from swift_ft.runtime.pipeline.shared_replay import Helping
@@ -52,7 +51,7 @@ from swift_ft.runtime.settings import (
     with_named_arguments,
 )
 from swift_ft.runtime.state_proof import Verify
-from swift_ft.runtime.steps import Step, steps
+from swift_ft.runtime.steps import Loop, Step
 from swift_ft.runtime.worker.part import Part
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 
@@ -168,7 +167,8 @@ class Session:
         # Otherwise the memory of each step would cost page faults again (decision 45).
         keep_freed_memory()
         self._assembly = assemble(context, store, protected, settings)
-        self._iterations: Iterations | None = None  # from the first step on
+        self._loop: Loop | None = None  # from the first step on
+        self._in_epochs = False
         self._local = Path(local) if local is not None else None
         self._attached: set[str] = set()
         self._has_groups = groups is not None
@@ -332,7 +332,7 @@ class Session:
             UsageError: for invalid arguments, or after the first step.
         """
         check_at_least_one(every=every)
-        if self._iterations is not None:
+        if self._loop is not None:
             raise UsageError("Call session.between() before the first step.")
         if not callable(function) or not (then is None or callable(then)):
             raise UsageError(
@@ -355,7 +355,7 @@ class Session:
         Raises:
             UsageError: it is something else, its name is taken, or the first step has begun.
         """
-        if self._iterations is not None:
+        if self._loop is not None:
             raise UsageError("Call session.attach_part() before the first step.")
         self._assembly.attached.add_part(part)
 
@@ -374,7 +374,7 @@ class Session:
     def _attach_once(self, what: str) -> None:
         if what in self._attached:
             raise UsageError(f"A session protects one {what}, and this one has one already.")
-        if self._iterations is not None:
+        if self._loop is not None:
             raise UsageError(f"Attach the {what} before the first step.")
         self._attached.add(what)
 
@@ -398,28 +398,61 @@ class Session:
         others get the interrupted one. Ends when every worker has completed the last iteration.
 
         Args:
-            iterations: of the whole run, all epochs together.
+            iterations: of the whole run; in an epoch of :meth:`epochs`, of this epoch.
 
         Raises:
-            UsageError: it is called a second time.
+            UsageError: it is called a second time, outside of :meth:`epochs`.
         """
+        if self._in_epochs:
+            assert self._loop is not None
+            yield from self._loop.steps_of_epoch(iterations)
+            return
+        loop = self._begin_loop()
+        # Reported, so that a replacement with another number is refused.
+        self._assembly.status.steps = iterations
+        yield from loop.steps(iterations)
+
+    @with_named_arguments
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of the epochs that are left, from 0. In each, :meth:`steps` yields its steps.
+
+            for epoch in session.epochs(10):
+                sampler.set_epoch(epoch)
+                for step in session.steps(len(batches)):
+                    with step:
+                        ...
+                scheduler.step()
+
+        A replacement begins in the epoch that the others are in. What the script does before and after the
+        steps of an epoch must not communicate: it belongs to the epoch's first and last step, and is put back
+        and done again with them. An epoch that a loss leads back to is yielded again.
+
+        Args:
+            count: of epochs in the whole run.
+
+        Raises:
+            UsageError: it is called a second time, or an epoch does not take all of its steps.
+        """
+        loop = self._begin_loop(epochs=True)
+        self._in_epochs = True
+        yield from loop.epochs(count)
+
+    def _begin_loop(self, *, epochs: bool = False) -> Loop:
         self._check_attached()
         if self._steps_begun:
             raise UsageError(
                 "session.steps() yields the iterations of the whole run, and the script calls it a second "
-                "time. For epochs write `for step in session.steps(epochs * len(loader)):`, and in it "
-                "`epoch, batch = divmod(step.index, len(loader))`.",
+                "time. For epochs write `for epoch in session.epochs(epochs):` and, in it, "
+                "`for step in session.steps(len(loader)):`.",
                 alike=True,
             )
         self._steps_begun = True
         self._unprotected.close()
-        # Reported, so that a replacement with another number is refused.
-        self._assembly.status.steps = iterations
-        if self._iterations is None:
+        if self._loop is None:
             refuse_loaders_that_communicate()
             # Not in the constructor: what is attached until now decides which parts there are.
-            self._iterations = self._assembly.start()
-        yield from steps(self._iterations, self._assembly.between, self._assembly.phases, iterations)
+            self._loop = self._assembly.start(epochs=epochs)
+        return self._loop
 
     @property
     def iteration(self) -> int:

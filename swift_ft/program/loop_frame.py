@@ -1,11 +1,11 @@
-"""The frame of the script's own function that runs its training loop, and the variables in it."""
+"""The frames of the script's own functions that run its training loop, and the variables in them."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
 from collections.abc import Mapping
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from swift_ft.program.own_code import is_own_file
@@ -14,12 +14,34 @@ _WRITES_THROUGH = sys.version_info >= (3, 13)
 """True if ``f_locals`` is a view of the variables (PEP 667). Before, it is a copy, as debuggers know."""
 
 
+LOOP, EPOCHS = "(loop)", "(epochs)"
+"""Names of the functions that run the loop over steps, and the one over epochs around it."""
+
+
 def loop_frame() -> FrameType | None:
     """The innermost frame of the user's own code; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_own_file(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def loop_frames(epochs: CodeType | None) -> dict[str, FrameType]:
+    """The frames of the user's own code that run a loop, by the names above, the outermost one first.
+
+    A script may run the steps of each epoch in a function of their own, as in ``train_one_epoch(...)``.
+
+    Args:
+        epochs: the code that runs the loop over epochs; None in a script without one.
+    """
+    inner = loop_frame()
+    outer = inner if epochs is not None else None
+    while outer is not None and outer.f_code is not epochs:
+        outer = outer.f_back
+    found = {EPOCHS: outer} if outer is not None else {}
+    if inner is not None and inner is not outer:
+        found[LOOP] = inner
+    return found
 
 
 def set_variables(frame: FrameType, values: Mapping[str, Any]) -> None:

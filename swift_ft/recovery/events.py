@@ -155,6 +155,7 @@ class StatusReported:
         together_reason: which call of the script that is.
         parts_done: how many of the script's parts between the last completed iteration and the next it has
             done (``session.between()``); None if it has done all that are due.
+        parts_due: how many of them are due there.
         layers: of the whole model, where it is a :class:`swift_ft.LayerStack`; 0 where it is none.
         completes: it can complete the interrupted iteration without others: it has all averages of gradients,
             and has not updated a parameter yet.
@@ -187,6 +188,7 @@ class StatusReported:
     together: tuple[int, ...] = ()
     together_reason: str = ""
     parts_done: int | None = None
+    parts_due: int = 0
     layers: int = 0
     completes: bool = False
     fresh: bool = True

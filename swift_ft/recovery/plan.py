@@ -353,13 +353,17 @@ def _parts_from(
     """From where the script's parts before the consensus iteration are done again.
 
     No worker begins that iteration before all have done them, as far as it communicates. A worker
-    beyond it cannot go back: then they are not done again.
+    beyond it cannot go back: then they are not done again. A worker that is rebuilt, or takes over a
+    replica's state, may not have done those in which it alone had something to do, such as writing a file.
     """
     live = _live_iterations(targets)
     if any(iteration > resume for iteration in live.values()):
         return None
-    done = [s.parts_done for rank, s in statuses.items() if rank in live and s.iteration == resume]
-    return min((number for number in done if number is not None), default=None)
+    here = [s for rank, s in statuses.items() if rank in live and s.iteration == resume]
+    some_are_rebuilt = any(not s.live or (s.iteration or 0) < resume for s in statuses.values())
+    if some_are_rebuilt and any(s.parts_due for s in here):
+        return 0
+    return min((s.parts_done for s in here if s.parts_done is not None), default=None)
 
 
 def _mode(tasks: Mapping[int, Task], transfers: Sequence[Transfer]) -> RecoveryMode:

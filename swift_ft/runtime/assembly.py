@@ -45,6 +45,7 @@ from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.slowness.part import SlownessPart
 from swift_ft.runtime.slowness.straggler_watch import StragglerWatch
 from swift_ft.runtime.state_part import LocalState
+from swift_ft.runtime.steps import Epochs, Loop
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.part import Part
 from swift_ft.runtime.worker.parts import Parts
@@ -81,8 +82,16 @@ class Assembly(Foundations):
 
     # ------------------------------------------------------------------------------------------ ready
 
-    def start(self) -> Iterations:
-        """Become part of the job, once all is attached."""
+    def start(self, *, epochs: bool = False) -> Loop:
+        """Become part of the job, once all is attached. Returns the script's loop.
+
+        Args:
+            epochs: it is one over epochs.
+        """
+        progress = Epochs()
+        if epochs:
+            self._state.small["swift_ft.epochs"] = progress
+            self._rollback.carried.epoch_begins()
         recorder.lap("join the job")
         # The script's start is over. From here on a replacement communicates like any other worker.
         script_groups.complete()
@@ -92,6 +101,12 @@ class Assembly(Foundations):
                 f"The script has {constructed()} DDP models, and a session protects one: put all of them "
                 "into one module, and DDP around that (find_unused_parameters=True), as in a GAN "
                 "(docs/guide.md#data-parallelism)."
+            )
+        if constructed() and not self._replicas.attached:
+            raise UsageError(
+                "The script has a DDP model that is not attached: its replicas could not be recovered. Call "
+                "session.attach_ddp(model) before the first step.",
+                alike=True,
             )
         self._state.check_values()
         self._end_setup()
@@ -110,7 +125,7 @@ class Assembly(Foundations):
                 self._participant, self._progress, self.profiler.workers, self._costs, self._dealt
             )
             watch.start(rebalances=self._requests is not None)
-        return iterations
+        return Loop(iterations, self.between, self.phases, self._rollback.carried, progress)
 
     def _claim(self) -> None:
         """The store is this run's from now on. What comes after this worker's end is left to its agent."""

@@ -22,10 +22,10 @@ from swift_ft.errors import GaveUpError, UsageError
 from swift_ft.logging import LogReader, MessageKey, MessageLog
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.assembly import Assembly
-from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.measures.work_history import WorkHistory
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.settings import Settings
+from swift_ft.runtime.steps import Loop
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.flow import Flow
 from swift_ft.runtime.worker.parts import Parts
@@ -74,14 +74,14 @@ class OfflineAssembly(Assembly):
     def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
         return _OfflineCore(self._context, self.status, parts, ports, self._save_elsewhere)
 
-    def start(self) -> Iterations:
+    def start(self, *, epochs: bool = False) -> Loop:
         """See :meth:`Assembly.start`.
 
         Raises:
             UsageError: the script was given other arguments than in the run.
         """
         self._check_record()
-        return super().start()
+        return super().start(epochs=epochs)
 
     def _check_record(self) -> None:
         """With other microbatches, say, the state would be another one, and no message might show it."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 from types import TracebackType
+from typing import ParamSpec
 
+from swift_ft.checkpoint.step.carried import CarriedVariables, Saved
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.runtime.data.check import BatchCheck
@@ -12,6 +17,8 @@ from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.step_failures import step_failures
+
+P = ParamSpec("P")
 
 
 class Step:
@@ -24,6 +31,7 @@ class Step:
         index: the iteration, counted from 0. Look batches up by it, so that a repeated or replayed step sees
             the same data: another batch is an error.
         replayed: the step takes its messages from the log. Its results existed before.
+        index_in_epoch: the same, counted from the beginning of an epoch of ``session.epochs()``.
         caught: communication failed, and the script went on.
     """
 
@@ -45,13 +53,30 @@ class Step:
         self._finish_on_device = finish_on_device
         self._cause: str | None = None
         self._failure: RecoveryError | None = None
+        self.index_in_epoch = index
         self.caught = False
+        self._records: list[Callable[[], object]] = []
 
     @property
     def index(self) -> int:
         """The iteration, counted from 0."""
         self._batches.index_read()
         return self._index
+
+    def once(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call a function when the step is complete, and not again when it is repeated or replayed.
+
+            step.once(writer.add_scalar, "loss", loss.item(), step.index)
+
+        So a log has one record of each iteration. One is missing if this worker is lost between the end of a
+        step and the call.
+
+        Args:
+            function: writes a record. It must not communicate.
+            args: for it. Values, not tensors that the next step changes.
+            kwargs: for it.
+        """
+        self._records.append(partial(function, *args, **kwargs))
 
     def __enter__(self) -> Step:
         """Begin the step."""
@@ -94,56 +119,253 @@ class Step:
             self._cause, self.caught = step_failures.cause, True
 
 
-def steps(runner: Iterations, between: Between, phases: ScriptPhases, iterations: int) -> Iterator[Step]:
-    """Yield the steps of a script's loop, until every worker has completed the last one.
+class Epochs:
+    """Where a run is among its epochs. A part of the training state.
+
+    Attributes:
+        number: of the epoch that the next iteration belongs to, from 0.
+        began: iterations that were complete as it began.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.began = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """The state."""
+        return {"number": self.number, "began": self.began}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """The inverse."""
+        self.number, self.began = state["number"], state["began"]
+
+
+class Loop:
+    """A script's loop over steps, or over epochs and the steps of each.
+
+    The last step of an epoch ends when the script asks for the next epoch: the lines between belong to it,
+    and are run again if it is. So a state is always one from within an epoch, or from the beginning of the
+    next one.
+
+        epochs(): 0 ────────────────────────────▶ 1 ───────▶ ... ─▶ all workers are done
+                    └▶ steps(): 0 ─▶ 1 ─▶ 2 ─┐    └▶ steps(): 3 ─▶ ...
+                                 the script's │    ▲
+                                 lines at its └────┘ step 2 is complete
+                                 end
 
     Args:
         runner: does what is around each step.
         between: says whether training ends early.
         phases: learns where in its loop the script is.
-        iterations: that the script asks for in all.
-
-    Raises:
-        UsageError: a step was not entered.
+        carried: the variables of the script.
+        epochs: where the run is among its epochs.
     """
-    try:
-        _tell_agent(in_loop=True)
+
+    def __init__(
+        self,
+        runner: Iterations,
+        between: Between,
+        phases: ScriptPhases,
+        carried: CarriedVariables,
+        epochs: Epochs,
+    ) -> None:
+        self._runner = runner
+        self._between = between
+        self._phases = phases
+        self._carried = carried
+        self._epochs = epochs
+        self._recorded = 0  # the first iteration whose records are not given yet
+        # Within one epoch:
+        self._epoch = 0
+        self._asked = False  # the script has asked for its steps
+        self._end_at = 0  # the iteration that is complete with its last step
+        self._step: Step | None = None  # the one that was yielded last, until it is complete or interrupted
+        self._elsewhere = (
+            False  # a recovery has led to another epoch, and the script runs on to the end of this one
+        )
+        self._finished = False
+        self._before_last: tuple[int, int, Saved] | None = (
+            None  # the variables as the last step of an epoch began
+        )
+
+    def steps(self, iterations: int) -> Iterator[Step]:
+        """Yield the steps up to an iteration, until every worker has completed the last one.
+
+        Args:
+            iterations: that the script asks for in all.
+
+        Raises:
+            UsageError: a step was not entered.
+        """
+        with self._in_loop():
+            while True:
+                if not self._is_ready():
+                    continue
+                # Asked each time, since a function between two steps may end training.
+                if self._is_over() or (self._runner.iteration >= iterations and not self._runner.replaying):
+                    if self._runner.finish():
+                        return
+                    continue
+                self._end((yield from self._take()))
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the numbers of epochs, from 0; one that a loss leads back to is yielded again.
+
+        Args:
+            count: of epochs.
+
+        Raises:
+            UsageError: the script did not take all steps of an epoch.
+        """
+        with self._in_loop():
+            while not self._finished:
+                if not self._is_ready():
+                    continue
+                if self._is_over() or (self._epochs.number >= count and not self._runner.replaying):
+                    self._finished = self._runner.finish()
+                    continue
+                self._epoch, self._asked = self._epochs.number, False
+                self._carried.epoch_begins()
+                self._phases.phase = ScriptPhase.OUTSIDE
+                yield self._epoch
+                self._phases.phase = ScriptPhase.OVER
+                self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        """The script has come to the end of an epoch's lines."""
+        last = self._step
+        if last is not None and last._left and last._index + 1 == self._end_at:
+            self._epochs.number, self._epochs.began = self._epoch + 1, self._end_at
+            self._end(last)
+        elif not self._finished:
+            raise UsageError(
+                "An epoch of session.epochs() takes all steps of one `for step in session.steps(count):`, "
+                "and this one did not: leave out `break`, give steps() the number of the epoch's steps, or "
+                "end the training early with session.stop().",
+                alike=True,
+            )
+
+    def steps_of_epoch(self, count: int) -> Iterator[Step]:
+        """Yield the steps of the epoch that :meth:`epochs` has yielded, those that are left of it.
+
+        Args:
+            count: of this epoch's steps.
+
+        Raises:
+            UsageError: the script asks for them a second time, or for other numbers than before.
+        """
+        if self._asked:
+            raise UsageError("Call session.steps() once in each epoch of session.epochs().", alike=True)
+        self._asked, begun = True, False
         while True:
-            runner.ready_to_step()
-            # What comes between two steps belongs to the iteration before, so it precedes moves and the end
-            # (decision 65).
-            if not runner.settle():
+            if not self._is_ready():
                 continue
-            if runner.stops_for_layout():
-                continue
-            # Asked each time, since a function between two steps may end training.
-            last = iterations if between.stop.at is None else min(iterations, between.stop.at)
-            if runner.iteration >= last and not runner.replaying:
-                if runner.finish():
+            if self._epochs.number != self._epoch:
+                self._start_again()
+            if self._is_over():
+                if self._runner.finish():
+                    self._finished = True
                     return
                 continue
-            step = Step(
-                runner.iteration,
-                runner.replaying,
-                runner.batches,
-                runner.is_connection_error,
-                phases,
-                runner.finish_on_device,
-            )
-            runner.begin()
-            phases.phase = ScriptPhase.OUTSIDE
-            yield step
-            phases.phase = ScriptPhase.OVER
-            if not step._entered:
-                raise UsageError("Write `with step:` around the body of the loop.")
-            # Outside of the block: until here the traceback would have kept connections open (decision 24).
-            if step._left:
-                runner.complete()
-            else:
-                runner.interrupted(step._cause or "", step._failure, caught=step.caught)
-    finally:
-        phases.phase = ScriptPhase.OVER
-        _tell_agent(in_loop=False)
+            iteration, end = self._runner.iteration, self._epochs.began + count
+            self._end_at = end
+            if iteration >= end:
+                raise UsageError(
+                    f"session.steps({count}) is given for epoch {self._epoch}, of which "
+                    f"{iteration - self._epochs.began} steps are complete: give the same number as before.",
+                    alike=True,
+                )
+            if not begun:
+                self._begin_steps()
+                begun = True
+            elif self._carried.arrived is not None and iteration == self._epochs.began:
+                self._carried.epoch_begins_again()
+            if iteration + 1 == end:
+                self._before_last = self._epoch, iteration, self._carried.to_save()
+            step = yield from self._take()
+            if step._left and iteration + 1 == end:
+                self._phases.phase = ScriptPhase.OUTSIDE
+                return
+            self._end(step)
+
+    def _start_again(self) -> None:
+        """The state is of another epoch than the script's lines, out of which the script cannot be taken."""
+        reason = (
+            f"its state is of epoch {self._epochs.number} now and its script is in epoch {self._epoch}: "
+            "its process starts again"
+        )
+        channel = agent_channel()
+        assert channel is not None  # a replay without its job never goes back
+        channel.send(lost=reason)
+        os._exit(1)
+
+    def _begin_steps(self) -> None:
+        """The script was at the top of an epoch: what it has set there is of the epoch's beginning."""
+        iteration = self._runner.iteration
+        midway = iteration > self._epochs.began
+        saved, own = self._carried.arrived or ({}, frozenset())
+        if midway and self._carried.arrived is None:
+            # This process has been here: it is to repeat the epoch's last step.
+            assert self._before_last is not None
+            assert self._before_last[:2] == (self._epoch, iteration)
+            saved = self._before_last[2]
+        before, self._carried.own = self._carried.own, own
+        self._carried.steps_of_epoch_begin(saved, midway=midway)
+        self._carried.own = before
+
+    def _is_ready(self) -> bool:
+        """Do all that comes before a step. False if that led elsewhere, and is to be done once more."""
+        self._runner.ready_to_step()
+        # What comes between two steps belongs to the iteration before, so it precedes moves and the end
+        # (decision 65).
+        return self._runner.settle() and not self._runner.stops_for_layout()
+
+    def _is_over(self) -> bool:
+        """Whether session.stop() has ended training."""
+        stop_at = self._between.stop.at
+        return stop_at is not None and self._runner.iteration >= stop_at and not self._runner.replaying
+
+    def _take(self) -> Generator[Step, None, Step]:
+        """Yield a step, and return it when the script asks for more."""
+        runner = self._runner
+        step = Step(
+            runner.iteration,
+            runner.replaying,
+            runner.batches,
+            runner.is_connection_error,
+            self._phases,
+            runner.finish_on_device,
+        )
+        step.index_in_epoch = runner.iteration - self._epochs.began
+        self._step = step
+        runner.begin()
+        self._carried.arrived = None
+        self._phases.phase = ScriptPhase.OUTSIDE
+        yield step
+        self._phases.phase = ScriptPhase.OVER
+        if not step._entered:
+            raise UsageError("Write `with step:` around the body of the loop.")
+        return step
+
+    def _end(self, step: Step) -> None:
+        """Outside of its block: until here the traceback would have kept connections open (decision 24)."""
+        self._step = None
+        if not step._left:
+            self._runner.interrupted(step._cause or "", step._failure, caught=step.caught)
+            return
+        self._runner.complete()
+        if step._index >= self._recorded and not step.replayed:
+            self._recorded = step._index + 1
+            for record in step._records:
+                record()
+
+    @contextlib.contextmanager
+    def _in_loop(self) -> Iterator[None]:
+        try:
+            _tell_agent(in_loop=True)
+            yield
+        finally:
+            self._phases.phase = ScriptPhase.OVER
+            _tell_agent(in_loop=False)
 
 
 def _tell_agent(*, in_loop: bool) -> None:

@@ -91,6 +91,8 @@ SCRIPTS = {
         habit("parameters", "clamp, on data", "shards"),
         habit("flags", "evaluation mode of a layer"),
         habit("own_variables", "seeded in each step"),
+        habit("epochs", "nested"),
+        habit("epochs", "function"),
     ],
     "habits of replicas of shards": [
         habit("skips_updates", "some iterations", "none", workers=2),

@@ -22,9 +22,14 @@ class PlainStep(contextlib.nullcontext[None]):
 
     replayed = False
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, began: int = 0) -> None:
         super().__init__()
         self.index = index
+        self.index_in_epoch = index - began
+
+    def once(self, function: Callable[..., object], *args: object) -> None:
+        """Nothing is repeated."""
+        function(*args)
 
 
 class PlainSession:
@@ -38,7 +43,7 @@ class PlainSession:
         self.iteration = 0
         self._seed, self._parts = seed, list[tuple[Callable[[], Any], int, Callable[[Any], object] | None]]()
         self._pipeline: Any = None
-        self._replicated = self._stopped = False
+        self._replicated = self._stopped = self._in_epochs = False
         self._tied: list[nn.Parameter] = []
 
     def attach_pipeline(self, schedule: Any, **_: object) -> None:
@@ -91,17 +96,31 @@ class PlainSession:
         self._stopped = True
 
     def steps(self, iterations: int) -> Iterator[PlainStep]:
-        """One after the other, and what is between them."""
+        """One after the other, and what is between them. What follows an epoch's last one comes later."""
         alike = self._pipeline is not None and not self._replicated
-        while self.iteration < iterations and not self._stopped:
+        began = self.iteration if self._in_epochs else 0
+        while self.iteration < began + iterations and not self._stopped:
             seed_step(self._seed, self.iteration, None if alike else dist.get_rank())
-            yield PlainStep(self.iteration)
+            yield PlainStep(self.iteration, began)
             self.iteration += 1
-            for function, every, then in self._parts:
-                if self.iteration % every == 0:
-                    result = function()
-                    if then is not None:
-                        then(result)
+            if not self._in_epochs or self.iteration < began + iterations:
+                self._do_between()
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """One after the other."""
+        self._in_epochs = True
+        for epoch in range(count):
+            if self._stopped:
+                return
+            yield epoch
+            self._do_between()
+
+    def _do_between(self) -> None:
+        for function, every, then in self._parts:
+            if self.iteration % every == 0:
+                result = function()
+                if then is not None:
+                    then(result)
 
 
 def _unwrapped(optimizer: Any, **_: object) -> Any:

@@ -31,7 +31,7 @@ from swift_ft.checkpoint.step.kinds import (
 )
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.script import ScriptVariables
-from swift_ft.program.loop_frame import loop_frame, set_variables
+from swift_ft.program.loop_frame import EPOCHS, LOOP, loop_frame, set_variables
 from swift_ft.torch_core.tensors import same_bits
 
 _logger = logging.getLogger(__name__)
@@ -42,11 +42,16 @@ _MOST_BYTES = 2**26
 _GENERATOR = "swift_ft.generator"
 _UNSAVED = "swift_ft.unsaved"
 """In the place of a value that has changed and cannot be saved: what there is stays."""
+_OF_EPOCH = "swift_ft.of_epoch"
+"""Around a value that the script has set at the top of this epoch: only who lacks it is given it."""
 
 Place = tuple[str, str]
-"""A path, and the name of a variable there. The loop's own variables have the path of :data:`_LOOP`."""
+"""A path, and the name of a variable there. Variables of the functions that run the loop have their names."""
 
-_LOOP, _CELLS, _FLAGS = "(loop)", "(cells)", "(requires_grad)"
+Saved = Mapping[str, Mapping[str, Any]]
+"""Values by path and name."""
+
+_CELLS, _FLAGS = "(cells)", "(requires_grad)"
 
 
 class CarriedVariables:
@@ -57,6 +62,7 @@ class CarriedVariables:
 
     Attributes:
         own: what each replica has for itself: it is not taken from another one.
+        arrived: what was taken over since the last step, and ``own`` at that time; None if nothing was.
     """
 
     def __init__(self, variables: ScriptVariables) -> None:
@@ -66,7 +72,10 @@ class CarriedVariables:
         self._before_steps: frozenset[Place] = frozenset()
         self._paths_before_steps: frozenset[str] = frozenset()
         self._generators: dict[Place, tuple[int, int]] = {}
+        self._at_epoch: dict[Place, Any] = {}  # as the steps of this epoch began
         self.own: frozenset[Place] = frozenset()
+        self.arrived: tuple[Saved, frozenset[Place]] | None = None
+        self._at_top_of_epoch = False
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
@@ -76,6 +85,36 @@ class CarriedVariables:
         """The first step in this process begins: what there is by now, no step has made."""
         self._before_steps = frozenset(place for place, _ in self._values())
         self._paths_before_steps = frozenset(self._variables.paths)
+
+    def epoch_begins(self) -> None:
+        """The script's loop over epochs has asked for the next one."""
+        if (frame := loop_frame()) is not None:
+            self._variables.epochs = frame.f_code
+        self._at_epoch = {}
+        self._at_top_of_epoch = True
+
+    def steps_of_epoch_begin(self, saved: Saved, *, midway: bool) -> None:
+        """The script is through with its lines at the top of an epoch.
+
+        Args:
+            saved: what was taken over before them.
+            midway: that is from the middle of this epoch, and so from after these lines.
+        """
+        self._variables.look()
+        self._at_top_of_epoch = False
+        self._at_epoch = {place: self._now(value) for place, value in self._values()}
+        if midway:
+            self.take_over(saved)
+        else:
+            for path in saved.keys() - {LOOP, EPOCHS, _CELLS, _FLAGS, *self._variables.paths}:
+                self._say_missing((path, next(iter(saved[path]))))
+
+    def epoch_begins_again(self) -> None:
+        """The state is of this epoch's beginning: the script has been at its top, and has gone on since."""
+        for place, now in [*self._values()]:
+            before = self._at_epoch.get(place, _UNKNOWN)
+            if before is not _UNKNOWN and not _equal(self._now(now), before):
+                self._put(place, now, before)
 
     def to_save(self) -> dict[str, dict[str, Any]]:
         """Values that are not those of the start, by path and name."""
@@ -88,7 +127,10 @@ class CarriedVariables:
             now = self._now(value)
             if (now is _UNKNOWN and before is _UNKNOWN) or _equal(now, before):
                 continue
-            changed.setdefault(path, {})[name] = now if self._is_plain(now) else {_UNSAVED: True}
+            kept = now if self._is_plain(now) else {_UNSAVED: True}
+            at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
+            of_epoch = at_epoch is not MISSING and _equal(now, at_epoch)
+            changed.setdefault(path, {})[name] = {_OF_EPOCH: kept} if of_epoch else kept
         return changed
 
     def digests(self) -> dict[str, int]:
@@ -111,13 +153,22 @@ class CarriedVariables:
     def _generators_now(self) -> Iterator[tuple[Place, Any]]:
         yield from ((place, value) for place, value in self._values() if isinstance(value, GENERATORS))
 
-    def take_over(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
+        self.arrived = saved, self.own
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places = dict(self._values())
         for path, values in saved.items():
             for name, value in values.items():
+                if isinstance(value, dict) and _OF_EPOCH in value:
+                    value = (
+                        self._at_epoch.get((path, name), _UNKNOWN)
+                        if (path, name) in places
+                        else value[_OF_EPOCH]
+                    )
+                    if value is _UNKNOWN:
+                        continue
                 if (path, name) in self.own or (isinstance(value, dict) and _UNSAVED in value):
                     continue
                 self._put((path, name), places.get((path, name), MISSING), value)
@@ -153,8 +204,8 @@ class CarriedVariables:
             cell = next((cell for at, cell in self._variables.cells if at == name), None)
             if cell is not None:
                 cell.cell_contents = value
-        elif path == _LOOP:
-            if (frame := loop_frame()) is not None:
+        elif path in (LOOP, EPOCHS):
+            if (frame := self._variables.frame(path)) is not None:
                 set_variables(frame, {name: value})
         elif (namespace := self._variables.namespace(path)) is not None:
             namespace.write(name, value)
@@ -162,6 +213,8 @@ class CarriedVariables:
             self._say_missing(place)
 
     def _say_missing(self, place: Place) -> None:
+        if self._at_top_of_epoch:
+            return  # the script may make it there
         _logger.warning(
             "%s.%s has changed since the start of training, and this process has nothing in that place yet: "
             "make it before the first step, so that a replacement has it too",
@@ -190,8 +243,7 @@ class CarriedVariables:
                 yield (namespace.path, name), namespace.variables.get(name, MISSING)
         for path, cell in variables.cells:
             yield (_CELLS, path), content_of(cell)
-        for name, value in variables.of_loop().items():
-            yield (_LOOP, name), value
+        yield from variables.of_loop().items()
         for name, parameter in variables.state.named_parameters().items():
             yield (_FLAGS, name), parameter.requires_grad
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CellType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -29,7 +29,7 @@ from swift_ft.checkpoint.step.kinds import (
 )
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.program.loop_frame import loop_frame, set_variables
+from swift_ft.program.loop_frame import EPOCHS, LOOP, loop_frames, set_variables
 from swift_ft.torch_core.tensors import storage_id, tensors_in
 
 _OPAQUE: Any = object()
@@ -51,7 +51,9 @@ class NotedVariables:
         slots: namespaces, and the names of their variables.
         values: one for each slot.
         cells: what is in cells.
-        loop: variables of the function that runs the loop.
+        loop: variables of the functions that run the loop, by function and name.
+        codes: the code of these functions.
+        epochs: the one that runs the loop over epochs, if there is one.
         leaves: values that change in place.
         flags: whether parameters require gradients.
         large: tensors in attributes of modules that are too large for a copy, by name.
@@ -61,7 +63,9 @@ class NotedVariables:
     slots: list[tuple[Namespace, str]]
     values: list[Any]
     cells: list[tuple[CellType, Any]]
-    loop: dict[str, Any]
+    loop: dict[tuple[str, str], Any]
+    codes: dict[str, CodeType]
+    epochs: CodeType | None
     leaves: list[Leaf]
     flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
     large: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -82,12 +86,14 @@ class NotedVariables:
         for cell, value in self.cells:
             if content_of(cell) is not value and is_understood(content_of(cell)):
                 cell.cell_contents = value
-        if (frame := loop_frame()) is not None:
+        for function, frame in loop_frames(self.epochs).items():
+            if frame.f_code is not self.codes.get(function):
+                continue  # the function of then has returned
             now = frame.f_locals
             changed = {
                 name: value
-                for name, value in self.loop.items()
-                if name in now and now[name] is not value and is_understood(now[name])
+                for (of, name), value in self.loop.items()
+                if of == function and name in now and now[name] is not value and is_understood(now[name])
             }
             set_variables(frame, changed)
         for leaf in self.leaves:
@@ -106,10 +112,12 @@ class ScriptVariables:
     Attributes:
         state: what the session protects.
         slots: the variables of all namespaces that were found.
+        epochs: the code that runs the script's loop over epochs; None if it has none.
     """
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
+        self.epochs: CodeType | None = None
         self._reach = Reach([], [], [])
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
@@ -151,6 +159,8 @@ class ScriptVariables:
             values=values,
             cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],
             loop=loop,
+            codes={function: frame.f_code for function, frame in loop_frames(self.epochs).items()},
+            epochs=self.epochs,
             leaves=[*leaves.values()],
             large=self._large_of([(*self.slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
@@ -185,30 +195,51 @@ class ScriptVariables:
         """Whether a tensor belongs to the large state, which is put back and travels in other ways."""
         return isinstance(tensor, nn.Parameter) or storage_id(tensor) in self._protected
 
-    def of_loop(self) -> dict[str, Any]:
-        """The variables of the function that runs the loop; none where that is a module."""
-        frame = loop_frame()
-        if frame is None or frame.f_locals is frame.f_globals:
-            return {}  # a module's variables are a namespace
-        return {name: value for name, value in frame.f_locals.items() if _is_small(value)}
+    def frame(self, function: str) -> FrameType | None:
+        """The frame of a function that runs the loop; None if it has returned."""
+        return loop_frames(self.epochs).get(function)
+
+    def of_loop(self) -> dict[tuple[str, str], Any]:
+        """The variables of the functions that run the loop, by function and name; of a module, none."""
+        return {
+            (function, name): value
+            for function, frame in loop_frames(self.epochs).items()
+            if frame.f_locals is not frame.f_globals  # a module's variables are a namespace
+            for name, value in frame.f_locals.items()
+            if _is_small(value)
+        }
 
     def look(self) -> None:
         """Look for all that the script can reach: some milliseconds."""
-        frame = loop_frame()
-        self._reach = reach(self._roots(frame))
-        if frame is not None:
-            self._reach.namespaces.append(Namespace("", frame.f_globals))
+        self._reach = reach(self._roots())
+        for path, variables in self._modules().items():
+            self._reach.namespaces.append(Namespace(path, variables))
         self._protected = {storage_id(tensor) for tensor in self._large()}
         self._note_slots()
 
-    def _roots(self, frame: FrameType | None) -> Iterator[tuple[str, Any]]:
-        """The state's parts first: what they reach has their names."""
+    def _roots(self) -> Iterator[tuple[str, Any]]:
+        """The state's parts first: what they reach has their names. Then from the outermost function on."""
         yield from self.state.modules.items()
         yield from self.state.optimizers.items()
         yield from self.state.small.items()
-        if frame is not None:
-            yield from frame.f_locals.items()
-            yield from ((name, value) for name, value in frame.f_globals.items() if not name.startswith("__"))
+        frames = loop_frames(self.epochs)
+        for function, frame in frames.items():
+            # An epoch's function is called anew each time: what it holds must not have the name of another.
+            prefix = f"{frame.f_code.co_name}()." if function == LOOP and EPOCHS in frames else ""
+            yield from ((prefix + name, value) for name, value in frame.f_locals.items())
+        for path, variables in self._modules().items():
+            prefix = path and f"{path}."
+            yield from (
+                (prefix + name, value) for name, value in variables.items() if not name.startswith("__")
+            )
+
+    def _modules(self) -> dict[str, dict[str, Any]]:
+        """The variables of the modules that the loop's functions are in, by path: "" is the outermost's."""
+        found: dict[str, dict[str, Any]] = {}
+        for frame in loop_frames(self.epochs).values():
+            if not any(frame.f_globals is one for one in found.values()):
+                found[str(frame.f_globals.get("__name__", "module")) if found else ""] = frame.f_globals
+        return found
 
     def _large(self) -> Iterator[torch.Tensor]:
         yield from self.state.tensors()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,13 +39,26 @@ class BatchCheck:
         board: remembers digests, those of an earlier worker of this rank included.
         enabled: False to do nothing.
         keep: iterations before the last committed checkpoint that may still be repeated.
+        has_position: an object of the session's state may say which batch comes next.
+        iterators: finds the names of iterators that the script may take its batches from.
     """
 
-    def __init__(self, board: BatchBoard, *, enabled: bool, keep: int) -> None:
+    def __init__(
+        self,
+        board: BatchBoard,
+        *,
+        enabled: bool,
+        keep: int,
+        has_position: bool = False,
+        iterators: Callable[[], Sequence[str]] = list,
+    ) -> None:
         # Owner of all fields: the training thread.
         self.enabled = enabled
         self._board = board
         self._keep = keep
+        self._has_position = has_position
+        self._iterators = iterators
+        self._looked_for_iterators = False
         self._iteration: int | None = None  # None outside of `with step:`
         self._given = 0  # in this step
         self._index_read = False
@@ -108,6 +121,7 @@ class BatchCheck:
             self._warn_of_resumption(iteration)
             self._on_device.append((iteration, digest))
             self._publish_arrived()
+            self._warn_of_iterators()
         self._fresh = False
 
     def _begins_anew(self, iteration: int, digest: BatchDigest) -> bool:
@@ -121,15 +135,42 @@ class BatchCheck:
             return False
         return digest.value == first.digest
 
-    def _warn_of_resumption(self, iteration: int) -> None:
-        """A resumed run has no digests of the earlier one: if its script ignores the index, say so."""
-        if self._fresh and iteration > 0 and self._board.first is None and not self._index_read:
+    def _warn_of_iterators(self) -> None:
+        """In the first steps of a run, not first when a machine is lost."""
+        first = self._board.first
+        if self._looked_for_iterators or self._index_read or first is None or not first.varies:
+            return
+        self._looked_for_iterators = True
+        if names := self._iterators():
             _logger.warning(
-                "Training continues in iteration %d, and the script has not asked for step.index: unless its "
-                "position in the data is a part of Session(state), it begins with its first batch again",
-                iteration,
-                extra={"event": "batch_position_unknown", "iteration": iteration},
+                "the batches come from an iterator (%s): it goes on when a step is repeated after a loss, "
+                "which is an error then. %s",
+                ", ".join(names),
+                _REMEDY,
+                extra={"event": "batches_of_iterator", "names": names},
             )
+
+    def _warn_of_resumption(self, iteration: int) -> None:
+        """A resumed run has no digests of the earlier one: if its script ignores the index, say so.
+
+        Raises:
+            ChangedBatchError: an iterator has begun with the first batch again.
+        """
+        if not (self._fresh and iteration > 0 and self._board.first is None) or self._index_read:
+            return
+        if not self._has_position and (names := self._iterators()):
+            raise ChangedBatchError(
+                f"Training continues in iteration {iteration}, and the batches come from an iterator "
+                f"({', '.join(names)}), which begins with the first one. {_REMEDY}",
+                iteration=iteration,
+                alike=True,
+            )
+        _logger.warning(
+            "Training continues in iteration %d, and the script has not asked for step.index: unless its "
+            "position in the data is a part of Session(state), it begins with its first batch again",
+            iteration,
+            extra={"event": "batch_position_unknown", "iteration": iteration},
+        )
 
     def _publish_arrived(self, *, wait: bool = False) -> None:
         while self._on_device and (wait or self._on_device[0][1].ready):

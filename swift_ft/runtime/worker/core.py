@@ -127,6 +127,7 @@ class WorkerCore:
                 can_resend=False,
                 steps=status.steps,
                 parts_done=status.parts_done,
+                parts_due=self._hooks.due(status.iteration),
                 fresh=status.fresh,
             )
         )

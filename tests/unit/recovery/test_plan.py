@@ -732,8 +732,8 @@ def test_the_workers_of_a_sharded_stage_go_on_from_one_iteration(statuses: list[
                 assert (statuses[source].iteration or 0) - bool(plan.tasks[source].undo) == tasks[0].begin
 
 
-def parts(at: int, done: int | None) -> StatusReported:
-    return replace(live(at), parts_done=done)
+def parts(at: int, done: int | None, due: int = 0) -> StatusReported:
+    return replace(live(at), parts_done=done, parts_due=due)
 
 
 @pytest.mark.parametrize(
@@ -744,6 +744,10 @@ def parts(at: int, done: int | None) -> StatusReported:
         ((parts(47, 1), parts(47, 2), NEW), 1),
         ((NEW, parts(47, 0), parts(47, None)), 0),
         ((NEW, parts(47, None), parts(47, None)), None),
+        ((NEW, parts(47, None, 2), parts(47, None, 2)), 0),  # the lost one may not have done its part of them
+        ((NEW, parts(47, 1, 2), parts(47, None, 2)), 0),
+        ((parts(47, None, 2), parts(47, None, 2)), None),
+        ((NEW, parts(47, None, 2), parts(48, None, 0)), None),  # it had: all take part in a step
         ((parts(47, 0), parts(48, None)), None),  # it cannot go back
         ((parts(47, None), parts(48, 0)), None),  # nor is it needed: it comes there again
         ((NEW, NEW), None),  # a checkpoint comes after them

@@ -1,0 +1,229 @@
+"""The loop over epochs and their steps: what is yielded, and what belongs to an epoch's last step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swift_ft.errors import UsageError
+from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
+from swift_ft.runtime.steps import Epochs, Loop, Step
+from swift_ft.torch_adapters.step_failures import step_failures
+
+
+@pytest.fixture(autouse=True)
+def begun() -> Iterator[None]:
+    step_failures.begin()
+    yield
+    step_failures.begin()
+
+
+class Runner:
+    """Stands for all that is around a step: it notes what happens, and takes completed steps back."""
+
+    def __init__(self, epochs: Epochs, undone: tuple[int, ...] = ()) -> None:
+        self.iteration, self.replaying = 0, False
+        self.happened: list[str] = []
+        self.batches = SimpleNamespace(end=lambda: None, index_read=lambda: None)
+        self.finish_on_device = lambda: None
+        self._epochs = epochs
+        self._undone = [*undone]
+        self._before: dict[int, dict[str, int]] = {}
+
+    def is_connection_error(self, error: BaseException) -> bool:
+        return isinstance(error, ConnectionError)
+
+    def ready_to_step(self) -> None:
+        """Another worker was lost in the step that this one has completed: it takes the step back."""
+        if self._undone and self.iteration == self._undone[0] + 1:
+            self.iteration = self._undone.pop(0)
+            self._epochs.load_state_dict(self._before[self.iteration])
+
+    def settle(self) -> bool:
+        return True
+
+    def stops_for_layout(self) -> bool:
+        return False
+
+    def begin(self) -> None:
+        self._before[self.iteration] = self._epochs.state_dict()
+
+    def complete(self) -> None:
+        self.happened.append(f"complete {self.iteration}")
+        self.iteration += 1
+
+    def interrupted(self, cause: str, failure: object, *, caught: bool) -> None:
+        self.happened.append(f"interrupted {self.iteration}")
+
+    def finish(self) -> bool:
+        self.happened.append("finish")
+        return True
+
+
+class Carried:
+    """Stands for the variables of the script."""
+
+    def __init__(self) -> None:
+        self.arrived: Any = None
+        self.own: frozenset[Any] = frozenset()
+        self.midway: list[bool] = []
+
+    def epoch_begins(self) -> None:
+        pass
+
+    def steps_of_epoch_begin(self, saved: object, *, midway: bool) -> None:
+        self.midway.append(midway)
+
+    def to_save(self) -> dict[str, Any]:
+        return {}
+
+
+class Script:
+    """A script's loop, with what it meets."""
+
+    def __init__(self, *undone: int) -> None:
+        epochs = Epochs()
+        self.runner = Runner(epochs, undone)
+        self.carried = Carried()
+        self.stop = SimpleNamespace(at=None)
+        between: Any = SimpleNamespace(stop=self.stop)
+        runner: Any = self.runner
+        carried: Any = self.carried
+        self.phases = ScriptPhases()
+        self.loop = Loop(runner, between, self.phases, carried, epochs)
+
+    def say(self, what: str) -> None:
+        self.runner.happened.append(what)
+
+    def run(self, epochs: int, steps: int, *, interrupted_in: int | None = None) -> list[str]:
+        broken = interrupted_in
+        for epoch in self.loop.epochs(epochs):
+            self.say(f"epoch {epoch}")
+            for step in self.loop.steps_of_epoch(steps):
+                with step:
+                    if step.index == broken:
+                        broken = None
+                        raise ConnectionError("reset by peer")
+            over = self.stop.at is not None and self.runner.iteration >= self.stop.at
+            assert self.phases.phase == (ScriptPhase.OVER if over else ScriptPhase.OUTSIDE)
+            self.say(f"end of {epoch}")
+        return self.runner.happened
+
+
+def test_the_lines_after_the_steps_come_before_the_last_one_is_complete() -> None:
+    assert Script().run(2, 2) == [
+        "epoch 0", "complete 0", "end of 0", "complete 1",
+        "epoch 1", "complete 2", "end of 1", "complete 3", "finish",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("interrupted_in", [0, 2, 3, 5])
+def test_an_interrupted_step_is_yielded_again_in_its_epoch(steps: int, interrupted_in: int) -> None:
+    happened = Script().run(6 // steps, steps, interrupted_in=interrupted_in)
+    assert happened.count(f"interrupted {interrupted_in}") == 1
+    assert [line for line in happened if line.startswith("complete")] == [f"complete {i}" for i in range(6)]
+    assert [line for line in happened if line.startswith("epoch")] == [
+        f"epoch {e}" for e in range(6 // steps)
+    ]
+
+
+def test_an_epoch_whose_last_step_is_taken_back_is_yielded_again() -> None:
+    script = Script(1)
+    assert script.run(2, 2)[:7] == [
+        "epoch 0", "complete 0", "end of 0", "complete 1", "epoch 0", "end of 0", "complete 1",
+    ]  # fmt: skip
+    assert script.carried.midway == [False, True, False]
+
+
+def test_so_is_one_of_a_single_step_whose_lines_are_at_its_beginning() -> None:
+    script = Script(0)
+    script.run(2, 1)
+    assert script.carried.midway == [False, False, False]
+
+
+def test_a_break_would_leave_an_epoch_without_its_end() -> None:
+    script = Script()
+    epochs = script.loop.epochs(2)
+    next(epochs)
+    for step in script.loop.steps_of_epoch(3):
+        with step:
+            pass
+        break
+    with pytest.raises(UsageError, match="takes all steps"):
+        next(epochs)
+
+
+def test_a_break_in_the_last_step_changes_nothing() -> None:
+    script = Script()
+    for _ in script.loop.epochs(2):
+        for step in script.loop.steps_of_epoch(3):
+            with step:
+                pass
+            if step.index_in_epoch == 2:
+                break
+    assert script.runner.happened[-2:] == ["complete 5", "finish"]
+
+
+def test_an_epoch_without_a_loop() -> None:
+    script = Script()
+    with pytest.raises(UsageError, match="takes all steps"):
+        for _ in script.loop.epochs(2):
+            pass
+
+
+def test_two_loops_in_an_epoch() -> None:
+    script = Script()
+    next(script.loop.epochs(2))
+    for step in script.loop.steps_of_epoch(1):
+        with step:
+            pass
+    with pytest.raises(UsageError, match="once in each epoch"):
+        next(script.loop.steps_of_epoch(1))
+
+
+def test_epochs_may_have_unlike_numbers_of_steps() -> None:
+    script, found = Script(), []
+    for epoch in script.loop.epochs(3):
+        for step in script.loop.steps_of_epoch(epoch + 1):
+            with step:
+                found.append((epoch, step.index, step.index_in_epoch))
+    assert found == [(0, 0, 0), (1, 1, 0), (1, 2, 1), (2, 3, 0), (2, 4, 1), (2, 5, 2)]
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_stop_ends_the_epoch_that_it_is_in(at: int) -> None:
+    script = Script()
+    script.stop.at = at
+    happened = script.run(4, 2)
+    assert happened.count("finish") == 1
+    assert [line for line in happened if line.startswith("complete")] == [f"complete {i}" for i in range(at)]
+
+
+def test_records_are_given_once() -> None:
+    script, given = Script(1), list[int]()
+    broken = True
+    for _ in script.loop.epochs(2):
+        for step in script.loop.steps_of_epoch(2):
+            with step:
+                step.once(given.append, step.index)
+                if step.index == 2 and broken:
+                    broken = False
+                    raise ConnectionError("reset by peer")
+    assert given == [0, 1, 2, 3]
+
+
+def test_a_replayed_step_gives_none() -> None:
+    script, given = Script(), list[int]()
+
+    def body(step: Step) -> None:
+        with step:
+            step.once(given.append, step.index)
+
+    for step in script.loop.steps(4):
+        body(step)
+        script.runner.replaying = step.index < 1
+    assert given == [0, 2, 3]
