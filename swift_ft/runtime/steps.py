@@ -120,7 +120,7 @@ class Step:
 
 
 class Epochs:
-    """Where a run is among its epochs. A part of the training state.
+    """The place of a run among its epochs. A part of the training state.
 
     Attributes:
         number: of the epoch that the next iteration belongs to, from 0.
@@ -157,7 +157,7 @@ class Loop:
         between: says whether training ends early.
         phases: learns where in its loop the script is.
         carried: the variables of the script.
-        epochs: where the run is among its epochs.
+        epochs: the place of the run among them.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Loop:
         """Yield the numbers of epochs, from 0; one that a loss leads back to is yielded again.
 
         Args:
-            count: of epochs.
+            count: how many epochs there are.
 
         Raises:
             UsageError: the script did not take all steps of an epoch.
