@@ -27,7 +27,7 @@ def cases() -> Iterator[Any]:
         yield pytest.param(form, iteration, point, machine, marks=marks)
 
 
-@pytest.mark.parametrize(("form", "iteration", "point", "machine"), cases())
+@pytest.mark.parametrize(("form", "iteration", "point", "machine"), [*cases()])
 def test_a_loss(form: str, iteration: int, point: str, machine: int, tmp_path: Path) -> None:
     run = assert_put_back(
         tmp_path, SCRIPT, form, inject=f"kill machine={machine} iteration={iteration} point={point}"
@@ -56,7 +56,7 @@ def returns() -> Iterator[Any]:
         yield pytest.param(form, kind, iteration, marks=() if chosen else pytest.mark.thorough)
 
 
-@pytest.mark.parametrize(("form", "kind", "iteration"), returns())
+@pytest.mark.parametrize(("form", "kind", "iteration"), [*returns()])
 def test_all_return_to_a_checkpoint(form: str, kind: str, iteration: int, tmp_path: Path) -> None:
     if kind == "memory":
         inject = f"kill machine=1 iteration={iteration} point=optimizer"
