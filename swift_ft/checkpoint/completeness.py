@@ -26,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import IncompleteStateError
 from swift_ft.torch_core.model_state import model_state
+from swift_ft.torch_core.optimizers import contained
 from swift_ft.torch_core.tensors import storage_id, tensors_in, version_of
 
 _STEPS = "steps with the optimizer"
@@ -153,6 +154,12 @@ class Completeness:
                     yield inner, where, outer
 
     def _check_inner_states(self) -> None:
+        for outer in self._state.containers:
+            if outer.state:
+                raise IncompleteStateError(
+                    f"The {type(outer).__name__} keeps a state of its own beside those of the optimizers in "
+                    "it, and its state_dict() is not torch's: pass an optimizer with torch's state_dict()."
+                )
         for inner, where, outer in self._inner_optimizers():
             saved = _Tensors(tensors_in(outer.state_dict()))
             if any(tensor.numel() and tensor not in saved for tensor in tensors_in([*inner.state.values()])):
@@ -165,7 +172,9 @@ class Completeness:
             return
         if optimizer in self._held_optimizers():
             self._check_parameters(optimizer)
-        elif update := self._first_update(optimizer, self._protected()):
+        elif not self._is_container(optimizer) and (
+            update := self._first_update(optimizer, self._protected())
+        ):
             raise IncompleteStateError(
                 f"The {type(optimizer).__name__} that updates {update} is not in Session(state): pass it, "
                 'as in Session({"model": model, "optimizer": optimizer}, ...).'
@@ -211,7 +220,14 @@ class Completeness:
     def _held_optimizers(self) -> set[Optimizer]:
         """Those of the state, those that they wrap, and those that a part of the state saves with itself."""
         savers = [part for part in self._state.small.values() if _saves_an_optimizer(part.state_dict())]
-        return {*reachable((*self._state.optimizers.values(), *savers), _is_optimizer)}
+        return {
+            *reachable((*self._state.optimizers.values(), *self._state.containers, *savers), _is_optimizer)
+        }
+
+    def _is_container(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer only calls others, which are all in the state."""
+        inner = contained(optimizer)
+        return bool(inner) and self._held_optimizers().issuperset(inner)
 
 
 class _Tensors:
@@ -241,7 +257,7 @@ def _trained(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     for name, parameter in module.named_parameters():
         if parameter.requires_grad and parameter.numel():
             yield f"parameter {name!r}", parameter
-    saved = _Tensors(tensors_in(module.state_dict()))
+    saved = _Tensors(tensors_in(model_state(module)))
     for name, buffer in module.named_buffers():
         if buffer.numel() and buffer in saved:  # it is persistent
             yield f"buffer {name!r}", buffer

@@ -22,6 +22,7 @@ from swift_ft.errors import TopologyMismatchError
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
 from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state
 from swift_ft.torch_core.module_tree import ModuleTree
+from swift_ft.torch_core.optimizers import contained
 from swift_ft.torch_core.shards import Description, describe, local, note_changed, rebuilt
 from swift_ft.torch_core.tensors import same_bits
 
@@ -46,6 +47,7 @@ class TrainingState:
     Attributes:
         parameters: all parameters of all optimizers, each with its optimizer; the index in this list is what
             events and plans mean by a parameter.
+        containers: optimizers that call others and have no state of their own: those others are protected.
         tree: all modules within those of the state.
         carried: the variables of the script, once the session has started.
     """
@@ -54,10 +56,12 @@ class TrainingState:
         models = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
         self.modules = {name: unwrapped_model(model) for name, model in models.items()}
         optimizers = {name: part for name, part in parts.items() if isinstance(part, Optimizer)}
-        self.optimizers = {name: unwrapped_optimizer(optimizer) for name, optimizer in optimizers.items()}
+        whole = {name: unwrapped_optimizer(optimizer) for name, optimizer in optimizers.items()}
+        self.optimizers = {key: one for name, each in whole.items() for key, one in _each(name, each)}
+        self.containers = [optimizer for optimizer in whole.values() if contained(optimizer)]
         self.tree = ModuleTree(self.modules)
         self.carried: Carried | None = None
-        large = self.modules.keys() | self.optimizers.keys()
+        large = self.modules.keys() | optimizers.keys()
         self.small = {name: part for name, part in parts.items() if name not in large}
 
     @property
@@ -375,6 +379,15 @@ class TrainingState:
         load_model_state(module, {**values, **whole}, own)
         for key in parts:
             note_changed(own[key])
+
+
+def _each(name: str, optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
+    """An optimizer, or those that a container of optimizers has, each by a name of its own."""
+    inner = contained(optimizer)
+    if not inner:
+        yield name, optimizer
+    for number, one in enumerate(inner):
+        yield f"{name}.{number}", one
 
 
 def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype, int]:

@@ -71,6 +71,7 @@ class SetupCommunication:
     noted: dict[str, str] = field(default_factory=dict)
     _numbers: Counter[str] = field(default_factory=Counter)
     _left_out: bool = False
+    _given_later: bool = False
     _client: RendezvousStore | None = None
 
     @classmethod
@@ -91,10 +92,23 @@ class SetupCommunication:
         finally:
             self._left_out = before
 
+    @contextlib.contextmanager
+    def given_later(self) -> Iterator[None]:
+        """Within the block, operations make what a recovery gives a replacement: to that they give zeros."""
+        before, self._given_later = self._given_later, True
+        try:
+            yield
+        finally:
+            self._given_later = before
+
     def begin(self, operation: Operation) -> Callable[[], None] | None:
         """See the protocol."""
         if self._left_out or self._together(operation):
             return _nothing
+        if self._given_later:
+            if self.joins:
+                self._fill_zeros(operation)
+            return None if self.joins else _nothing
         key = self._next_key(operation)
         if self.joins:
             self._fill(operation, key)
@@ -104,6 +118,12 @@ class SetupCommunication:
         if self.refused is not None or not self._is_due(operation):
             return _nothing
         return lambda: self._note(operation, key)
+
+    def _fill_zeros(self, operation: Operation) -> None:
+        if operation.name != "send":
+            with torch.no_grad():
+                for tensor in operation.tensors:
+                    tensor.zero_()
 
     def _together(self, operation: Operation) -> bool:
         others = operation.members if operation.peer is None else (operation.peer,)

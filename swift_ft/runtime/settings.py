@@ -114,6 +114,8 @@ def check_state(state: Mapping[str, Any]) -> None:
 
 def _check_names(name: str, model: nn.Module) -> None:
     """Refuse a wrapper that saves under other names than it has: what it saved could not be loaded."""
+    if type(model).state_dict is nn.Module.state_dict:
+        return  # a hook may change what it saves, with the help of all workers (`torch_core/model_state.py`)
     own = nn.Module.state_dict(model)
     if strange := [key for key in model.state_dict() if key not in own]:
         raise UnsupportedError(

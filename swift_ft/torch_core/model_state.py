@@ -7,6 +7,10 @@ keys of ``state_dict()``, so the second time this module does without.
 Private parts used (tested on torch 2.11 to 2.14), to see whether loading would run code of the model's own:
 
 - of a module: ``_load_from_state_dict``, ``_load_state_dict_pre_hooks``, ``_load_state_dict_post_hooks``.
+
+And to see whether a model says other names than it has, and what it has:
+
+- of a module: ``_state_dict_hooks``, ``_parameters``, ``_buffers``, ``_non_persistent_buffers_set``.
 """
 
 from __future__ import annotations
@@ -41,7 +45,13 @@ def is_extra(key: str, value: Any = None) -> bool:
 
 
 def model_state(module: nn.Module) -> dict[str, Any]:
-    """All that a model saves, by name; the same as DCP's ``get_model_state_dict``. Its tensors are live."""
+    """All that a model saves, by name; the same as DCP's ``get_model_state_dict``. Its tensors are live.
+
+    Where hooks of the model change what it saves (torchtitan's fused projections save one weight as three),
+    DCP cannot name that: then it is what the model has, by the names that it has there.
+    """
+    if (renamed := _own_state(module)) is not None:
+        return renamed
     known = _names.get(module)
     with torch.no_grad():
         own: dict[str, Any] = module.state_dict() if known is not None else {}
@@ -52,10 +62,48 @@ def model_state(module: nn.Module) -> dict[str, Any]:
     return found
 
 
+def _own_state(module: nn.Module) -> dict[str, Any] | None:
+    """A model's own tensors by name, if a hook that is not torch's changes what it saves; else None.
+
+    It is not asked what the hook makes of it: with shards that may need all other workers.
+    """
+    parts = dict(module.named_modules(remove_duplicate=False))
+    # FSDP1's flat parameters are DCP's matter.
+    if not any(_has_own_hooks(part) for part in parts.values()) or _has_flat_parameters(module):
+        return None
+    found: dict[str, Any] = {}
+    for place, part in parts.items():
+        prefix = _unwrapped(f"{place}.") if place else ""
+        held = {**part._parameters, **part._buffers}
+        for name, tensor in held.items():
+            if tensor is not None and name not in part._non_persistent_buffers_set:
+                found[f"{prefix}{name}"] = tensor.detach()
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            found[f"{prefix}{_EXTRA}"] = part.get_extra_state()
+    return found
+
+
+def _has_own_hooks(part: nn.Module) -> bool:
+    """Whether hooks of the model change what it saves. torch's wrappers have such that DCP knows."""
+    modules = (getattr(hook, "__module__", None) or "" for hook in part._state_dict_hooks.values())
+    return any(module.partition(".")[0] != "torch" for module in modules)
+
+
+def _unwrapped(name: str) -> str:
+    """A name without what wrappers add to it."""
+    for wrapper in ("_checkpoint_wrapped_module.", "_orig_mod.", "module."):
+        name = f".{name}".replace(f".{wrapper}", ".")[1:]
+    return name
+
+
+def _has_flat_parameters(module: nn.Module) -> bool:
+    return any(isinstance(part, FullyShardedDataParallel) for part in module.modules())
+
+
 def _learn(module: nn.Module, found: Mapping[str, Any]) -> None:
     """Remember the names, if it is the names alone that DCP adds to what the model says itself."""
     _names.pop(module, None)
-    if any(isinstance(part, FullyShardedDataParallel) for part in module.modules()):
+    if _has_flat_parameters(module):
         return
     with torch.no_grad():
         own: dict[str, Any] = module.state_dict()
@@ -76,9 +124,25 @@ def load_model_state(module: nn.Module, values: Mapping[str, Any], own: Mapping[
         own: what :func:`model_state` gives for it. If the values are in this memory already, nothing is left
             to do, unless the model has code of its own for what it loads.
     """
+    if _own_state(module) is not None:
+        _load_own(module, values, own)
+        return
     in_place = own.keys() == values.keys() and all(_same_memory(own[name], values[name]) for name in own)
     if not (in_place and all(_loads_tensors_only(part) for part in module.modules())):
         set_model_state_dict(module, {**values})
+
+
+def _load_own(module: nn.Module, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """By the names that a model has, so without its hooks, which convert other names."""
+    if missing := own.keys() ^ values.keys():
+        raise RuntimeError(f"Only one of the model and the state to load has {sorted(missing)[:3]}.")
+    places = {_unwrapped(f"{place}.")[:-1] if place else "": part for place, part in module.named_modules()}
+    with torch.no_grad():
+        for name, value in values.items():
+            if is_extra(name, value):
+                places[name.rpartition(".")[0]].set_extra_state(value)
+            elif not _same_memory(own[name], value):
+                own[name].copy_(value)
 
 
 def _same_memory(one: Any, other: Any) -> bool:

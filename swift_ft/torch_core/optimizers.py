@@ -84,3 +84,30 @@ def mark_as_patched_by_scheduler(step: Callable[..., Any]) -> None:
 def note_step_called(optimizer: Optimizer) -> None:
     """Set the mark without which a scheduler warns that it was called ahead of the optimizer."""
     optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's mark
+
+
+def contained(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers that a container of optimizers calls, in its order; empty for any other optimizer.
+
+    A container has the parameters of all of them and no state beside theirs. Its ``state_dict()`` has a form
+    of its own (flat, in torchtitan's), and may step an optimizer whose state is still empty: it is not asked.
+    """
+    if type(optimizer).state_dict is Optimizer.state_dict or optimizer.state:
+        return []
+    attributes = vars(optimizer).values()
+    lists = [
+        [*(v.values() if isinstance(v, dict) else v)]
+        for v in attributes
+        if isinstance(v, list | tuple | dict)
+    ]
+    own = {id(parameter) for parameter in _parameters(optimizer)}
+    for inner in lists:
+        if inner and all(isinstance(one, Optimizer) for one in inner):
+            held = [id(parameter) for one in inner for parameter in _parameters(one)]
+            if len(held) == len(own) and own == {*held}:
+                return inner
+    return []
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

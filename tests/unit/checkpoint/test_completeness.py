@@ -291,6 +291,36 @@ class Wrapper(torch.optim.Optimizer):
         return self.inner.state_dict()
 
 
+class Container(torch.optim.Optimizer):
+    """Several optimizers in one, whose state_dict() has a form of its own, as torchtitan has it."""
+
+    def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
+        self.optimizers = [*optimizers]
+        super().__init__([p for o in optimizers for group in o.param_groups for p in group["params"]], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"flat": 1}
+
+
+def contained(stage: nn.Module) -> tuple[dict[str, Any], torch.optim.Optimizer]:
+    """The container is in the state."""
+    assert isinstance(stage, Stage)
+    optimizer = Container(adam(stage.linear), adam(stage.norm))
+    return {"model": stage, "optimizer": optimizer}, optimizer
+
+
+def without_container(stage: nn.Module) -> tuple[dict[str, Any], torch.optim.Optimizer]:
+    """Only the optimizers in it are."""
+    state, optimizer = contained(stage)
+    assert isinstance(optimizer, Container)
+    first, second = optimizer.optimizers
+    return {"model": state["model"], "first": first, "second": second}, optimizer
+
+
 def everything(stage: nn.Module) -> tuple[dict[str, Any], torch.optim.Optimizer]:
     optimizer = adam(stage)
     return {"all": Everything(stage, optimizer)}, optimizer
@@ -318,7 +348,9 @@ def scheduled(stage: nn.Module) -> tuple[dict[str, Any], torch.optim.Optimizer]:
     return {"model": stage, "optimizer": optimizer, "schedule": chained(optimizer)}, optimizer
 
 
-@pytest.mark.parametrize("make", [everything, wrapped, undoable, by_part, scheduled])
+@pytest.mark.parametrize(
+    "make", [everything, wrapped, undoable, by_part, scheduled, contained, without_container]
+)
 def test_a_whole_state(make: Any) -> None:
     stage = Stage()
     state, optimizer = make(stage)
@@ -327,6 +359,34 @@ def test_a_whole_state(make: Any) -> None:
         if "schedule" in state:
             state["schedule"].step()
         completeness.completed()
+
+
+def test_a_container_is_saved_as_what_it_contains() -> None:
+    stage = Stage()
+    state, optimizer = contained(stage)
+    whole = TrainingState(state)
+    train(stage, optimizer)
+    saved = whole.to_save()
+    assert saved["optimizers"].keys() == {"optimizer.0", "optimizer.1"}
+    assert all(one["state"] for one in saved["optimizers"].values())
+
+
+def test_a_container_of_which_one_is_missing() -> None:
+    stage = Stage()
+    state, optimizer = without_container(stage)
+    del state["second"]
+    with attached(stage, **state), pytest.raises(IncompleteStateError, match="Container that updates"):
+        train(stage, optimizer)
+
+
+def test_a_container_that_makes_a_state_of_its_own_later() -> None:
+    stage = Stage()
+    state, optimizer = contained(stage)
+    with attached(stage, **state) as completeness:
+        train(stage, optimizer)
+        optimizer.state[stage.linear.weight]["average"] = torch.zeros(2, 2)
+        with pytest.raises(IncompleteStateError, match="Container keeps a state of its own"):
+            completeness.completed()
 
 
 def test_frozen_parameters_may_be_missing() -> None:

@@ -117,6 +117,22 @@ def test_what_is_left_out_is_neither_noted_nor_counted(store: Store) -> None:
     assert given.item() == 1
 
 
+def test_what_is_given_later_is_neither_noted_nor_waited_for(store: Store) -> None:
+    """First weights: a replacement gets them from a recovery."""
+    first = worker(store, 0)
+    with first.given_later():
+        done(first, operation("allgather", torch.ones(LIMIT_BYTES)))
+    done(first, operation("allreduce", torch.ones(1)))
+    assert first.refused is None
+    joins, given = worker(store, 1, joins=True), torch.ones(LIMIT_BYTES)
+    with joins.given_later():
+        assert joins.begin(operation("allgather", given)) is None
+        assert not given.any()
+        done(joins, Operation("broadcast", "1", (0, 1), (given,)))  # the workers of its machine are there
+    joins.begin(operation("allreduce", given[:1]))
+    assert given[0].item() == 1
+
+
 def test_the_first_that_cannot_be_noted_is_remembered(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     first = worker(store, 0)
     done(first, operation("broadcast", torch.zeros(LIMIT_BYTES, dtype=torch.uint8)))

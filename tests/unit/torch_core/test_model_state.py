@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
@@ -130,3 +131,58 @@ def test_a_model_with_code_of_its_own_is_loaded(kind: str) -> None:
         module[0].register_load_state_dict_post_hook(lambda *_: calls.append("after"))
     load_model_state(module, model_state(module), model_state(module))
     assert calls == [kind]
+
+
+class Fused(nn.Module):
+    """One weight that is saved as two, under names that the module does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Linear(2, 4, bias=False)
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("cache", torch.zeros(1), persistent=False)
+        self.calls = 0
+        self.register_state_dict_post_hook(self._split)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(self._merge)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def _split(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        first, second = state.pop(f"{prefix}both.weight").chunk(2)
+        state |= {f"{prefix}first.weight": first.clone(), f"{prefix}second.weight": second.clone()}
+
+    def _merge(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+        self.calls += 1
+        parts = [state.pop(f"{prefix}{name}.weight") for name in ("first", "second")]
+        state[f"{prefix}both.weight"] = torch.cat(parts)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, checkpoint_wrapper], ids=["plain", "ac"])
+def test_a_model_whose_hooks_rename_what_it_saves(wrap: Any) -> None:
+    """DCP cannot name it. What the model has is saved, live, and loaded by the same names."""
+    fused = Fused()
+    module = nn.Sequential(wrap(fused), nn.Linear(2, 2))
+    with pytest.raises(AttributeError):
+        get_model_state_dict(module)
+    own = model_state(module)
+    assert own.keys() == {"0.both.weight", "0.scale", "0._extra_state", "1.weight", "1.bias"}
+    assert own["0.both.weight"].data_ptr() == fused.both.weight.data_ptr()
+    values = {
+        name: torch.full_like(value, 7.0) for name, value in own.items() if isinstance(value, torch.Tensor)
+    }
+    load_model_state(module, {**values, "0._extra_state": {"calls": 5}}, own)
+    assert fused.both.weight.eq(7.0).all()
+    assert module[1].get_parameter("bias").eq(7.0).all()
+    assert fused.calls == 5
+    with pytest.raises(RuntimeError, match=r"0\.scale"):
+        load_model_state(module, {name: value for name, value in own.items() if name != "0.scale"}, own)
+
+
+def test_a_hook_that_renames_nothing_leaves_the_names_of_dcp() -> None:
+    module = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.Linear(2, 2))
+    assert_same(module)

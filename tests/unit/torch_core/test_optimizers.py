@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from swift_ft.torch_core.optimizers import (
     BOOKKEEPING,
+    contained,
     is_patched_by_scheduler,
     makes_same_state,
     mark_as_patched_by_scheduler,
@@ -106,3 +107,36 @@ def test_bookkeeping_names_what_torch_sets() -> None:
     StepLR(optimizer, 1)
     optimizer.step()
     assert {"step", "_opt_called", "_zero_grad_profile_name"} <= vars(optimizer).keys() & BOOKKEEPING
+
+
+class Several(Optimizer):
+    """A container of optimizers, as torchtitan has it: its state_dict() is flat, and makes states."""
+
+    def __init__(self, *optimizers: Optimizer, more: list[torch.Tensor] | None = None) -> None:
+        self.optimizers = [*optimizers]
+        held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+        super().__init__([*held, *(more or [])], {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        raise AssertionError("it was asked")
+
+
+def one(size: int = 2) -> Optimizer:
+    return AdamW([nn.Parameter(torch.ones(size))])
+
+
+def test_a_container_of_optimizers_has_theirs() -> None:
+    inner = [one(), one(3)]
+    assert contained(Several(*inner)) == inner
+
+
+def test_what_is_no_container_has_none() -> None:
+    assert contained(one()) == []
+    assert contained(Several(one(), more=[nn.Parameter(torch.ones(1))])) == []  # it updates more than they
+    with_state = Several(one())
+    with_state.state[with_state.param_groups[0]["params"][0]]["averaged"] = torch.ones(2)
+    assert contained(with_state) == []
