@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,8 +16,11 @@ from swift_ft.offline.lost_time import CAUSE_OF_PHASE, Cause, Goodput, Works, ac
 from swift_ft.offline.recovery_spans import TracedRecovery, read_recordings, trace_recoveries
 from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.history import StateChange
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.memory import newest_in_memory
 from swift_ft.recovery.occupancy import Occupancy, occupancy
+from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.recoveries import Recovery
 
 _READERS = 16
@@ -85,6 +88,21 @@ class CommittedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class FoundMemoryCheckpoint:
+    """A memory checkpoint as the workers reported it in a recovery. In a steady run nobody tells of them.
+
+    Attributes:
+        iteration: the newest of which living machines had all parts.
+        at: when the last worker had reported, in Unix seconds.
+        used: all workers went back to it.
+    """
+
+    iteration: int
+    at: float
+    used: bool
+
+
+@dataclass(frozen=True, slots=True)
 class RunTimeline:
     """A run over time. Times are Unix seconds.
 
@@ -104,6 +122,8 @@ class RunTimeline:
         occupancy: who held what and did what.
         totals: over all workers.
         checkpoints: that were committed, in order of time.
+        memory_checkpoints: that were found in recoveries, in order of time.
+        sharded: the model was sharded over workers.
         problems: damage and gaps, one line each.
         unknown: what cannot be told, and what that means for the numbers, one line each.
     """
@@ -125,6 +145,8 @@ class RunTimeline:
     occupancy: Occupancy
     totals: tuple[WorkerTotals, ...]
     checkpoints: tuple[CommittedCheckpoint, ...]
+    memory_checkpoints: tuple[FoundMemoryCheckpoint, ...]
+    sharded: bool
     problems: tuple[str, ...]
     unknown: tuple[str, ...]
 
@@ -188,9 +210,22 @@ def run_timeline(
             for change in changes
             if isinstance(change.entry.event, ev.CheckpointCommitted)
         ),
+        memory_checkpoints=tuple(_memory_checkpoints(changes)),
+        sharded=bool(run.topology.get("sharded")),
         problems=(*journal.shortcomings, *damage, *torn),
         unknown=tuple(_unknown(journal, state, occupied, works, len(changes))),
     )
+
+
+def _memory_checkpoints(changes: Iterable[StateChange]) -> Iterator[FoundMemoryCheckpoint]:
+    for change in changes:
+        before, plan = change.before, change.after.plan
+        if plan is None or before.plan is not None or not isinstance(change.entry.event, ev.StatusReported):
+            continue
+        reports = {**before.round.statuses, change.entry.event.rank: change.entry.event}
+        if (found := newest_in_memory(reports)) is not None:
+            used = plan.mode == RecoveryMode.MEMORY and plan.resume == found.iteration
+            yield FoundMemoryCheckpoint(found.iteration, change.entry.at, used)
 
 
 def _histories(

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from swift_ft.cli.recover.progress import file_progress
 from swift_ft.cli.timeline.page import html_of
 from swift_ft.cli.timeline.picture import draw
-from swift_ft.cli.timeline.tables import ReportTable, place_table, recovery_table, time_table, work_table
+from swift_ft.cli.timeline.tables import place_table, recovery_table, time_table, work_table
+from swift_ft.cli.timeline.terminal import print_table
 from swift_ft.cli.timeline.trace_events import trace_events
 from swift_ft.cli.timeline.words import goodput_in_words, outcome, path_in_words
 from swift_ft.cli.verb import ExitCode, Verb, print_json
@@ -84,32 +85,24 @@ def _write_text(path: Path, text: str) -> None:
 
 def _print(timeline: RunTimeline) -> None:
     console = Console(highlight=False, markup=False)
-    console.print(f"run {timeline.run_id} in {timeline.url}", soft_wrap=True)
-    console.print(outcome(timeline), soft_wrap=True)
+    # A terminal would break lines in the middle of words; programs get each on one line.
+    say = partial(console.print, soft_wrap=not console.is_terminal)
+    say(f"run {timeline.run_id} in {timeline.url}")
+    say(outcome(timeline))
     if timeline.began is not None:
-        console.print(f"goodput: {goodput_in_words(timeline)}", soft_wrap=True)
-        console.print(_table(time_table(timeline).without("what that is")))
+        say(f"goodput: {goodput_in_words(timeline)}")
+        print_table(console, time_table(timeline).without("what that is"))
         if timeline.recoveries:
-            console.print(_table(recovery_table(timeline)))
+            print_table(console, recovery_table(timeline))
             for report in timeline.recoveries:
                 if report.traced is not None and report.traced.path:
-                    line = path_in_words(report.traced.path)
-                    console.print(f"recovery {report.number} waited for: {line}", soft_wrap=True)
-        console.print(_table(place_table(timeline)))
-        console.print(_table(work_table(timeline)))
+                    say(f"recovery {report.number} waited for: {path_in_words(report.traced.path)}")
+        print_table(console, place_table(timeline))
+        print_table(console, work_table(timeline))
     for unknown in timeline.unknown:
-        console.print(f"not known: {unknown}", soft_wrap=True)
+        say(f"not known: {unknown}")
     for problem in timeline.problems:
-        console.print(f"problem: {problem}", soft_wrap=True)
-
-
-def _table(table: ReportTable) -> Table:
-    found = Table(title=table.title, title_justify="left")
-    for column in table.columns:
-        found.add_column(column, justify="right" if column in table.numbers else "left")
-    for row in table.rows:
-        found.add_row(*row)
-    return found
+        say(f"problem: {problem}")
 
 
 VERB = Verb(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from swift_ft.cli.news import news
@@ -61,7 +61,7 @@ class Moment:
     """A moment, drawn across all rows.
 
     Attributes:
-        kind: ``loss``, ``back`` or ``checkpoint``.
+        kind: ``loss``, ``back``, ``checkpoint`` or ``memory``.
         at: seconds on the axis.
         label: short; may be empty.
         title: what it says when the mouse is on it.
@@ -102,8 +102,13 @@ class Chart:
         return [doing for doing in MEANINGS if doing in found]
 
 
-def run_chart(timeline: RunTimeline) -> Chart | None:
-    """The whole run; None if nothing of it is known."""
+def run_chart(timeline: RunTimeline, say: Callable[[RecoveryReport], str] | None = None) -> Chart | None:
+    """The whole run; None if nothing of it is known.
+
+    Args:
+        say: tells a recovery; by default as :func:`in_words` does.
+    """
+    say = say or in_words
     if timeline.began is None or timeline.until is None or timeline.until <= timeline.began:
         return None
     marks = [
@@ -111,21 +116,28 @@ def run_chart(timeline: RunTimeline) -> Chart | None:
             "loss",
             report.recovery.detected - timeline.began,
             str(report.number),
-            f"recovery {report.number}: {in_words(report)}",
+            f"recovery {report.number}: {say(report)}",
         )
         for report in timeline.recoveries
     ]
     for one in timeline.checkpoints:
         committed = news("checkpoint_committed", iteration=one.iteration)
         marks.append(Moment("checkpoint", one.at - timeline.began, "", committed.text))
+    for copy in timeline.memory_checkpoints:
+        found = f"the memory checkpoint of iteration {copy.iteration} is on the machines that are left"
+        marks.append(
+            Moment("memory", copy.at - timeline.began, "", f"{found}{', and all go back to it' * copy.used}")
+        )
     title = f"What each worker of run {timeline.run_id} did from its beginning to its end"
     rows, left_out = _rows(timeline, timeline.began, timeline.began, timeline.until)
     duration = timeline.until - timeline.began
     return Chart(title, "time since the run began", 0.0, duration, rows, tuple(marks), left_out)
 
 
-def recovery_chart(timeline: RunTimeline, report: RecoveryReport) -> Chart:
-    """One recovery, with a little of the training before and after it."""
+def recovery_chart(
+    timeline: RunTimeline, report: RecoveryReport, say: Callable[[RecoveryReport], str] | None = None
+) -> Chart:
+    """One recovery, with a little of the training before and after it. ``say``: as for the whole run."""
     recovery, began, until = report.recovery, timeline.began, timeline.until
     assert began is not None
     assert until is not None
@@ -138,7 +150,7 @@ def recovery_chart(timeline: RunTimeline, report: RecoveryReport) -> Chart:
             Moment("back", end - recovery.detected, "all train", f"after {format_seconds(report.total_s)}")
         )
     rows, left_out = _rows(timeline, recovery.detected, begin, last)
-    title = f"What each worker did in recovery {report.number}: {in_words(report)}"
+    title = f"What each worker did in recovery {report.number}: {(say or in_words)(report)}"
     axis = "time since the loss was detected"
     return Chart(
         title, axis, begin - recovery.detected, last - recovery.detected, rows, tuple(marks), left_out
@@ -147,9 +159,13 @@ def recovery_chart(timeline: RunTimeline, report: RecoveryReport) -> Chart:
 
 def in_words(report: RecoveryReport) -> str:
     """Lost machines, and the way back."""
+    return f"{lost_or_interrupted(report)}, {report.recovery.mode or 'no way back chosen'}"
+
+
+def lost_or_interrupted(report: RecoveryReport) -> str:
+    """Lost machines; without any, connections broke."""
     slots = set(report.recovery.slots)
-    lost = f"{named('machine', slots)} lost" if slots else "interrupted"
-    return f"{lost}, {report.recovery.mode or 'no way back chosen'}"
+    return f"{named('machine', slots)} lost" if slots else "interrupted"
 
 
 def ticks(begin: float, end: float, most: int = 8) -> list[tuple[float, str]]:

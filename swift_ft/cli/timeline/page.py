@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
 from string import Template
 
-from swift_ft.cli.timeline.chart import MEANINGS, Chart, Moment, in_words, recovery_chart, run_chart, ticks
+from swift_ft.cli.timeline.chart import MEANINGS, Chart, Moment, recovery_chart, run_chart, ticks
+from swift_ft.cli.timeline.reader import cause_named, column_named, grade, parts_of, told, without_slots
 from swift_ft.cli.timeline.tables import (
     ReportTable,
-    causes_in_words,
     place_table,
     recovery_table,
     time_table,
@@ -78,14 +79,15 @@ def _tiles(timeline: RunTimeline) -> Iterator[str]:
         values += [
             ("iterations", str(max(worker.iteration for worker in totals))),
             ("logged", format_bytes(sum(worker.log_bytes for worker in totals))),
-            ("held back by log", in_seconds(seconds[Cause.HELD_BACK])),
+            ("waited for the log", in_seconds(seconds[Cause.HELD_BACK])),
         ]
     for number, (name, value) in enumerate(values):
-        yield f'<div class="tile{" main" * (number == 0)}"><b>{escape(value)}</b><span>{name}</span></div>'
+        css = f" main {grade(good)}".rstrip() if number == 0 else ""
+        yield f'<div class="tile{css}"><b>{escape(value)}</b><span>{name}</span></div>'
 
 
 def _sections(timeline: RunTimeline) -> Iterator[str]:
-    chart = run_chart(timeline)
+    chart = run_chart(timeline, told)
     if chart is None:
         return
     yield "<h2>Where the time went</h2>"
@@ -112,7 +114,7 @@ def _lost_time(timeline: RunTimeline) -> str:
         width, css = 100 * (seconds or 0) / (good.wall_s or 1.0), "lost" if number else "trains"
         bars.append(f'<span class="share {css}" style="width:{width:.2f}%"></span>' if width else "")
     rows = [
-        [("name", name), ("n", escape(time)), ("n", percent), ("bar-cell", bar), ("soft", words)]
+        [("name", cause_named(name)), ("n", escape(time)), ("n", percent), ("bar-cell", bar), ("soft", words)]
         for (name, time, percent, words), bar in zip(table.rows, bars, strict=True)
     ]
     return _table(["", "time", "share", "", "what that is"], rows, numeric=(1, 2), css="shares")
@@ -122,6 +124,8 @@ def _figure(chart: Chart) -> str:
     legend = "".join(f'<li><i class="{doing}"></i>{escape(MEANINGS[doing])}</li>' for doing in chart.shown)
     if any(mark.kind == "checkpoint" for mark in chart.marks):
         legend += "<li>▲ checkpoint committed</li>"
+    if any(mark.kind == "memory" for mark in chart.marks):
+        legend += '<li><span class="memory">◆</span> memory checkpoint on the machines that are left</li>'
     if chart.left_out:
         legend += f"<li>{chart.left_out} workers that only train and wait are not shown</li>"
     picture = f'<div class="scroll">{_svg(chart)}</div>'
@@ -164,7 +168,8 @@ def _svg_rows(chart: Chart) -> Iterator[str]:
             x = _x(chart, bar.begin)
             width = max(_LEAST, _x(chart, bar.end) - x)
             place = f'x="{x:.1f}" y="{y + 3}" width="{width:.1f}" height="{_BAR}"'
-            yield f'<rect class="bar {bar.doing}" {place}><title>{escape(bar.title)}</title></rect>'
+            title = escape(without_slots(bar.title))
+            yield f'<rect class="bar {bar.doing}" {place}><title>{title}</title></rect>'
 
 
 def _svg_mark(chart: Chart, mark: Moment) -> Iterator[str]:
@@ -173,6 +178,11 @@ def _svg_mark(chart: Chart, mark: Moment) -> Iterator[str]:
     if mark.kind == "checkpoint":
         points = f"{x - 4:.1f},{bottom + 6} {x + 4:.1f},{bottom + 6} {x:.1f},{bottom}"
         yield f'<polygon class="mark checkpoint" points="{points}">{title}</polygon>'
+        return
+    if mark.kind == "memory":
+        y = bottom + 4
+        points = f"{x:.1f},{y - 5} {x + 5:.1f},{y} {x:.1f},{y + 5} {x - 5:.1f},{y}"
+        yield f'<polygon class="mark memory" points="{points}">{title}</polygon>'
         return
     ends = f'x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP - 4}" y2="{bottom}"'
     yield f'<line class="mark {mark.kind}" {ends}>{title}</line>'
@@ -183,7 +193,11 @@ def _recoveries(timeline: RunTimeline) -> Iterator[str]:
     if not timeline.recoveries:
         yield "<p>There was none.</p>"
         return
-    yield _plain_table(recovery_table(timeline).without("of which"))  # said below
+    table = recovery_table(timeline).without("of which")  # said below
+    rows = [
+        (row[0], told(report), *row[2:]) for row, report in zip(table.rows, timeline.recoveries, strict=True)
+    ]
+    yield _plain_table(replace(table, rows=rows))
     longest = sorted(timeline.recoveries, key=lambda report: -report.total_s)[:_MOST_PICTURES]
     if len(timeline.recoveries) > _MOST_PICTURES:
         yield f"<p>The {_MOST_PICTURES} that took longest are drawn here.</p>"
@@ -193,7 +207,7 @@ def _recoveries(timeline: RunTimeline) -> Iterator[str]:
 
 def _recovery(timeline: RunTimeline, report: RecoveryReport) -> Iterator[str]:
     recovery = report.recovery
-    yield f"<h3>Recovery {report.number}: {escape(in_words(report))}, {took_in_words(report)}</h3>"
+    yield f"<h3>Recovery {report.number}: {escape(told(report))}, {took_in_words(report)}</h3>"
     facts = [
         (f"machine {slot} lost", reason)
         for slot, reason in zip(recovery.slots, recovery.reasons, strict=False)
@@ -201,20 +215,21 @@ def _recovery(timeline: RunTimeline, report: RecoveryReport) -> Iterator[str]:
     if recovery.reason:
         facts.append(("no cheaper way", recovery.reason))
     facts.append(("cost", lost_in_words(report)))
-    facts.append(("time", causes_in_words(report, ", ")))
+    facts.append(("time", parts_of(report)))
     if report.back is None and recovery.live is not None:
         facts.append(("not known", "when its first step began; the time ends when training could go on"))
     terms = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in facts)
     yield f"<dl>{terms}</dl>"
-    yield _figure(recovery_chart(timeline, report))
+    yield _figure(recovery_chart(timeline, report, told))
 
 
 def _plain_table(table: ReportTable) -> str:
     numeric = [at for at, name in enumerate(table.columns) if name in table.numbers]
     rows = [
-        [("n" if at in numeric else "", escape(cell)) for at, cell in enumerate(row)] for row in table.rows
+        [("n" if at in numeric else "", escape(without_slots(cell))) for at, cell in enumerate(row)]
+        for row in table.rows
     ]
-    return _table(table.columns, rows, numeric)
+    return _table([column_named(name) for name in table.columns], rows, numeric)
 
 
 def _table(

@@ -24,7 +24,7 @@ COLOURS: dict[Doing, str] = {
     Doing.JOINS: "#e0a13c",
     Doing.DONE: "#c3ddd0",
 }
-_LOSS, _BACK, _CHECKPOINT = "#b3413a", "#2c6e4f", "#555555"
+_LOSS, _BACK, _CHECKPOINT, _MEMORY = "#b3413a", "#2c6e4f", "#555555", "#6a4fa3"
 _MOST_RECOVERIES = 3
 _LEAST = 0.0015
 """Of the axis: width of a bar that would be narrower."""
@@ -61,6 +61,9 @@ def draw(timeline: RunTimeline, path: Path) -> None:
     if timeline.checkpoints:
         handles.append(plt.Line2D([], [], linestyle="", marker="^", color=_CHECKPOINT, markersize=5))
         words.append("checkpoint committed")
+    if timeline.memory_checkpoints:
+        handles.append(plt.Line2D([], [], linestyle="", marker="D", color=_MEMORY, markersize=4))
+        words.append("memory checkpoint on the machines that are left")
     figure.legend(handles, words, ncols=4, loc="outside lower center", frameon=False, fontsize=8)
     save_plot(figure, path)
     plt.close(figure)
@@ -81,6 +84,9 @@ def _panel(axes: Any, chart: Chart, title: str) -> None:
     for mark in chart.marks:
         if mark.kind == "checkpoint":
             axes.plot([mark.at], [bottom], marker="^", color=_CHECKPOINT, markersize=5, clip_on=False)
+            continue
+        if mark.kind == "memory":
+            axes.plot([mark.at], [bottom], marker="D", color=_MEMORY, markersize=4, clip_on=False)
             continue
         colour = _LOSS if mark.kind == "loss" else _BACK
         axes.axvline(mark.at, color=colour, linewidth=1)

@@ -14,12 +14,13 @@ from swift_ft.units import format_seconds, named
 
 _LONGEST = 4
 _WORTH_MS = 1.0
+_SHARD = ", shard "
 """A line names so many spans of a part of a recovery at most, and none that is shorter."""
 
 EXPLAINED: dict[Cause, str] = {
     Cause.STARTING: "until all workers had begun their first iteration",
-    Cause.NO_MACHINE: "a slot was empty",
-    Cause.AGREEING: "processes start, and all workers report their status",
+    Cause.NO_MACHINE: "a lost machine had no replacement yet",
+    Cause.AGREEING: "processes start, and all workers say where they stand",
     Cause.REBUILDING: "lost state is loaded and replayed; the others wait or help",
     Cause.REGROUPING: "process groups are formed, and replicas copy state",
     Cause.INTERRUPTED: "from the beginning of an iteration to the detection of the loss that ended it",
@@ -96,16 +97,27 @@ def place_in_words(timeline: RunTimeline, place: Tenure) -> str:
         span.rank for span in timeline.occupancy.workers if span.holds in held and span.rank not in ranks
     }
     said = []
-    if stages:
+    parts = sorted({part for parts in held for part in parts})
+    if any(_SHARD in part for part in parts):
+        said += [_shard_in_words(part) for part in parts]
+    elif stages:
         said.append(named("stage", stages))
-    elif held:
-        said.append(", ".join(sorted({part for parts in held for part in parts})))
+    elif parts:
+        said.append(", ".join(parts))
+    elif spans and timeline.sharded:
+        said.append("shards of the model that no other machine had")
     if others:
-        said.append(f"replica of {numbers_in_words(sorted(others))}")
+        said.append(f"replica of {named('worker', others)}")
     for doing, words in ((Doing.REPLAYS, "replayed"), (Doing.HELPS, "helped")):
         if took := sum(span.until - span.since for span in spans if span.doing == doing):
             said.append(f"{words} for {format_seconds(took)}")
     return ", ".join(said) or "unknown"
+
+
+def _shard_in_words(part: str) -> str:
+    """``shard 1 of 2 of the model``, from ``the model, shard 1 of 2``; any other part as it is."""
+    whole, shard, place = part.partition(_SHARD)
+    return f"{shard.removeprefix(', ')}{place} of {whole}" if shard else part
 
 
 def _clock(at: float) -> str:

@@ -113,7 +113,11 @@ def test_a_page_needs_nothing_else(store: Path, tmp_path: Path) -> None:
     assert not re.search(r"url\(|@import|https?:", out.read_text())
     assert page.tags.count("svg") == 2  # the run, and its recovery
     for words in (
-        *("22.4 %", "Recovery 1: machine 1 lost, replay, 4.50 s", "its agent's connection ended"),
+        *(
+            "22.4 %",
+            "Recovery 1: machine 1 lost, its state was rebuilt from a checkpoint and logs, 4.50 s",
+            "its agent's connection ended",
+        ),
         *(
             "time since the run began",
             "time since the loss was detected",
