@@ -256,20 +256,26 @@ def _markdown(text: str) -> str:
     return text.replace("``", "`").replace("`swift_ft.Session`", "`Session`")
 
 
+_HEADING = "title of entries: "
+
+
 def _sections(text: str) -> tuple[list[str], dict[str, list[str]]]:
-    """The paragraphs of a Google docstring, and the entries of each of its sections."""
+    """The paragraphs of a Google docstring, and the entries of each of its sections.
+
+    Sections of one kind may have titles, as ``Args: the first day``, which come before their entries.
+    """
     paragraphs: list[str] = []
     sections: dict[str, list[str]] = {}
     for block in inspect.cleandoc(text).split("\n\n"):
         head, *lines = block.splitlines()
-        if head.rstrip(":") in ("Args", "Attributes", "Raises", "Returns") and lines:
-            entries: list[str] = []
+        if (found := re.fullmatch(r"(Args|Attributes|Raises|Returns):(?: (.+))?", head)) and lines:
+            entries: list[str] = [f"{_HEADING}{found[2]}"] if found[2] else []
             for line in lines:
                 if line.startswith("     "):
                     entries[-1] += " " + line.strip()
                 else:
                     entries.append(line.strip())
-            sections[head.rstrip(":")] = [_markdown(entry) for entry in entries]
+            sections.setdefault(found[1], []).extend(_markdown(entry) for entry in entries)
         else:
             paragraphs.append(_markdown(" ".join(line.strip() for line in block.splitlines())))
     return paragraphs, sections
@@ -280,7 +286,10 @@ def _first_sentence(documented: Any) -> str:
 
 
 def _entry(text: str) -> str:
-    """An argument or an error as an item of a list."""
+    """An argument or an error as an item of a list; a title as a line of its own."""
+    if text.startswith(_HEADING):
+        title = text.removeprefix(_HEADING)
+        return f"\n**{title[0].upper()}{title[1:]}**\n"
     name, colon, words = text.partition(": ")
     return f"- `{name}`: {words}" if colon and re.fullmatch(r"\w+", name) else f"- {text}"
 

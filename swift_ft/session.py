@@ -68,10 +68,12 @@ _BUDGET = LogBudget()
 class Session:
     """Protects a training run against the loss of machines.
 
-    Args:
+    Args: the first day
         state: the objects to protect, by name: modules, optimizers, and small objects with ``state_dict()``
             and ``load_state_dict()`` (learning rate schedulers, gradient scalers, a data position).
         store: URL or path for logs and checkpoints. Every machine must reach it.
+
+    Args: checkpoints and logs
         checkpoint_every: iterations between two global checkpoints. Logs are kept that long.
         snapshot_every: iterations between two memory checkpoints, or ``"auto"`` to choose them from what they
             cost. After each, a copy of this worker's state goes to the memory of another machine, in the
@@ -83,22 +85,23 @@ class Session:
         keep_logs: ``"newest"`` keeps the logs since the newest checkpoint, which is all that a recovery
             needs. ``"all"`` keeps them since the oldest checkpoint that is kept, so that ``swift-recover
             replay`` can rebuild any stage at any iteration since then. They count towards the budget.
-        seed: of the random state inside steps, which is derived from (seed, iteration, stage, microbatch).
         log_budget_bytes: the memory and the disk that the log of one machine may take. A plain number, or a
             text like ``"4GB"``, holds for each of the two.
-        ship: ``"always"``, or ``"on-failure"`` to keep segments on the local disk until a machine is lost.
         local: folder on the local disk for segments that are not in the store yet, and for copies of the
             newest checkpoint's files that this machine has written. A worker that loads it reads its
             own machine's copies, then those of other machines, and the rest from the store. For a store
             behind a network the default is a temporary folder, without such copies.
+        ship: ``"always"``, or ``"on-failure"`` to keep segments on the local disk until a machine is lost.
         compress: ``"auto"`` packs messages while the store takes fewer bytes per second than a core can pack;
             ``"never"``; ``"always"``.
-        script_log_limit_bytes: what a group of the script may give to a worker in one iteration and still be
-            logged. Where it is more, or something else for each member, the members are rebuilt and replay
-            together: after a loss, all of them go back. A number, or a text like ``"1MiB"``.
         groups: machines that recover together (paper §5.3), by slot: ``[[0], [1, 2], [3]]``, or the file that
             ``swift-group --out`` wrote. Messages inside a group are not logged. When one of its machines is
             lost, the whole group loads the checkpoint and replays. By default each machine is a group.
+        script_log_limit_bytes: what a group of the script may give to a worker in one iteration and still be
+            logged. Where it is more, or something else for each member, the members are rebuilt and replay
+            together: after a loss, all of them go back. A number, or a text like ``"1MiB"``.
+
+    Args: checks, and random numbers
         check_data: compare the batches of a repeated or replayed iteration with those that it had, and raise
             an error if they differ. False for data that is meant to differ.
         check_step: in which steps all bits of parameters are compared before and after each optimizer's step,
@@ -110,6 +113,7 @@ class Session:
             of replicas with each other's, of a rebuilt worker with the lost one's, and wherever state is
             loaded or received. If replicas differ, the job ends with an error that names them and the
             tensors. ``"none"`` compares nothing.
+        seed: of the random state inside steps, which is derived from (seed, iteration, stage, microbatch).
 
     Raises:
         NotLaunchedError: outside of ``swift-run``.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import inspect
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from docs.house import ROOT
 from docs.reference import PATH, document, log_calls
+from swift_ft import Session
 from swift_ft.cli import group, run, simulate
 from swift_ft.cli.plan.main import VERBS
 from swift_ft.cli.verb import load_verb
@@ -90,3 +92,19 @@ def test_a_command_that_is_gone_is_found() -> None:
         "make demo\n`make nothing`, python -m docs.house, python -m docs.nothing.\nswift-run --resum a.py --b"
     )
     assert commands_that_do_not_exist(text) == {"nothing", "docs.nothing", "--resum"}
+
+
+def test_arguments_of_a_session_stand_in_three_groups() -> None:
+    section = PATH.read_text().partition("### `Session`\n")[2].partition("\nRaises:")[0]
+    groups = dict(re.findall(r"\*\*(.+?)\*\*\n\n((?:- .+\n)+)", section))
+    assert [*groups] == ["The first day", "Checkpoints and logs", "Checks, and random numbers"]
+    names = {title: re.findall(r"^- `(\w+)`", entries, re.MULTILINE) for title, entries in groups.items()}
+    assert names["The first day"] == ["state", "store"]
+    each = [name for group in names.values() for name in group]
+    assert sorted(each) == sorted(inspect.signature(Session).parameters)
+
+
+def test_arguments_without_groups_are_one_list() -> None:
+    section = PATH.read_text().partition("### `wrap_optimizer`\n")[2].partition("\n### ")[0]
+    assert re.search(r"^- `optimizer`", section, re.MULTILINE)
+    assert "**" not in section.partition("Raises:")[0]
