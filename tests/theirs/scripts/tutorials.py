@@ -1,4 +1,4 @@
-"""Loops in the form of torch's tutorials, with the lines of a session: FSDP2 with checkpoints, and a pipeline.
+"""Loops in the form of torch's tutorials, with a session's lines: FSDP2 with checkpoints, and a pipeline.
 
 tutorials.py fsdp2|pipeline STORE OUT
 """
