@@ -1,7 +1,7 @@
 """Trains a tiny GPT-2 with the Trainer of Hugging Face, with DDP, accumulation, a schedule and evaluation.
 
-swift-run --standalone --machines 2 --spares 1 --inject "kill machine=1 iteration=12" \
-    examples/integrations/hf_trainer.py --store runs/hf
+swift-run --standalone --machines 2 --spares 1 --inject "kill machine=1 iteration=12 point=reduce" \
+    --preload transformers.trainer examples/integrations/hf_trainer.py --store runs/hf
 """
 
 import argparse

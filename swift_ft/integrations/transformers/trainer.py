@@ -39,7 +39,12 @@ from transformers.trainer_utils import TrainOutput
 
 from swift_ft.integrations.transformers.batches import TrainBatches
 from swift_ft.integrations.transformers.progress import Place, Progress
-from swift_ft.integrations.transformers.refusals import refuse_arguments, refuse_loaders, refuse_models
+from swift_ft.integrations.transformers.refusals import (
+    refuse_arguments,
+    refuse_ends,
+    refuse_loaders,
+    refuse_models,
+)
 from swift_ft.session import Session
 
 
@@ -147,6 +152,7 @@ class SwiftTrainerMixin:
                     # Not by session.stop(), which wants a result noted after each step. All workers come to
                     # this one by what they have in common, and it is put back if the step is.
                     session._assembly.between.stop.at = done + 1
+        refuse_ends(loop.place.over)
         return trainer._finalize_training(None, samples, loop.began)
 
     def store_flos(self) -> None:
