@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.versions.fsdp_groups import groups_of
-from swift_ft.torch_adapters.versions.fsdp_reset import reset_iteration
+from swift_ft.torch_adapters.versions.fsdp_reset import forget_forward_order, reset_iteration
 
 _SWITCHES = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
 """The switches that a script sets when it accumulates gradients."""
@@ -85,6 +85,8 @@ class ShardedModels:
         Raises:
             UnsupportedError: if gradients were carried over from the previous step.
         """
+        for module in self._modules:
+            forget_forward_order(module._get_fsdp_state())
         for group in self._groups():
             if not group.is_sharded:
                 group._to_sharded()

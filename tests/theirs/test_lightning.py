@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -14,10 +15,15 @@ from typing import Any
 import pytest
 import torch
 
+from swift_ft.errors import UnsupportedError
 from tests.support.cluster import DEADLINE_S, ClusterRun, run_cluster
 from tests.support.integrations import needs
 
 pytestmark = needs("lightning", "tensorboard")
+if importlib.util.find_spec("lightning") is not None:
+    import lightning.pytorch as pl
+
+    from swift_ft.integrations.lightning.refusals import refuse_what_cannot_be_repeated
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PRELOAD = ["--preload", "lightning.pytorch"]
@@ -25,10 +31,13 @@ PRELOAD = ["--preload", "lightning.pytorch"]
 Reference = Callable[..., Path]
 
 
-def train(folder: Path, script: str, *args: str, inject: str = "", **flags: Any) -> ClusterRun:
-    """Trains two replicas under swift-run, with a spare."""
+def train(
+    folder: Path, script: str, *args: str, inject: str = "", machines: int = 2, spares: int = 1
+) -> ClusterRun:
+    """Trains under swift-run, with spares."""
     command = [str(SCRIPTS / script), "--out", str(folder / "out"), "--store", str(folder / "store"), *args]
-    return run_cluster(folder, inject=inject, machines=2, flags=PRELOAD, script=command, **flags)
+    flags = [*PRELOAD, "--spares", str(spares)]
+    return run_cluster(folder, inject=inject, machines=machines, flags=flags, script=command)
 
 
 def train_and_die(
@@ -49,9 +58,9 @@ def train_and_die(
     return run
 
 
-def train_plainly(folder: Path, script: str, *args: str) -> Path:
+def train_plainly(folder: Path, script: str, *args: str, workers: int = 2) -> Path:
     """Trains the same with Lightning's own strategy, under torchrun."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     done = subprocess.run(
         [*launcher, str(SCRIPTS / script), "--out", str(folder), *args],
         stdout=subprocess.PIPE,
@@ -70,9 +79,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """The files of an undisturbed run, made when first asked for."""
     made: dict[tuple[str, ...], Path] = {}
 
-    def reference(*what: str) -> Path:
+    def reference(*what: str, machines: int = 2) -> Path:
         if what not in made:
-            run = train(tmp_path_factory.mktemp("undisturbed"), *what)
+            run = train(tmp_path_factory.mktemp("undisturbed"), *what, machines=machines)
             assert run.code == 0, run.output[-6000:]
             assert not run.recoveries
             made[what] = run.folder / "out"
@@ -87,7 +96,6 @@ def assert_same(ours: Path, theirs: Path) -> None:
     assert found.keys() == expected.keys()
     assert {Path(name).suffix for name in expected} >= {".pt", ".csv"}
     for name, path in expected.items():
-        assert found[name].exists()
         if path.suffix in (".pt", ".ckpt"):
             _assert_same_values(_values(found[name], ours), _values(path, theirs), name)
         else:
@@ -96,8 +104,9 @@ def assert_same(ours: Path, theirs: Path) -> None:
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """All but those of TensorBoard, whose names and number depend on the process."""
+    """All but TensorBoard's, whose names depend on the process, and DCP's list of places."""
     paths = [path for path in folder.rglob("*") if path.is_file() and "tfevents" not in path.name]
+    paths = [path for path in paths if path.name != ".metadata"]
     return {str(path.relative_to(folder)): path for path in paths}
 
 
@@ -199,3 +208,89 @@ def test_it_is_killed_in_a_hook(
         tmp_path, "lightning_ddp.py", rank=rank, hook=hook, global_step=global_step, monkeypatch=monkeypatch
     )
     assert_restored(run, undisturbed("lightning_ddp.py"))
+
+
+FSDP = ("lightning_fsdp.py", "--replicas", "2")
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("script", "workers"),
+    [(("lightning_manual.py",), 2), (FSDP, 4), (("lightning_fsdp.py",), 2)],
+    ids=["manual optimization", "HSDP", "FSDP2"],
+)
+def test_undisturbed_it_is_lightnings_own_in_other_trainings(
+    script: tuple[str, ...], workers: int, tmp_path: Path, undisturbed: Reference
+) -> None:
+    assert_same(undisturbed(*script, machines=workers), train_plainly(tmp_path, *script, workers=workers))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "machine=0 iteration=5 point=reduce",
+        "machine=1 iteration=9 point=optimizer",
+        "machine=0 iteration=7 point=between",
+    ],
+)
+def test_two_optimizers_by_manual_optimization(fault: str, tmp_path: Path, undisturbed: Reference) -> None:
+    """With sums, a metric and a list that are each worker's own, and a stop that comes early."""
+    run = train(tmp_path, "lightning_manual.py", inject=f"kill {fault}")
+    assert_restored(run, undisturbed("lightning_manual.py"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "fault", ["machine=0 iteration=5 point=between", "machine=3 iteration=6 point=optimizer"]
+)
+def test_shards_come_from_a_replica(fault: str, tmp_path: Path, undisturbed: Reference) -> None:
+    run = train(tmp_path, *FSDP, inject=f"kill {fault}", machines=4)
+    assert_restored(run, undisturbed(*FSDP, machines=4))
+
+
+@pytest.mark.parametrize(
+    ("fault", "mode"),
+    [
+        pytest.param("machine=1 iteration=5 point=optimizer", "memory", id="the second worker's shards"),
+        pytest.param(
+            "machine=0 iteration=5 point=optimizer",
+            "memory",
+            id="the first one's",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_shards_come_from_memory(fault: str, mode: str, tmp_path: Path, undisturbed: Reference) -> None:
+    """All go back some iterations: counters, curves and loaders with them."""
+    run = train(tmp_path, "lightning_fsdp.py", inject=f"kill {fault}")
+    assert run.code == 0, run.output[-6000:]
+    (recovery,) = run.recoveries
+    assert recovery["mode"] == mode
+    assert any(recovery["iterations_lost"].values())
+    assert_same(run.folder / "out", undisturbed("lightning_fsdp.py"))
+
+
+@pytest.mark.thorough
+def test_all_go_back_to_the_checkpoint(tmp_path: Path, undisturbed: Reference) -> None:
+    """Both replicas are lost at once: the run goes on from its last global checkpoint."""
+    faults = "; ".join(f"kill machine={machine} iteration=7 point=reduce" for machine in (0, 1))
+    run = train(tmp_path, "lightning_ddp.py", inject=faults, spares=2)
+    assert run.code == 0, run.output[-6000:]
+    assert any(any(recovery["iterations_lost"].values()) for recovery in run.recoveries)
+    assert_same(run.folder / "out", undisturbed("lightning_ddp.py"))
+
+
+def refused(**options: Any) -> str:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
+    with pytest.raises(UnsupportedError) as error:
+        refuse_what_cannot_be_repeated(trainer)
+    return str(error.value)
+
+
+def test_what_cannot_be_repeated_is_refused() -> None:
+    assert "EMAWeightAveraging" in refused(callbacks=[pl.callbacks.StochasticWeightAveraging(1e-2)])
+    assert "Tuner(trainer).lr_find" in refused(callbacks=[pl.callbacks.LearningRateFinder()])
+    assert "scale_batch_size" in refused(callbacks=[pl.callbacks.BatchSizeFinder()])
+    assert "set_epoch()" in refused(reload_dataloaders_every_n_epochs=1)
+    assert "a number of batches" in refused(val_check_interval="00:00:05:00")

@@ -10,6 +10,8 @@ import torch
 
 _TENSOR, _TUPLE, _PAIRS = "swift_ft.tensor", "swift_ft.tuple", "swift_ft.dict"
 _ATOMS = (bool, int, float, str, type(None))
+_MOST = 1 << 14
+"""Elements of a tensor. Larger ones are data, or belong into a module."""
 MISSING: Any = object()
 """In the place of a value that is not plain."""
 
@@ -76,7 +78,12 @@ def from_text(text: str) -> Any:
 
 
 def _tensor(value: torch.Tensor) -> Any:
-    if value.grad_fn is not None or value.layout != torch.strided or type(value) is not torch.Tensor:
+    if (
+        value.numel() > _MOST
+        or value.grad_fn is not None
+        or value.layout != torch.strided
+        or type(value) is not torch.Tensor
+    ):
         return MISSING
     data = value.detach().cpu().contiguous().flatten().view(torch.uint8)
     return {

@@ -121,6 +121,7 @@ class TrainerProgress:
             "connector": plain_variables(trainer._logger_connector),
             "callbacks": {name: plain_variables(callback) for name, callback in _callbacks(trainer)},
             "logged": logged_values(trainer.fit_loop.epoch_loop._results),
+            "module": _own(trainer.lightning_module),
             "metrics": {name: _metric(metric) for name, metric in self._metrics()},
             "batches": trainer.fit_loop._data_fetcher.place(),
             "logs": self._logs.place(),
@@ -140,6 +141,7 @@ class TrainerProgress:
         for name, callback in _callbacks(trainer):
             put_back(callback, was["callbacks"].get(name, {}))
         put_back_logged(trainer, was["logged"])
+        put_back(trainer.lightning_module, was["module"])
         for name, metric in self._metrics():
             put_back(metric, was["metrics"].get(name, {}))
             metric._computed = None
@@ -173,6 +175,12 @@ def _callbacks(trainer: Any) -> Iterator[tuple[str, Any]]:
     for number, callback in enumerate(trainer.callbacks):
         if not isinstance(callback, _ProgressBar):
             yield f"{number}.{type(callback).__qualname__}", callback
+
+
+def _own(module: Any) -> dict[str, Any]:
+    """The lists and numbers that a LightningModule keeps, such as the outputs of its training steps."""
+    found = plain_variables(module)
+    return {name: form for name, form in found.items() if not name.startswith("_") and name != "training"}
 
 
 def _metric(metric: Metric) -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 torch does that since 2.13, by ``FSDPModule.reset_iter_state()``. For an older one it is done here.
 
-Private parts used (tested on torch 2.11 and 2.12): of the root's state, ``_comm_ctx``, ``_state_ctx``,
+Private parts used (tested on torch 2.11 to 2.14): of each state, ``_comm_ctx.post_forward_order``; of each
+group, ``_post_forward_indices``.
+
+Further ones (tested on torch 2.11 and 2.12): of the root's state, ``_comm_ctx``, ``_state_ctx``,
 ``_device_handle``; of each state, ``_modules_to_run_forward``, ``_training_state``; of each group,
 ``_all_gather_result``, ``_post_reduce_event``, ``_all_reduce_state``, ``_reshard_after_forward_event``,
 ``_partial_reduce_output``, ``_post_forward_indices``, ``_training_state``, ``_to_sharded``.
@@ -55,6 +58,22 @@ def _reset_group(group: Any, wait_for: Callable[[Any], None]) -> None:
     group._post_forward_indices.clear()
     group._training_state = TrainingState.IDLE
     group._to_sharded()
+
+
+def forget_forward_order(state: Any) -> None:
+    """Forget the order of the forward passes so far.
+
+    A validation has no backward pass, which would clear it. So it would decide what this worker gathers ahead
+    in the next one, and a worker that was replaced, or reset, has another.
+
+    Args:
+        state: of any module that was sharded.
+    """
+    # Not there before the first forward pass.
+    if (order := getattr(state._comm_ctx, "post_forward_order", None)) is not None:
+        order.clear()
+    for group in groups_of(state):
+        group._post_forward_indices.clear()
 
 
 reset_iteration: Callable[[Any], None] = _by_torch if hasattr(FSDPModule, "reset_iter_state") else _here

@@ -21,6 +21,7 @@ from swift_ft.torch_adapters.fsdp import (
     refuse_wrapped_shards,
     replicas_of,
 )
+from swift_ft.torch_adapters.versions.fsdp_groups import groups_of
 from tests.support.shards import sharded, worker_of_mesh
 
 
@@ -102,6 +103,22 @@ def test_an_interrupted_step_is_repeated(calls: int, place: str, reshard: bool, 
         straight.step(iteration)
     for one, other in zip(disturbed.weights(), straight.weights(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_a_validation_does_not_decide_what_a_backward_pass_gathers(alone: None) -> None:
+    """Or this worker would gather in another order than one that was replaced, or that was interrupted."""
+    training = Training()
+    training.step(0)
+    with torch.no_grad():
+        training.model(torch.ones(2, 4))
+    shared = training.model._get_fsdp_state()._comm_ctx
+    assert shared.post_forward_order
+    training.sharded.begin()
+    assert not shared.post_forward_order
+    blocks: list[Any] = training.blocks
+    groups = [group for block in blocks for group in groups_of(block._get_fsdp_state())]
+    assert groups
+    assert not any(group._post_forward_indices for group in groups)
 
 
 def test_what_a_validation_gathered_is_sharded_again(alone: None) -> None:
