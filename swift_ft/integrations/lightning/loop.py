@@ -50,6 +50,7 @@ class RepeatableFitLoop(_FitLoop):  # type: ignore[misc,valid-type]
                 if self._over:
                     self._protection.stop_after(step.index)
                 progress.step_ends()
+        progress.catch_up()
         if not self._over:
             raise UsageError(
                 "on_train_batch_start() has ended epochs before their first update, so that more updates "

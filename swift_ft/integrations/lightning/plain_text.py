@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import torch
 
-_TENSOR, _TUPLE, _PAIRS = "swift_ft.tensor", "swift_ft.tuple", "swift_ft.dict"
+_TENSOR, _TUPLE, _PAIRS, _MEMBER = "swift_ft.tensor", "swift_ft.tuple", "swift_ft.dict", "swift_ft.member"
 _ATOMS = (bool, int, float, str, type(None))
 _MOST = 1 << 14
 """Elements of a tensor. Larger ones are data, or belong into a module."""
@@ -35,7 +36,10 @@ def plain(value: Any) -> Any:
 
 def plain_variables(owner: object) -> dict[str, Any]:
     """The variables of an object that are plain, by name."""
-    found = {name: plain(value) for name, value in vars(owner).items()}
+    found = {
+        name: {_MEMBER: value.name} if isinstance(value, Enum) else plain(value)
+        for name, value in vars(owner).items()
+    }
     return {name: value for name, value in found.items() if value is not MISSING}
 
 
@@ -57,7 +61,12 @@ def put_back(owner: object, variables: Mapping[str, Any]) -> None:
     own = vars(owner)
     for name, form in variables.items():
         # One that is not plain any more has become something that no other worker could know.
-        value, now = restored(form), own.get(name)
+        now = own.get(name)
+        if isinstance(form, dict) and _MEMBER in form:
+            if isinstance(now, Enum):
+                own[name] = type(now)[form[_MEMBER]]
+            continue
+        value = restored(form)
         if isinstance(now, dict) and isinstance(value, dict):
             now.clear()
             now.update(value)

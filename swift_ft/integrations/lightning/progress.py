@@ -77,11 +77,15 @@ class TrainerProgress:
 
     def step_begins(self) -> None:
         """Bring the trainer to where the state is, and finish what the step before has left."""
+        self.catch_up()
+        self._trainer.fit_loop._data_fetcher.step_begins()
+        self._saved.step_begins()
+
+    def catch_up(self) -> None:
+        """Bring the trainer to where the state is. A replacement may come after the last step."""
         if self.behind:
             self.behind = False
             self._put_back(from_text(self._ranks.get(str(dist.get_rank()), self._begin)))
-        self._trainer.fit_loop._data_fetcher.step_begins()
-        self._saved.step_begins()
 
     def step_ends(self) -> None:
         """Give this worker's part to all others: no step is complete before all workers come here."""
