@@ -67,6 +67,7 @@ SWIFT_RUN = FirstHelp(
         (
             "the run",
             (
+                ("--check", "what is protected, and what a loss costs"),
                 ("--resume", "go on from the last checkpoint in the store"),
                 ("--inject FAULTS", 'to try it: "kill machine=1 iteration=47"'),
                 ("--status NAME", "show a run that is alive, at --rdzv-endpoint"),

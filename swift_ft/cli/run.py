@@ -65,6 +65,7 @@ _EMBEDDED = StoreAddress.tcp("127.0.0.1", 0)
 _EMBEDDED_NAMES = ("static", "c10d", "swift")
 """Backends of torchrun that stand for the embedded store."""
 
+_LOGS = "swift-logs"
 _STORE_ENDS_S = 10.0
 _POLL_S = 0.2
 
@@ -86,7 +87,9 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # workers' lines, also into a pipe, as they come
     try:
-        return _run(args) if args.status is None else _status(args)
+        if args.status is not None:
+            return _status(args)
+        return _check(args) if args.check else _run(args)
     except UsageError as error:
         for line in str(error).splitlines():  # one per mistake
             print(f"swift-run: {line}", file=sys.stderr)
@@ -119,6 +122,9 @@ examples:
   continue from the last checkpoint in the script's store:
     swift-run --nnodes 4 --rdzv-endpoint host0:29400 --rdzv-id job7 --resume train.py
 
+  see in two iterations what is protected, and what to change:
+    swift-run --check --machines 4 train.py
+
   kill a machine, to see whether the script survives it:
     swift-run --standalone --machines 4 --spares 1 \\
         --inject "kill machine=1 iteration=47" train.py
@@ -143,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
     parser.formatter_class = HelpFormatter
     parser._optionals.title = "torchrun's options"
     add_missing_options(parser)
-    parser.set_defaults(tee="3", log_dir="swift-logs", shutdown_timeout=5)
+    parser.set_defaults(tee="3", log_dir=_LOGS, shutdown_timeout=5)
     for action in parser._actions:
         if action.dest == "shutdown_timeout":  # torchrun's text names its own default
             action.help = "Seconds that workers have to end by themselves before they get SIGKILL."
@@ -165,7 +171,20 @@ def _status(args: argparse.Namespace) -> int:
     return 0
 
 
-def _run(args: argparse.Namespace) -> int:
+def _check(args: argparse.Namespace) -> int:
+    """Two iterations, in a temporary folder. Only who asks imports the table."""
+    from swift_ft.cli.check import CheckRun, adjust
+
+    adjust(args)
+    with CheckRun() as check:
+        if args.log_dir == _LOGS:
+            args.log_dir = check.logs()
+        text, code = check.conclude(_run(args, check.path))
+    print(text, end="\n" if text else "")
+    return code
+
+
+def _run(args: argparse.Namespace, check: str = "") -> int:
     warn_if_newer()
     config = config_from(args)
     if not args.no_python and not args.module and not is_readable_file(args.training_script):
@@ -204,7 +223,7 @@ def _run(args: argparse.Namespace) -> int:
     if standalone:
         store = _store_address(args) if _has_store(args) else _EMBEDDED
         secret = given_secret(config) or JobSecret.generated(config.certificates)
-        settings = replace(_settings(args, config, store), secret=secret)
+        settings = replace(_settings(args, config, store), secret=secret, check=check)
         return _run_cluster(MachineJob(launch_config, settings, name, opened))
     if args.rdzv_id == "none":
         raise UsageError("A run on several hosts needs a name: give all of them the same --rdzv-id.")

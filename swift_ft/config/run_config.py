@@ -86,6 +86,13 @@ class RunConfig:
         "delete the run in the store and start again from the beginning",
         same_everywhere=True,
     )
+    check: bool = option(
+        Topic.MACHINES,
+        False,
+        "run two iterations of the script, say how each part of its training is protected and what a loss of "
+        "each machine would cost, and leave nothing behind: on this host, with two machines unless told "
+        "otherwise (exit code 1: something is not protected)",
+    )
     no_replacement: bool = option(
         Topic.MACHINES,
         False,
@@ -384,6 +391,8 @@ class RunConfig:
         ways = [flag_of(name) for name in ("resume", "auto_resume", "fresh") if getattr(self, name)]
         if len(ways) > 1:
             yield f"{' and '.join(ways)} exclude each other: choose one."
+        if self.check and (given := [*ways, *([flag_of("inject")] if self.inject else [])]):
+            yield f"--check begins an undisturbed run in a temporary folder: leave out {' and '.join(given)}."
         for name in self.preloaded:
             named = all(part.isidentifier() for part in name.split("."))
             if not named or importlib.util.find_spec(name.partition(".")[0]) is None:

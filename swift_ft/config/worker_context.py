@@ -51,6 +51,7 @@ class WorkerContext:
         config: the run's configuration.
         secret: the job's. It is in no variable: a worker gets it through the fork.
         offline: what the worker does without its job; None in a job.
+        check: the folder of a check (``--check``); empty in a run that is to train to its end.
     """
 
     run_id: str
@@ -65,6 +66,7 @@ class WorkerContext:
     config: RunConfig
     secret: JobSecret
     offline: OfflineReplay | None = None
+    check: str = ""
 
     @property
     def slot(self) -> int:

@@ -30,6 +30,7 @@ class AgentSettings:
         spare: join only once all slots are filled.
         secret: the job's; None until the launchers have agreed on one.
         guest_number: the number of a guest among those of its host, from 1 on; 0 for a machine of its own.
+        check: the folder of a check (``--check``); empty in a run that is to train to its end.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class AgentSettings:
     spare: bool = False
     secret: JobSecret | None = None
     guest_number: int = 0
+    check: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Chooses a worker's runtime: that of a job, or that of a replay without one."""
+"""Chooses a worker's runtime: that of a job, of a check, or of a replay without a job."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.runtime.assembly import Assembly
+from swift_ft.runtime.checked_run import CheckedAssembly
 from swift_ft.runtime.offline_replay import OfflineAssembly
 from swift_ft.runtime.settings import Settings
 from swift_ft.storage.read_only import ReadOnlyStore
@@ -27,6 +28,8 @@ def assemble(
     Raises:
         StoreNotWritableError: the store cannot be written.
     """
+    if context.check:
+        return CheckedAssembly(context, url, state, settings)
     if context.offline is None:
         return Assembly(context, Store(url), state, settings)
     return OfflineAssembly(context, ReadOnlyStore(context.offline.store), state, settings)

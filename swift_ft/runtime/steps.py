@@ -53,7 +53,7 @@ class Step:
         self._finish_on_device = finish_on_device
         self._cause: str | None = None
         self._failure: RecoveryError | None = None
-        self.index_in_epoch = index
+        self._index_in_epoch = index
         self.caught = False
         self._records: list[Callable[[], object]] = []
 
@@ -62,6 +62,12 @@ class Step:
         """The iteration, counted from 0."""
         self._batches.index_read()
         return self._index
+
+    @property
+    def index_in_epoch(self) -> int:
+        """The same, counted from the beginning of an epoch of ``session.epochs()``."""
+        self._batches.index_read()
+        return self._index_in_epoch
 
     def once(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call a function when the step is complete, and not again when it is repeated or replayed.
@@ -335,7 +341,7 @@ class Loop:
             self._phases,
             runner.finish_on_device,
         )
-        step.index_in_epoch = runner.iteration - self._epochs.began
+        step._index_in_epoch = runner.iteration - self._epochs.began
         self._step = step
         runner.begin()
         self._carried.arrived = None

@@ -113,6 +113,11 @@ class Rollback:
         """Whether steps change parameters outside of optimizers: then no completed step can be undone."""
         return self._parameters.found
 
+    @property
+    def variables(self) -> ScriptVariables:
+        """Of the script."""
+        return self._variables
+
     def note_variables(self) -> Callable[[], None]:
         """Note the script's variables, in the middle of a step. What this returns puts them back."""
         return self._variables.note(()).put_back

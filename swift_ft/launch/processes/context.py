@@ -230,6 +230,7 @@ def worker_jobs(
             started_in=generation,
             config=settings.config,
             secret=settings.secret,
+            check=settings.check,
         )
         number = _number_on_host(settings, worker.local_rank, workers_per_machine)
         restarts = {

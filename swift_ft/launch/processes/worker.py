@@ -25,8 +25,10 @@ from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.log_handlers import show_log
 from swift_ft.launch.processes.main_module import run_main, show_error
 from swift_ft.launch.processes.script_end import finish
+from swift_ft.launch.processes.sessionless import SessionlessSteps
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
+from swift_ft.observe.checked import CheckFolder
 from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
@@ -112,10 +114,12 @@ def run_worker(
     if line is not None:
         set_line_of_worker(line)
     recorder.lap("script before its session")
-    config = WorkerContext.from_env().config
+    context = WorkerContext.from_env()
+    if context.check:
+        SessionlessSteps(CheckFolder(context.check), context.rank)
     try:
         code = _run_script(job, channel)
-        _finish(code, channel, config.exit_timeout_s)
+        _finish(code, channel, context.config.exit_timeout_s)
     except KeyboardInterrupt:  # the signal is this worker's failure, and the agent sees which one it was
         code = -signal.SIGINT
     channel.send_last_beat()
@@ -164,8 +168,9 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     except UsageError as error:
         _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
         whose = {name: bool(error.fields.get(name)) for name in ("differs", "alike")}
-        channel.send(failed=str(error), exit_code=EXIT_USAGE, usage=True, **whose)
-        return EXIT_USAGE
+        code: int = error.fields.get("exit_code", EXIT_USAGE)
+        channel.send(failed=str(error), exit_code=code, usage=True, **whose)
+        return code
     except JobEndedError as error:  # the launcher prints the reason, once for all workers
         channel.send(failed=str(error), exit_code=1)
         return 1

@@ -41,6 +41,9 @@ class BatchCheck:
         keep: iterations before the last committed checkpoint that may still be repeated.
         has_position: an object of the session's state may say which batch comes next.
         iterators: finds the names of iterators that the script may take its batches from.
+
+    Attributes:
+        asked: the script has asked for the index of a step, of any so far.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class BatchCheck:
         self._looked_for_iterators = False
         self._iteration: int | None = None  # None outside of `with step:`
         self._given = 0  # in this step
-        self._index_read = False
+        self._index_read = self.asked = False
         self._changes: Sequence[Change] = ()
         self._fresh = True  # this process has been given no batch yet
         self._on_device: list[tuple[int, BatchDigest]] = []  # that a GPU computes, by iteration
@@ -78,7 +81,7 @@ class BatchCheck:
 
     def index_read(self) -> None:
         """The script has asked for the step's index."""
-        self._index_read = True
+        self._index_read = self.asked = True
 
     def end(self) -> None:
         """The body of the step has ended: what models are given now is the script's own business."""

@@ -146,6 +146,11 @@ class Between:
         """From the next step on."""
         self._hooks.append(hook)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the hooks, as the script calls them."""
+        return tuple(hook.name for hook in self._hooks)
+
     def agree(self) -> None:
         """All workers must have the same hooks.
 

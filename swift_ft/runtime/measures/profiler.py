@@ -142,11 +142,27 @@ class Profiler:
         if len(self._seen) < _WARM_UP + _MEASURED:
             self._seen.append(account)
             if len(self._seen) == _WARM_UP + _MEASURED:
-                self._publish(self._middle(sent or {}), pipeline=sent is not None)
+                self._publish(self._middle(sent or {}, self._seen[_WARM_UP:]), pipeline=sent is not None)
                 if self._out is not None:
                     self._awaited = AwaitedKeys(self._rendezvous, self._keys(), self._write)
         elif self._measured is not None and (again := self._now(self._measured)) != self._measured:
             self._publish(again, pipeline=sent is not None)
+
+    def publish_last(self, sent: Mapping[int, int] | None) -> float | None:
+        """Publish the last iteration alone, since no more will come.
+
+        Args:
+            sent: payload bytes to each other machine; None without a pipeline.
+
+        Returns:
+            The seconds that it took; None if there was none.
+        """
+        if not self._seen:
+            return None
+        # How fast the store is that stands in for the script's says nothing.
+        measured = replace(self._middle(sent or {}, self._seen[-1:]), save_bytes_per_s=None)
+        self._publish(measured, pipeline=sent is not None)
+        return measured.iteration_s
 
     def close(self, timeout_s: float) -> None:
         """All workers have completed their last iteration: wait for the files that are asked for."""
@@ -173,8 +189,7 @@ class Profiler:
             measured, save_bytes_per_s=self._save_bytes_per_s(), snapshot_every=self._snapshot_every()
         )
 
-    def _middle(self, sent: Mapping[int, int]) -> Measured:
-        counted = self._seen[_WARM_UP:]
+    def _middle(self, sent: Mapping[int, int], counted: Sequence[IterationStats]) -> Measured:
         measured = Measured(
             iteration_s=median(account.step_s for account in counted),
             compute_s=median(max(0.0, account.step_s - account.bubble_s) for account in counted),

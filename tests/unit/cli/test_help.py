@@ -55,7 +55,7 @@ def test_a_default_is_said_once(help_text: str) -> None:
 def test_examples_are_commands_that_work(help_text: str) -> None:
     examples = part(help_text.replace("\\\n", "").replace("\n\n  ", "\n  "), "examples")
     commands = [line.strip() for line in examples.splitlines() if line.startswith("    swift-run")]
-    assert len(commands) == 6
+    assert len(commands) == 7
     for command in commands:
         args = parser().parse_args(shlex.split(command)[1:])
         assert args.training_script == "train.py" or args.status == "job7"
