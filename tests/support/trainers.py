@@ -16,11 +16,15 @@ LEFT_OUT = ("training_args.bin", "README.md")
 
 
 class Dies(TrainerCallback):  # type: ignore[misc]
-    """Kills its worker, once."""
+    """Kills its worker, once; with ``all`` as the worker, worker 0 kills all of them."""
 
     def __init__(self, when: str, marker: Path) -> None:
         rank, updates, self._event = when.split(":")
-        self._mine = int(rank) == int(os.environ["RANK"])
+        own = os.environ["RANK"]
+        self._mine = rank == own or (rank == "all" and own == "0")
+        self._others = marker.parent if rank == "all" else None
+        if self._others is not None:
+            (self._others / f"{own}.pid").write_text(str(os.getpid()))
         self._updates, self._marker = int(updates), marker
 
     def __getattribute__(self, name: str) -> Any:
@@ -31,6 +35,8 @@ class Dies(TrainerCallback):  # type: ignore[misc]
     def _strike(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._mine and state.global_step == self._updates and not self._marker.exists():
             self._marker.touch()
+            for path in self._others.glob("[1-9].pid") if self._others is not None else ():
+                os.kill(int(path.read_text()), signal.SIGKILL)
             os.kill(os.getpid(), signal.SIGKILL)
 
 

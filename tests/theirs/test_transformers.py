@@ -108,10 +108,9 @@ def test_processes_that_load_batches(tmp_path: Path, undisturbed: Reference) -> 
 @pytest.mark.thorough
 def test_all_go_back(tmp_path: Path, undisturbed: Reference) -> None:
     """Both workers are lost: the Trainer's loop goes back with their replacements to the last checkpoint."""
-    faults = "kill machine=0 iteration=6 point=reduce; kill machine=1 iteration=6 point=reduce"
-    disturbed = run(tmp_path, SCRIPT, "--by", "epochs", inject=faults)
-    (recovery,) = disturbed.recoveries
-    assert (recovery["mode"], recovery["resume"]) == ("start", 4)
+    disturbed = run(tmp_path, SCRIPT, "--by", "epochs", "--die", "all:9:on_step_begin")
+    assert (tmp_path / "died").exists()
+    assert disturbed.recoveries[-1]["mode"] == "start"
     assert_same_files(disturbed, undisturbed(SCRIPT, "--by", "epochs"))
 
 
@@ -182,7 +181,6 @@ class Stream(IterableDataset[Any]):
     ("arguments", "data", "said"),
     [
         ({"auto_find_batch_size": True}, SAMPLES, "set per_device_train_batch_size"),
-        ({"fsdp": True}, SAMPLES, "A model that the Trainer shards by FSDP"),
         ({"optim": "adalomo"}, SAMPLES, "choose an optimizer that has a step"),
         ({"enable_jit_checkpoint": True}, SAMPLES, "leave it out"),
         ({"accelerator_config": {"dispatch_batches": True}}, Stream(), "'dispatch_batches': False"),
@@ -192,6 +190,17 @@ class Stream(IterableDataset[Any]):
 def test_refused(arguments: dict[str, Any], data: Any, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         swift_trainer(tmp_path, data, **arguments).train()
+
+
+@pytest.mark.parametrize(
+    ("attribute", "said"),
+    [("is_fsdp_enabled", "session.attach_fsdp()"), ("is_deepspeed_enabled", "restarts as torchrun does")],
+)
+def test_engines_are_refused(attribute: str, said: str, tmp_path: Path) -> None:
+    trainer = swift_trainer(tmp_path, SAMPLES)
+    setattr(trainer, attribute, True)  # as the Trainer finds it, on devices that have them
+    with pytest.raises(UsageError, match=re.escape(said)):
+        trainer.train()
 
 
 def test_going_on_from_a_checkpoint_of_the_trainer_is_refused(tmp_path: Path) -> None:
