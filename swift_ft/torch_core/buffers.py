@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import same_bits
 
 _LARGE_BYTES = 2**20
@@ -41,7 +42,7 @@ class BufferCopies:
             earlier = before._copies.get(buffer) if before is not None else None
             if buffer.nbytes <= _LARGE_BYTES:
                 small.append(buffer)
-            elif earlier is not None and same_bits(earlier, buffer):
+            elif earlier is not None and same_bits(local(earlier), local(buffer)):
                 self._copies[buffer] = earlier
             else:
                 self._copies[buffer] = buffer.detach().clone()
@@ -71,7 +72,7 @@ class BufferCopies:
         """
         ours, theirs = self._distinct(within), other._distinct(within)
         return {*ours} != {*theirs} or not all(
-            same_bits(self._copies[buffer], other._copies[buffer]) for buffer in ours
+            same_bits(local(self._copies[buffer]), local(other._copies[buffer])) for buffer in ours
         )
 
     def _places_in(self, within: nn.Module | None) -> list[tuple[Any, dict[str, torch.Tensor | None]]]:
@@ -92,7 +93,8 @@ def copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -
     alike: dict[tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         into, of = alike.setdefault((source.device, source.dtype), ([], []))
-        into.append(target)
-        of.append(source)
+        # Without asking what a copy means for a DTensor, which a buffer of a split model is.
+        into.append(local(target))
+        of.append(local(source))
     for into, of in alike.values():
         torch._foreach_copy_(into, of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.support.cluster import ClusterRun, run_cluster
+from tests.support.cluster import ClusterRun, one_line, run_cluster
 from tests.support.integrations import assert_same_state, needs
 
 pytestmark = needs("torchtitan", "torchdata", "datasets")
@@ -36,14 +37,12 @@ class Mesh:
         workers: in all.
         mode: the way back of a lost worker.
         ours: further arguments.
-        per_machine: workers of one machine.
     """
 
     sizes: dict[str, int]
     workers: int
     mode: str
     ours: tuple[str, ...] = ()
-    per_machine: int = 1
 
     @property
     def arguments(self) -> list[str]:
@@ -61,7 +60,6 @@ MESHES = {
     "dp_shard": Mesh({"data_parallel_shard_degree": 2}, 2, "memory", IN_MEMORY),
     "tp": Mesh({"tensor_parallel_degree": 2}, 2, "memory", IN_MEMORY),
     "pp-dp_replicate": Mesh({**STAGES, **REPLICAS}, 4, "replica"),
-    "pp-tp": Mesh({**STAGES, "tensor_parallel_degree": 2}, 4, "replay", per_machine=2),
 }
 DEATHS = ("forward", "backward", "optimizer", "validation", "save", "between")
 QUICK = {("pp", "forward"), ("dp_replicate", "backward")}
@@ -69,30 +67,24 @@ QUICK = {("pp", "forward"), ("dp_replicate", "backward")}
 Reference = Callable[[str], ClusterRun]
 
 
-def train(folder: Path, mesh: Mesh, *, death: str = "") -> ClusterRun:
+def train(folder: Path, mesh: Mesh, *further: str, death: str = "", code: int = 0) -> ClusterRun:
     """Trains eight steps: validation after the first and the fifth, a checkpoint after every fourth."""
-    machines = mesh.workers // mesh.per_machine
     last = mesh.workers - 1
     inject, env = "", {"PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
     if death in ("optimizer", "between"):
-        inject = f"kill machine={machines - 1} iteration=5 point={death}"
+        inject = f"kill machine={last} iteration=5 point={death}"
     elif death:
         step = {"validation": 5, "save": 4}.get(death, 6)
         env["DIES"] = f"{death} {step} {last} {folder / 'died'}"
-    flags = [
-        "--nproc-per-node",
-        str(mesh.per_machine),
-        "--preload",
-        f"{ON_CPUS},swift_ft.integrations.torchtitan",
-    ]
+    flags = ["--preload", f"{ON_CPUS},swift_ft.integrations.torchtitan"]
     script = ["-m", "swift_ft.integrations.torchtitan", "--swift.store", str(folder / "store")]
     script += ["--swift.checkpoint_every", "4", *mesh.ours, *CONFIG, *mesh.arguments]
-    script += ["--dump_folder", str(folder / "titan")]
+    script += ["--dump_folder", str(folder / "titan"), *further]
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setenv(name, value)
-        run = run_cluster(folder, inject=inject, machines=machines, flags=flags, script=script)
-    assert run.code == 0, run.output[-6000:]
+        run = run_cluster(folder, inject=inject, machines=mesh.workers, flags=flags, script=script)
+    assert run.code == code, run.output[-6000:]
     assert not death or inject or (folder / "died").exists()
     return run
 
@@ -191,3 +183,25 @@ def test_torchrun_trains_the_same(mesh: str, tmp_path: Path, undisturbed: Refere
     )
     assert done.returncode == 0, done.stdout[-6000:]
     assert_same_results(undisturbed(mesh).folder, tmp_path, tmp_path)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("argument", "remedy"),
+    [
+        (("--training.no-disable_cuda_graphs",), "--training.disable_cuda_graphs"),
+        (("--checkpoint.async_mode", "async"), "--checkpoint.async_mode disabled"),
+    ],
+)
+def test_what_a_loss_would_break_is_refused(argument: tuple[str, ...], remedy: str, tmp_path: Path) -> None:
+    run = train(tmp_path, MESHES["dp_replicate"], *argument, code=2)
+    assert f"add {remedy}" in one_line(run)
+
+
+@pytest.mark.thorough
+def test_a_later_step_of_torchtitans_own_checkpoint_is_refused(
+    tmp_path: Path, undisturbed: Reference
+) -> None:
+    shutil.copytree(undisturbed("dp_replicate").folder / "titan", tmp_path / "titan")
+    run = train(tmp_path, MESHES["dp_replicate"], code=2)
+    assert "its own checkpoint of step 8" in one_line(run)
