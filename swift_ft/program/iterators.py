@@ -5,11 +5,15 @@ from __future__ import annotations
 import gc
 import io
 from collections.abc import Iterator
-from types import FrameType, GeneratorType
+from pathlib import Path
+from types import GeneratorType
 from typing import Any
 
 from swift_ft.program.loop_frame import loop_frame
 from swift_ft.program.own_code import is_own_file
+
+_SESSION = str(Path(__file__).parents[1] / "session.py")
+"""Whose generators are a session's steps."""
 
 
 def iterators_of_script() -> list[str]:
@@ -22,7 +26,7 @@ def iterators_of_script() -> list[str]:
         return []
     variables = {**frame.f_globals, **frame.f_locals}
     found = [name for name, value in variables.items() if _gives_batches(value)]
-    return [*found, "zip"] if _zips_steps(frame) else found
+    return [*found, "zip"] if _zips_steps() else found
 
 
 def _gives_batches(value: Any) -> bool:
@@ -34,12 +38,12 @@ def _gives_batches(value: Any) -> bool:
         return False
 
 
-def _zips_steps(frame: FrameType) -> bool:
-    """Whether the loop in a frame goes through steps and something else side by side."""
+def _zips_steps() -> bool:
+    """Whether a loop goes through a session's steps and something else side by side."""
     for one in gc.get_objects():
         if type(one) is zip:
             members = [*_members(one)]
-            if any(_is_asked_by(member, frame) for member in members) and len(members) > 1:
+            if len(members) > 1 and any(map(_are_steps, members)):
                 return True
     return False
 
@@ -50,10 +54,7 @@ def _members(zipped: zip[Any]) -> Iterator[Any]:
             yield from held
 
 
-def _is_asked_by(member: Any, frame: FrameType) -> bool:
-    """Whether a generator runs now, on behalf of a frame."""
+def _are_steps(member: Any) -> bool:
     while isinstance(member, enumerate):
         member = next((held for held in gc.get_referents(member) if not isinstance(held, int)), None)
-    if not isinstance(member, GeneratorType) or member.gi_frame is None:
-        return False
-    return member.gi_running and member.gi_frame.f_back is frame
+    return isinstance(member, GeneratorType) and member.gi_code.co_filename == _SESSION

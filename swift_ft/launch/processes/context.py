@@ -233,8 +233,11 @@ def worker_jobs(
             check=settings.check,
         )
         number = _number_on_host(settings, worker.local_rank, workers_per_machine)
+        # Torch makes it a part of the names of all keys by which the workers of one start meet. A worker
+        # that comes alone must not meet those of an earlier or a later start: zeros change the name alone.
+        zeros = generation + 1 if joins else 1
         restarts = {
-            "TORCHELASTIC_RESTART_COUNT": str(tries.restarts),
+            "TORCHELASTIC_RESTART_COUNT": f"{tries.restarts:0{zeros}d}",
             # As in torchrun, the difference is what is left: a restart after a loss uses none of it up.
             "TORCHELASTIC_MAX_RESTARTS": str(tries.restarts + tries.restarts_left),
         }

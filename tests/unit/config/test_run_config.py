@@ -53,7 +53,7 @@ def swift_run(folder: Path, *flags: str) -> int:
     return run.main(["--standalone", "--log-dir", str(folder), *flags, __file__])
 
 
-def environment_of_worker(job: MachineJob, tries: Tries) -> dict[str, str]:
+def environment_of_worker(job: MachineJob, tries: Tries, *, joins: bool = False) -> dict[str, str]:
     """The environment that its agent makes for a worker."""
     worker: Any = SimpleNamespace(local_rank=1, global_rank=1, world_size=4)
     found = worker_jobs(
@@ -64,7 +64,7 @@ def environment_of_worker(job: MachineJob, tries: Tries) -> dict[str, str]:
         machine="m",
         workers_per_machine=2,
         generation=3,
-        joins=False,
+        joins=joins,
         tries=tries,
     )
     return found[1].env
@@ -90,6 +90,19 @@ def test_restarts_are_counted_as_by_torchrun(
     assert swift_run(tmp_path) == 0
     env = environment_of_worker(jobs[0], tries)
     assert (env["TORCHELASTIC_RESTART_COUNT"], env["TORCHELASTIC_MAX_RESTARTS"]) == (count, most)
+
+
+def test_a_worker_that_comes_alone_meets_none_of_another_start(
+    jobs: list[MachineJob], tmp_path: Path
+) -> None:
+    """Torch's keys have the text in their names: the number is the same, and the text is no other start's."""
+    assert swift_run(tmp_path) == 0
+    alone, all_of_them = (
+        environment_of_worker(jobs[0], Tries(restarts=1), joins=joins)["TORCHELASTIC_RESTART_COUNT"]
+        for joins in (True, False)
+    )
+    assert int(alone) == int(all_of_them)
+    assert alone != all_of_them
 
 
 @pytest.mark.parametrize("name", FIELDS)
