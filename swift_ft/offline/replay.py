@@ -8,6 +8,7 @@ store of the run is opened to be read only.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,12 +21,12 @@ from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import OfflineReplay
 from swift_ft.errors import DamagedCheckpointError, UsageError
-from swift_ft.launch.rendezvous.setup import is_readable_file, setup_of
+from swift_ft.launch.rendezvous.setup import environment_facts, is_readable_file, setup_of
 from swift_ft.offline.archive import ArchivedJournal, read_journal
 from swift_ft.offline.checkpoint_check import part_damages
 from swift_ft.offline.part_comparison import REPLAY_RECORD, differences, find_parts, read_part
 from swift_ft.offline.replay_plan import ReplayPlan, log_extent, machines_to_replay
-from swift_ft.offline.replay_workers import ReplayWorkers, log_name
+from swift_ft.offline.replay_workers import THREADS, ReplayWorkers, log_name
 from swift_ft.offline.run_store import RunStore, open_run_store
 from swift_ft.recovery.events import JobOpened
 from swift_ft.recovery.job_state import SavedPart
@@ -251,6 +252,9 @@ def _damages(folder: CheckpointFolder, iteration: int, ranks: Sequence[int]) -> 
     ]
 
 
+_VARIABLE = "the variable "
+
+
 def _check_setup(setup: tuple[str, ...], request: ReplayRequest) -> None:
     """The script and what runs it must be those of the run: others may compute other bits."""
     here = setup_of(JobOpened(machines=1), RunConfig(), request.kind, request.target)
@@ -260,6 +264,20 @@ def _check_setup(setup: tuple[str, ...], request: ReplayRequest) -> None:
             raise UsageError(
                 f"{name} is {ours.get(name, 'unknown')} here and was {theirs[name]} in the run: the rebuilt "
                 "state would be another one. Use what the run was started with"
+            )
+    _check_environment({name: value for name, value in theirs.items() if name.startswith(_VARIABLE)})
+
+
+def _check_environment(theirs: Mapping[str, str]) -> None:
+    """The variables that the script reads, and those that change numbers, must be those of the run."""
+    env = {**THREADS, **os.environ}
+    ours = environment_facts([name.removeprefix(_VARIABLE) for name in theirs], env=env)
+    for name in sorted({*ours, *theirs}):
+        here, there = ours.get(name, "not set"), theirs.get(name, "not set")
+        if here != there:
+            raise UsageError(
+                f"{name} is {here} here and was {there} in the run: the rebuilt state would be another one. "
+                "Set it as in the run"
             )
 
 

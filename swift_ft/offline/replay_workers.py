@@ -30,6 +30,8 @@ from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 
 _HOST = "127.0.0.1"
+THREADS = {"OMP_NUM_THREADS": "1"}
+"""What swift-run sets where it is not set."""
 
 
 def log_name(rank: int) -> str:
@@ -149,7 +151,7 @@ class ReplayWorkers:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RESTART_COUNT": "0",
-            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **{name: os.environ.get(name, value) for name, value in THREADS.items()},
         }
 
     def _watch(self, channels: Mapping[int, socket.socket], on_iteration: Callable[[int, int], None]) -> None:

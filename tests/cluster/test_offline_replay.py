@@ -232,6 +232,31 @@ def test_other_arguments_are_refused(tmp_path: Path, made: Make) -> None:
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"OMP_NUM_THREADS": "2"}, "the variable OMP_NUM_THREADS is 2 here and was 1 in the run"),
+        ({"MKL_CBWR": "COMPATIBLE"}, "the variable MKL_CBWR is COMPATIBLE here and was not set in the run"),
+        (
+            {"EXAMPLE": "train_plain"},
+            "the variable EXAMPLE is train_plain here and was train_swift in the run",
+        ),
+    ],
+)
+def test_another_environment_is_refused(
+    changed: dict[str, str], words: str, tmp_path: Path, made: Make
+) -> None:
+    out = tmp_path / "out"
+    where = ["--machine", "1", "--to-iteration", "7", "--out", str(out)]
+    script = training(tmp_path / "nowhere", KEEPS_LOG)
+    env = {"EXAMPLE": "train_swift", "SESSION": "{}", "SWIFT_TEST_FOLDER": str(made().folder), **changed}
+    done = recover("replay", str(made().store), *where, "--", *script, **env)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert words in line
+    assert not out.exists()
+
+
 def test_a_damaged_message(tmp_path: Path, made: Make) -> None:
     """The segment itself is whole, so it is found when the message is read; the output stays."""
     run, out = made(), tmp_path / "out"
