@@ -411,10 +411,7 @@ class Session:
             assert self._loop is not None
             yield from self._loop.steps_of_epoch(iterations)
             return
-        loop = self._begin_loop()
-        # Reported, so that a replacement with another number is refused.
-        self._assembly.status.steps = iterations
-        yield from loop.steps(iterations)
+        yield from self._begin_loop(iterations).steps(iterations)
 
     @with_named_arguments
     def epochs(self, count: int) -> Iterator[int]:
@@ -437,11 +434,12 @@ class Session:
         Raises:
             UsageError: it is called a second time, or an epoch does not take all of its steps.
         """
-        loop = self._begin_loop(epochs=True)
+        loop = self._begin_loop(None)
         self._in_epochs = True
         yield from loop.epochs(count)
 
-    def _begin_loop(self, *, epochs: bool = False) -> Loop:
+    def _begin_loop(self, iterations: int | None) -> Loop:
+        """Begin to train, for so many iterations in all; None in a loop over epochs."""
         self._check_attached()
         if self._steps_begun:
             raise UsageError(
@@ -452,10 +450,12 @@ class Session:
             )
         self._steps_begun = True
         self._unprotected.close()
+        # Reported, so that a replacement with another number is refused.
+        self._assembly.status.steps = iterations
         if self._loop is None:
             refuse_loaders_that_communicate()
             # Not in the constructor: what is attached until now decides which parts there are.
-            self._loop = self._assembly.start(epochs=epochs)
+            self._loop = self._assembly.start(epochs=iterations is None)
         return self._loop
 
     @property

@@ -71,7 +71,7 @@ class CarriedVariables:
         # What was there as this process began its first step; empty before.
         self._before_steps: frozenset[Place] = frozenset()
         self._paths_before_steps: frozenset[str] = frozenset()
-        self._generators: dict[Place, tuple[int, int]] = {}
+        self._generators: dict[Place, tuple[Any, int]] = {}
         self._at_epoch: dict[Place, Any] = {}  # as the steps of this epoch began
         self.own: frozenset[Place] = frozenset()
         self.arrived: tuple[Saved, frozenset[Place]] | None = None
@@ -143,12 +143,14 @@ class CarriedVariables:
 
     def note_generators(self) -> None:
         """Note which generators there are, and how they were seeded: see :meth:`goes_on`."""
-        self._generators = {place: _seeding(value) for place, value in self._generators_now()}
+        # Held, since a new one might be made in the same place of the memory.
+        self._generators = {place: (value, _seed_of(value)) for place, value in self._generators_now()}
 
     def goes_on(self, place: Place) -> bool:
         """Whether a generator is the one that was noted, and was not seeded since."""
         now = dict(self._generators_now()).get(place)
-        return now is not None and self._generators.get(place) == _seeding(now)
+        generator, seed = self._generators.get(place, (None, 0))
+        return now is not None and now is generator and _seed_of(now) == seed
 
     def _generators_now(self) -> Iterator[tuple[Place, Any]]:
         yield from ((place, value) for place, value in self._values() if isinstance(value, GENERATORS))
@@ -274,10 +276,9 @@ def _frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _:
     return plain(inner)
 
 
-def _seeding(generator: Any) -> tuple[int, int]:
-    """The identity of a generator, and its last seed; 0 for generators that do not tell their seed."""
-    seed = generator.initial_seed() if isinstance(generator, torch.Generator) else 0
-    return id(generator), seed
+def _seed_of(generator: Any) -> int:
+    """The last seed of a generator; 0 of those that do not tell it."""
+    return generator.initial_seed() if isinstance(generator, torch.Generator) else 0
 
 
 def _put_into(now: Any, value: Any) -> bool:
