@@ -34,8 +34,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
     "at",
     [
         "machine=1 iteration=8 point=reduce",
-        "machine=0 iteration=11 point=optimizer",
-        "machine=1 iteration=11 point=between",
+        pytest.param("machine=0 iteration=11 point=optimizer", marks=pytest.mark.thorough),
+        pytest.param("machine=1 iteration=11 point=between", marks=pytest.mark.thorough),
         "machine=0 iteration=12 point=reduce",
     ],
 )

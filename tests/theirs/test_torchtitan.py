@@ -62,7 +62,7 @@ MESHES = {
     "pp-dp_replicate": Mesh({**STAGES, **REPLICAS}, 4, "replica"),
 }
 DEATHS = ("forward", "backward", "optimizer", "validation", "save", "between")
-QUICK = {("pp", "forward"), ("dp_replicate", "backward")}
+QUICK = {("dp_replicate", "backward")}
 
 Reference = Callable[[str], ClusterRun]
 

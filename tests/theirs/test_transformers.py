@@ -124,7 +124,8 @@ def test_the_plain_trainer(by: str, tmp_path: Path, undisturbed: Reference) -> N
 
 @needs("trl", "peft", "datasets")
 @pytest.mark.parametrize(
-    "event", ["1:4:on_prediction_step", pytest.param("0:3:on_substep_end", marks=thorough)]
+    "event",
+    [pytest.param(event, marks=thorough) for event in ("1:4:on_prediction_step", "0:3:on_substep_end")],
 )
 def test_lora_with_trl(event: str, tmp_path: Path, undisturbed: Reference) -> None:
     """TRL's SFTTrainer on an adapter of PEFT: its metrics are a part of the curves."""
