@@ -419,7 +419,7 @@ class Session:
 
             for epoch in session.epochs(10):
                 sampler.set_epoch(epoch)
-                for step in session.steps(len(batches)):
+                for step in session.steps(len(loader)):
                     with step:
                         ...
                 scheduler.step()

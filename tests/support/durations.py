@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 DURATIONS = Path(__file__).parents[1] / "durations.json"
-_RECORDED = ("cluster", "stores", "deploy", "gpu")
+_RECORDED = ("cluster", "theirs", "stores", "deploy", "gpu")
 """Folders of tests/. All others have tests of one process only, of which all are run."""
 _NOISE_S = 1.0
 _NOISE = 1 / 4
