@@ -31,7 +31,7 @@ from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 
 _HOST = "127.0.0.1"
 THREADS = {"OMP_NUM_THREADS": "1"}
-"""What swift-run sets where it is not set."""
+"""Set by swift-run where it is not set."""
 
 
 def log_name(rank: int) -> str:
