@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from swift_ft.offline.archive import ArchivedJournal, read_journal
 from swift_ft.offline.checkpoint_check import part_damages
 from swift_ft.offline.part_comparison import REPLAY_RECORD, differences, find_parts, read_part
 from swift_ft.offline.replay_plan import ReplayPlan, log_extent, machines_to_replay
-from swift_ft.offline.replay_workers import THREADS, ReplayWorkers, log_name
+from swift_ft.offline.replay_workers import ReplayWorkers, log_name
 from swift_ft.offline.run_store import RunStore, open_run_store
 from swift_ft.recovery.events import JobOpened
 from swift_ft.recovery.job_state import SavedPart
@@ -118,10 +119,11 @@ def replay_machine(
         setup = journal.last_state().shape.setup
         plan = _plan(run, request, journal)
         _check_setup(setup, request)
+        environment = environment_of(setup)
         with _filled(request.out, plan.ranks):
             offline = OfflineReplay(request.store, str(request.out.absolute()), plan.log_since)
             script = (request.kind, request.target, request.args)
-            workers.run(plan, run.run_id, offline, script, lambda *news: on_iteration(plan, *news))
+            workers.run(plan, run.run_id, offline, script, environment, partial(on_iteration, plan))
             _write_record(request.out, run, plan)
     result = OfflineReplayResult(
         run.run_id,
@@ -253,6 +255,8 @@ def _damages(folder: CheckpointFolder, iteration: int, ranks: Sequence[int]) -> 
 
 
 _VARIABLE = "the variable "
+_SET_BY_SWIFT_RUN = {"OMP_NUM_THREADS": "1"}
+"""Where it starts several workers on a host."""
 
 
 def _check_setup(setup: tuple[str, ...], request: ReplayRequest) -> None:
@@ -265,13 +269,28 @@ def _check_setup(setup: tuple[str, ...], request: ReplayRequest) -> None:
                 f"{name} is {ours.get(name, 'unknown')} here and was {theirs[name]} in the run: the rebuilt "
                 "state would be another one. Use what the run was started with"
             )
-    _check_environment({name: value for name, value in theirs.items() if name.startswith(_VARIABLE)})
 
 
-def _check_environment(theirs: Mapping[str, str]) -> None:
-    """The variables that the script reads, and those that change numbers, must be those of the run."""
-    env = {**THREADS, **os.environ}
-    ours = environment_facts([name.removeprefix(_VARIABLE) for name in theirs], env=env)
+def environment_of(setup: tuple[str, ...]) -> dict[str, str]:
+    """The variables to set for the script, as swift-run has done where they were not set.
+
+    Args:
+        setup: the facts of the run; without any it is unknown whether this is its environment.
+
+    Raises:
+        UsageError: one that the script reads, or that changes numbers, is not that of the run.
+    """
+    facts = dict(fact.split(": ", 1) for fact in setup)
+    theirs = {name: value for name, value in facts.items() if name.startswith(_VARIABLE)}
+    to_set = {
+        name: value
+        for name, value in _SET_BY_SWIFT_RUN.items()
+        if name not in os.environ and (not theirs or f"{_VARIABLE}{name}" in theirs)
+    }
+    if not theirs:
+        return to_set
+    read = [name.removeprefix(_VARIABLE) for name in theirs]
+    ours = environment_facts(read, env={**to_set, **os.environ})
     for name in sorted({*ours, *theirs}):
         here, there = ours.get(name, "not set"), theirs.get(name, "not set")
         if here != there:
@@ -279,6 +298,7 @@ def _check_environment(theirs: Mapping[str, str]) -> None:
                 f"{name} is {here} here and was {there} in the run: the rebuilt state would be another one. "
                 "Set it as in the run"
             )
+    return to_set
 
 
 # ------------------------------------------------------------------------------------------ the folder

@@ -30,8 +30,6 @@ from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
 
 _HOST = "127.0.0.1"
-THREADS = {"OMP_NUM_THREADS": "1"}
-"""Set by swift-run where it is not set."""
 
 
 def log_name(rank: int) -> str:
@@ -69,6 +67,7 @@ class ReplayWorkers:
         run_id: str,
         offline: OfflineReplay,
         script: tuple[str, str, tuple[str, ...]],
+        environment: Mapping[str, str],
         on_iteration: Callable[[int, int], None],
     ) -> None:
         """Replay, and save the state of each worker.
@@ -78,6 +77,7 @@ class ReplayWorkers:
             run_id: the run that wrote the logs.
             offline: which store is read, and where states are saved.
             script: its kind (``script`` or ``module``), its path or name, and its arguments.
+            environment: variables to set for it.
             on_iteration: called with a rank and the iterations that its state has completed.
 
         Raises:
@@ -92,7 +92,7 @@ class ReplayWorkers:
             ours, theirs = channel_pair()
             kind, target, args = script
             job = WorkerJob(
-                self._env(plan, rank, run_id, offline),
+                {**self._env(plan, rank, run_id, offline), **environment},
                 target,
                 args,
                 kind,
@@ -151,7 +151,6 @@ class ReplayWorkers:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_MAX_RESTARTS": "0",
             "TORCHELASTIC_RESTART_COUNT": "0",
-            **{name: os.environ.get(name, value) for name, value in THREADS.items()},
         }
 
     def _watch(self, channels: Mapping[int, socket.socket], on_iteration: Callable[[int, int], None]) -> None:
