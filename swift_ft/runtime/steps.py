@@ -185,13 +185,9 @@ class Loop:
         self._asked = False  # the script has asked for its steps
         self._end_at = 0  # the iteration that is complete with its last step
         self._step: Step | None = None  # the one that was yielded last, until it is complete or interrupted
-        self._elsewhere = (
-            False  # a recovery has led to another epoch, and the script runs on to the end of this one
-        )
         self._finished = False
-        self._before_last: tuple[int, int, Saved] | None = (
-            None  # the variables as the last step of an epoch began
-        )
+        # The variables as the last step of an epoch began, with the epoch and the iteration:
+        self._before_last: tuple[int, int, Saved] | None = None
 
     def steps(self, iterations: int) -> Iterator[Step]:
         """Yield the steps up to an iteration, until every worker has completed the last one.
@@ -308,15 +304,12 @@ class Loop:
         """The script was at the top of an epoch: what it has set there is of the epoch's beginning."""
         iteration = self._runner.iteration
         midway = iteration > self._epochs.began
-        saved, own = self._carried.arrived or ({}, frozenset())
         if midway and self._carried.arrived is None:
             # This process has been here: it is to repeat the epoch's last step.
             assert self._before_last is not None
             assert self._before_last[:2] == (self._epoch, iteration)
-            saved = self._before_last[2]
-        before, self._carried.own = self._carried.own, own
-        self._carried.steps_of_epoch_begin(saved, midway=midway)
-        self._carried.own = before
+            self._carried.arrived = self._before_last[2], frozenset()
+        self._carried.steps_of_epoch_begin(midway=midway)
 
     def _is_ready(self) -> bool:
         """Do all that comes before a step. False if that led elsewhere, and is to be done once more."""

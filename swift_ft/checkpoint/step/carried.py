@@ -93,18 +93,20 @@ class CarriedVariables:
         self._at_epoch = {}
         self._at_top_of_epoch = True
 
-    def steps_of_epoch_begin(self, saved: Saved, *, midway: bool) -> None:
+    def steps_of_epoch_begin(self, *, midway: bool) -> None:
         """The script is through with its lines at the top of an epoch.
 
         Args:
-            saved: what was taken over before them.
-            midway: that is from the middle of this epoch, and so from after these lines.
+            midway: what has arrived is from the middle of this epoch, and so from after these lines.
         """
+        saved, own = self.arrived or ({}, frozenset())
         self._variables.look()
         self._at_top_of_epoch = False
         self._at_epoch = {place: self._now(value) for place, value in self._values()}
         if midway:
+            before, self.own = self.own, own
             self.take_over(saved)
+            self.own = before
         else:
             for path in saved.keys() - {LOOP, EPOCHS, _CELLS, _FLAGS, *self._variables.paths}:
                 self._say_missing((path, next(iter(saved[path]))))

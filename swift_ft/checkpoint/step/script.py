@@ -8,7 +8,7 @@ values by copy, all others by reference.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FrameType
 from typing import Any, Protocol
@@ -53,7 +53,6 @@ class NotedVariables:
         cells: what is in cells.
         loop: variables of the functions that run the loop, by function and name.
         codes: the code of these functions.
-        epochs: the one that runs the loop over epochs, if there is one.
         leaves: values that change in place.
         flags: whether parameters require gradients.
         large: tensors in attributes of modules that are too large for a copy, by name.
@@ -65,7 +64,6 @@ class NotedVariables:
     cells: list[tuple[CellType, Any]]
     loop: dict[tuple[str, str], Any]
     codes: dict[str, CodeType]
-    epochs: CodeType | None
     leaves: list[Leaf]
     flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
     large: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -86,7 +84,7 @@ class NotedVariables:
         for cell, value in self.cells:
             if content_of(cell) is not value and is_understood(content_of(cell)):
                 cell.cell_contents = value
-        for function, frame in loop_frames(self.epochs).items():
+        for function, frame in loop_frames(self.codes.get(EPOCHS)).items():
             if frame.f_code is not self.codes.get(function):
                 continue  # the function of then has returned
             now = frame.f_locals
@@ -142,7 +140,8 @@ class ScriptVariables:
         if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
             self._note_slots()
         raw = [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
-        loop = self.of_loop()
+        frames = loop_frames(self.epochs)
+        loop = _variables_in(frames)
         cells = [(cell, content_of(cell)) for _, cell in self.cells]
         others = [index for index, value in enumerate(raw) if type(value) not in FIXED_EXACTLY]
         values = raw.copy()
@@ -159,8 +158,7 @@ class ScriptVariables:
             values=values,
             cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],
             loop=loop,
-            codes={function: frame.f_code for function, frame in loop_frames(self.epochs).items()},
-            epochs=self.epochs,
+            codes={function: frame.f_code for function, frame in frames.items()},
             leaves=[*leaves.values()],
             large=self._large_of([(*self.slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
@@ -201,45 +199,34 @@ class ScriptVariables:
 
     def of_loop(self) -> dict[tuple[str, str], Any]:
         """The variables of the functions that run the loop, by function and name; of a module, none."""
-        return {
-            (function, name): value
-            for function, frame in loop_frames(self.epochs).items()
-            if frame.f_locals is not frame.f_globals  # a module's variables are a namespace
-            for name, value in frame.f_locals.items()
-            if _is_small(value)
-        }
+        return _variables_in(loop_frames(self.epochs))
 
     def look(self) -> None:
         """Look for all that the script can reach: some milliseconds."""
-        self._reach = reach(self._roots())
-        for path, variables in self._modules().items():
+        frames = loop_frames(self.epochs)
+        modules = _modules_of(frames)
+        self._reach = reach(self._roots(frames, modules))
+        for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
         self._protected = {storage_id(tensor) for tensor in self._large()}
         self._note_slots()
 
-    def _roots(self) -> Iterator[tuple[str, Any]]:
+    def _roots(
+        self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]
+    ) -> Iterator[tuple[str, Any]]:
         """The state's parts first: what they reach has their names. Then from the outermost function on."""
         yield from self.state.modules.items()
         yield from self.state.optimizers.items()
         yield from self.state.small.items()
-        frames = loop_frames(self.epochs)
         for function, frame in frames.items():
             # An epoch's function is called anew each time: what it holds must not have the name of another.
             prefix = f"{frame.f_code.co_name}()." if function == LOOP and EPOCHS in frames else ""
             yield from ((prefix + name, value) for name, value in frame.f_locals.items())
-        for path, variables in self._modules().items():
+        for path, variables in modules.items():
             prefix = path and f"{path}."
             yield from (
                 (prefix + name, value) for name, value in variables.items() if not name.startswith("__")
             )
-
-    def _modules(self) -> dict[str, dict[str, Any]]:
-        """The variables of the modules that the loop's functions are in, by path: "" is the outermost's."""
-        found: dict[str, dict[str, Any]] = {}
-        for frame in loop_frames(self.epochs).values():
-            if not any(frame.f_globals is one for one in found.values()):
-                found[str(frame.f_globals.get("__name__", "module")) if found else ""] = frame.f_globals
-        return found
 
     def _large(self) -> Iterator[torch.Tensor]:
         yield from self.state.tensors()
@@ -249,6 +236,25 @@ class ScriptVariables:
     def _note_slots(self) -> None:
         self.slots = [(n, name) for n in self._reach.namespaces for name in n.names()]
         self._sizes = [len(namespace.variables) for namespace in self._reach.namespaces]
+
+
+def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:
+    """The variables of the modules that the loop's functions are in, by path: "" is the outermost's."""
+    found: dict[str, dict[str, Any]] = {}
+    for frame in frames.values():
+        if not any(frame.f_globals is one for one in found.values()):
+            found[str(frame.f_globals.get("__name__", "module")) if found else ""] = frame.f_globals
+    return found
+
+
+def _variables_in(frames: Mapping[str, FrameType]) -> dict[tuple[str, str], Any]:
+    return {
+        (function, name): value
+        for function, frame in frames.items()
+        if frame.f_locals is not frame.f_globals  # a module's variables are a namespace
+        for name, value in frame.f_locals.items()
+        if _is_small(value)
+    }
 
 
 def _is_small(value: Any) -> bool:

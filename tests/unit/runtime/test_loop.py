@@ -74,7 +74,7 @@ class Carried:
     def epoch_begins(self) -> None:
         pass
 
-    def steps_of_epoch_begin(self, saved: object, *, midway: bool) -> None:
+    def steps_of_epoch_begin(self, *, midway: bool) -> None:
         self.midway.append(midway)
 
     def to_save(self) -> dict[str, Any]:
