@@ -256,7 +256,7 @@ def _damages(folder: CheckpointFolder, iteration: int, ranks: Sequence[int]) -> 
 
 _VARIABLE = "the variable "
 _SET_BY_SWIFT_RUN = {"OMP_NUM_THREADS": "1"}
-"""Where it starts several workers on a host."""
+"""For a host on which it starts several workers."""
 
 
 def _check_setup(setup: tuple[str, ...], request: ReplayRequest) -> None:

@@ -7,7 +7,6 @@ all workers have come so far. What follows the loop is not run: the training is 
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -21,11 +20,11 @@ from swift_ft.checkpoint.completeness import is_companion
 from swift_ft.checkpoint.step.large_values import LargeValues
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.data.loader import LoaderBatches
 from swift_ft.observe.checked import CheckFolder, PartFacts, WorkerFacts
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.attachments import Attachments
+from swift_ft.runtime.data.iterators import loader_goes_on, may_keep_position
 from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.flow import Flow
@@ -100,9 +99,9 @@ class CheckedAssembly(Assembly):
             said=tuple(self._said.lines),
             too_large=tuple(self._large.changed()),
             asks_index=self._batches.asked,
-            loader_goes_on=_loader_goes_on(),
+            loader_goes_on=loader_goes_on(),
             keeps_position=tuple(
-                name for name, part in self._state.small.items() if _may_keep_a_position(name, part)
+                name for name, part in self._state.small.items() if may_keep_position(name, part)
             ),
         )
 
@@ -198,10 +197,6 @@ def _kind_of(part: Any) -> str:
     return "average" if is_companion(kind) else "small object"
 
 
-def _may_keep_a_position(name: str, part: Any) -> bool:
-    return not name.startswith("swift_ft.") and _kind_of(part) == "small object"
-
-
 def _pipeline_in_words(attached: Attachments) -> str:
     if (pipeline := attached.pipeline) is None:
         return ""
@@ -209,16 +204,3 @@ def _pipeline_in_words(attached: Attachments) -> str:
     numbers = ", ".join(map(str, pipeline.stages))
     kind = f"{pipeline.kind}, " if pipeline.kind is not None else ""
     return f"{kind}{stages} {numbers} of {pipeline.num_stages}, {pipeline.microbatches} microbatches"
-
-
-_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
-
-
-def _loader_goes_on() -> bool:
-    """Whether there is an iterator of a DataLoader that is not one of :class:`LoaderBatches`."""
-    things = gc.get_objects()
-    own = {id(vars(thing).get("_iterator")) for thing in things if isinstance(thing, LoaderBatches)}
-    return any(
-        type(thing).__module__ in _LOADERS and hasattr(type(thing), "__next__") and id(thing) not in own
-        for thing in things
-    )

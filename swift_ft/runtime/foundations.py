@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from torch.amp import GradScaler
-from torch.optim.lr_scheduler import LRScheduler
-
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.folder import CheckpointFolder
@@ -30,7 +27,6 @@ from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.worker_journal import WorkerJournal, journal_of_worker
 from swift_ft.coordination.store_client import connect
 from swift_ft.observe.spans import Recording, recorder
-from swift_ft.program.iterators import iterators_of_script
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.attachments import Attachments
 from swift_ft.runtime.checkpoints.checkpointing import Saver
@@ -38,6 +34,7 @@ from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeper, Housekeeping
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
 from swift_ft.runtime.data.check import BatchBoard, BatchCheck
+from swift_ft.runtime.data.iterators import iterators_of_script, may_keep_position
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.measures.profiler import Profiler
@@ -115,9 +112,7 @@ class Foundations:
             enabled=self._settings.check_data,
             # So far back can a return to the oldest kept checkpoint lead.
             keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
-            has_position=any(
-                not isinstance(part, LRScheduler | GradScaler) for part in self._state.small.values()
-            ),
+            has_position=any(may_keep_position(name, part) for name, part in self._state.small.items()),
             iterators=iterators_of_script,
         )
         self._progress = ProgressBoard(agent_channel(), ProgressReader(self._rendezvous), context.rank)

@@ -9,11 +9,14 @@ from pathlib import Path
 from types import GeneratorType
 from typing import Any
 
+from swift_ft.checkpoint.completeness import is_companion
+from swift_ft.data.loader import LoaderBatches
 from swift_ft.program.loop_frame import loop_frame
 from swift_ft.program.own_code import is_own_file
 
-_SESSION = str(Path(__file__).parents[1] / "session.py")
+_SESSION = str(Path(__file__).parents[2] / "session.py")
 """Whose generators are a session's steps."""
+_LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
 
 
 def iterators_of_script() -> list[str]:
@@ -29,12 +32,32 @@ def iterators_of_script() -> list[str]:
     return [*found, "zip"] if _zips_steps() else found
 
 
+def loader_goes_on() -> bool:
+    """Whether there is an iterator of a DataLoader that is not one of :class:`LoaderBatches`.
+
+    It may be one that gives no batches of the training, as in a validation, and no variable need hold it.
+    """
+    things = gc.get_objects()
+    # Not isinstance(), which would ask proxies.
+    own = {id(vars(thing).get("_iterator")) for thing in things if issubclass(type(thing), LoaderBatches)}
+    return any(
+        type(thing).__module__ in _LOADERS and hasattr(type(thing), "__next__") and id(thing) not in own
+        for thing in things
+    )
+
+
+def may_keep_position(name: str, part: Any) -> bool:
+    """Whether a small part of the session's state may say which batch comes next."""
+    kind = type(part)
+    return not (name.startswith("swift_ft.") or is_companion(kind) or "Scheduler" in kind.__name__)
+
+
 def _gives_batches(value: Any) -> bool:
     if isinstance(value, GeneratorType):
         return is_own_file(value.gi_code.co_filename)  # not the steps themselves
     try:
         return isinstance(value, Iterator) and not isinstance(value, (io.IOBase, enumerate))
-    except Exception:
+    except Exception:  # a proxy that answers for something else, which is not there
         return False
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LinearLR
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
 
-from swift_ft.program.iterators import iterators_of_script
+from swift_ft.data import LoaderBatches
+from swift_ft.runtime.data.iterators import iterators_of_script, loader_goes_on, may_keep_position
 from swift_ft.session import Session
 
 
@@ -60,3 +67,37 @@ def test_steps_and_batches_side_by_side(side_by_side: bool) -> None:
     loop: Any = zip(steps(2), [7, 8], strict=False) if side_by_side else enumerate(steps(2))
     seen = [iterators_of_script() for _ in loop]
     assert [("zip" in names) for names in seen] == [side_by_side, side_by_side]
+
+
+class Position:
+    def state_dict(self) -> dict[str, int]:
+        return {"next": 3}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "may"),
+    [
+        ("position", Position(), True),
+        ("swift_ft.stop", Position(), False),
+        ("scheduler", LinearLR(SGD([torch.zeros(1, requires_grad=True)], lr=1.0)), False),
+        ("scaler", torch.amp.GradScaler("cpu", enabled=False), False),
+        ("average", AveragedModel(torch.nn.Linear(1, 1)), False),
+    ],
+)
+def test_which_parts_of_the_state_may_keep_a_position(name: str, part: Any, may: bool) -> None:
+    assert may_keep_position(name, part) == may
+
+
+def test_a_loader_that_goes_on() -> None:
+    data = TensorDataset(torch.arange(4))
+    batches = LoaderBatches(DataLoader(data))
+    assert batches[0][0].item() == 0
+    before = loader_goes_on()  # of an earlier test, until it is collected
+    iterator = iter(DataLoader(data))
+    assert loader_goes_on()
+    del iterator
+    gc.collect()
+    assert loader_goes_on() == before
