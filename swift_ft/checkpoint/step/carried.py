@@ -10,36 +10,25 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder
+from swift_ft.checkpoint.step.frozen import GENERATOR, UNKNOWN, frozen, put_into, same
 from swift_ft.checkpoint.step.kinds import (
-    CONTAINERS,
     GENERATORS,
-    MOST_ELEMENTS,
-    is_copied,
     is_fixed,
-    read_state,
-    write_state,
 )
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.program.loop_frame import EPOCHS, LOOP, loop_frame, set_variables
-from swift_ft.torch_core.tensors import same_bits
 
 _logger = logging.getLogger(__name__)
 
-_UNKNOWN: Any = object()
-"""In the place of a value that cannot travel."""
-_MOST_BYTES = 2**26
-_GENERATOR = "swift_ft.generator"
 _UNSAVED = "swift_ft.unsaved"
 """In the place of a value that has changed and cannot be saved: what there is stays."""
 _OF_EPOCH = "swift_ft.of_epoch"
@@ -114,8 +103,8 @@ class CarriedVariables:
     def epoch_begins_again(self) -> None:
         """The state is of this epoch's beginning: the script has been at its top, and has gone on since."""
         for place, now in [*self._values()]:
-            before = self._at_epoch.get(place, _UNKNOWN)
-            if before is not _UNKNOWN and not _equal(self._now(now), before):
+            before = self._at_epoch.get(place, UNKNOWN)
+            if before is not UNKNOWN and not same(self._now(now), before):
                 self._put(place, now, before)
 
     def to_save(self) -> dict[str, dict[str, Any]]:
@@ -127,11 +116,11 @@ class CarriedVariables:
             if value is before and is_fixed(value):
                 continue
             now = self._now(value)
-            if (now is _UNKNOWN and before is _UNKNOWN) or _equal(now, before):
+            if (now is UNKNOWN and before is UNKNOWN) or same(now, before):
                 continue
             kept = now if self._is_plain(now) else {_UNSAVED: True}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
-            of_epoch = at_epoch is not MISSING and _equal(now, at_epoch)
+            of_epoch = at_epoch is not MISSING and same(now, at_epoch)
             changed.setdefault(path, {})[name] = {_OF_EPOCH: kept} if of_epoch else kept
         return changed
 
@@ -167,22 +156,22 @@ class CarriedVariables:
             for name, value in values.items():
                 if isinstance(value, dict) and _OF_EPOCH in value:
                     value = (
-                        self._at_epoch.get((path, name), _UNKNOWN)
+                        self._at_epoch.get((path, name), UNKNOWN)
                         if (path, name) in places
                         else value[_OF_EPOCH]
                     )
-                    if value is _UNKNOWN:
+                    if value is UNKNOWN:
                         continue
                 if (path, name) in self.own or (isinstance(value, dict) and _UNSAVED in value):
                     continue
                 self._put((path, name), places.get((path, name), MISSING), value)
         for place, value in places.items():
-            before = self._start.get(place, MISSING if self._made_in_a_step(place) else _UNKNOWN)
+            before = self._start.get(place, MISSING if self._made_in_a_step(place) else UNKNOWN)
             in_saved = place[1] in saved.get(place[0], ())
-            if before is _UNKNOWN or in_saved or place in self.own:
+            if before is UNKNOWN or in_saved or place in self.own:
                 continue
             now = self._now(value)
-            if now is not _UNKNOWN and not _equal(now, before):
+            if now is not UNKNOWN and not same(now, before):
                 self._put(place, value, before)
 
     def _made_in_a_step(self, place: Place) -> bool:
@@ -195,12 +184,12 @@ class CarriedVariables:
 
     def _put(self, place: Place, now: Any, value: Any) -> None:
         path, name = place
-        if now is not MISSING and _put_into(now, value):
+        if now is not MISSING and put_into(now, value):
             return
-        if isinstance(value, dict) and _GENERATOR in value:
+        if isinstance(value, dict) and GENERATOR in value:
             self._say_missing(place)
             return
-        value = _frozen(value)
+        value = frozen(value)
         if path == _FLAGS:
             if (parameter := self._variables.state.named_parameters().get(name)) is not None:
                 parameter.requires_grad_(value)
@@ -228,7 +217,7 @@ class CarriedVariables:
 
     def _is_plain(self, value: Any) -> bool:
         """Whether a checkpoint can hold it, and it can be read back."""
-        if value is _UNKNOWN:
+        if value is UNKNOWN:
             return False
         try:
             Encoder(self._variables.state.known).encode(value)
@@ -237,7 +226,7 @@ class CarriedVariables:
         return True
 
     def _now(self, value: Any) -> Any:
-        return _frozen(value, self._variables.is_protected)
+        return frozen(value, self._variables.is_protected)
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables
@@ -252,97 +241,9 @@ class CarriedVariables:
             yield (_FLAGS, name), parameter.requires_grad
 
 
-def _frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _: False) -> Any:
-    """A copy that shares nothing with the value; a generator's state in its place."""
-    if value is MISSING or is_fixed(value):
-        return value
-    if isinstance(value, torch.Tensor):
-        may = is_copied(value, _MOST_BYTES) and not is_protected(value)
-        return value.detach().clone() if may else _UNKNOWN
-    if isinstance(value, np.ndarray):
-        return value.copy() if value.nbytes <= _MOST_BYTES else _UNKNOWN
-    if isinstance(value, GENERATORS):
-        return {_GENERATOR: _frozen(read_state(value))}
-    if not isinstance(value, (tuple, *CONTAINERS)) or len(value) > MOST_ELEMENTS:
-        return _UNKNOWN
-    if isinstance(value, bytearray):
-        return bytearray(value)
-    inner = [
-        _frozen(element, is_protected) for element in (value.values() if isinstance(value, dict) else value)
-    ]
-    if any(element is _UNKNOWN for element in inner):
-        return _UNKNOWN
-    if isinstance(value, dict):
-        return dict(zip(value, inner, strict=True))
-    plain: type = next(kind for kind in (list, tuple, set, deque) if isinstance(value, kind))
-    return plain(inner)
-
-
 def _seed_of(generator: Any) -> int:
     """The last seed of a generator; 0 of those that do not tell it."""
     return generator.initial_seed() if isinstance(generator, torch.Generator) else 0
-
-
-def _put_into(now: Any, value: Any) -> bool:
-    """Put a value into what is in its place, which others hold. False if that is of another kind."""
-    if isinstance(value, dict) and _GENERATOR in value:
-        if isinstance(now, GENERATORS):
-            write_state(now, value[_GENERATOR])
-        return isinstance(now, GENERATORS)
-    if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
-        alike = now.shape == value.shape and now.dtype == value.dtype and not now.requires_grad
-        if alike:
-            now.copy_(value)
-        return bool(alike)
-    if isinstance(now, list) and isinstance(value, list):
-        now[:] = _frozen(value)
-    elif isinstance(now, dict) and isinstance(value, dict):
-        _fill(now, value)
-    elif isinstance(now, set) and isinstance(value, set):
-        now.clear()
-        now.update(value)
-    elif isinstance(now, deque) and isinstance(value, deque):
-        now.clear()
-        now.extend(_frozen(value))
-    else:
-        return False
-    return True
-
-
-def _fill(now: dict[Any, Any], value: dict[Any, Any]) -> None:
-    """Give a dictionary the content of another one.
-
-    Containers in it stay those that there are, or are such as it makes itself: a ``defaultdict`` among them
-    makes entries of its own, which a plain dictionary of the same content would not.
-    """
-    before = dict(now)
-    now.clear()
-    for key, inner in value.items():
-        there = before.get(key, MISSING)
-        if there is MISSING and isinstance(inner, CONTAINERS):
-            there = now.default_factory() if isinstance(now, defaultdict) and now.default_factory else MISSING
-        now[key] = there if isinstance(there, CONTAINERS) and _put_into(there, inner) else _frozen(inner)
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether two frozen values are the same, bit for bit."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.device == other.device and same_bits(one, other)
-    if isinstance(one, np.ndarray):
-        return bool(
-            one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-        )
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_equal(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple | deque):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    if isinstance(one, float):
-        return repr(one) == repr(other)
-    return bool(one == other)
 
 
 def _root_of(path: str) -> str:

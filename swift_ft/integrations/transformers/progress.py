@@ -10,7 +10,7 @@ TRL's).
 from __future__ import annotations
 
 import json
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_MOST_ELEMENTS = 1024
-"""Of a container in an attribute. Larger ones are data sets, as a rule."""
+from swift_ft.checkpoint.step.frozen import frozen, put_into
+from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS
+
 _OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Fields of ``TrainerState`` that no worker takes from another one."""
 _IN_PLACES_OF_THEIR_OWN = frozenset({"current_flos", "train_dataset", "eval_dataset"})
@@ -167,46 +168,19 @@ class _Attributes:
         """Take these values, and those of the beginning for all others."""
         now = self._plain()
         for name, value in {**self._start, **values}.items():
-            if now.get(name, now) != value:
-                _put(vars(self._owner), name, value)
+            if now.get(name, now) != value and not put_into(vars(self._owner).get(name), value):
+                vars(self._owner)[name] = frozen(value)
 
     def _plain(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self._owner).items() if name not in self._hidden}
-        return {name: _plain(value) for name, value in own.items() if _is_plain(value)}
+        return {name: frozen(value) for name, value in own.items() if _is_plain(value)}
 
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, bool | int | float | str | None):
         return True
-    if not isinstance(value, dict | list | deque) or len(value) > _MOST_ELEMENTS:
-        return False
+    if not isinstance(value, dict | list | deque) or len(value) > MOST_ELEMENTS:
+        return False  # a data set, as a rule
     if isinstance(value, dict):
         return all(isinstance(key, str | int) for key in value) and all(map(_is_plain, value.values()))
     return all(map(_is_plain, value))
-
-
-def _plain(value: Any) -> Any:
-    """A copy in plain containers."""
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    return [_plain(inner) for inner in value] if isinstance(value, list | deque) else value
-
-
-def _put(container: Any, key: Any, value: Any) -> None:
-    """Give an entry a value, in containers of the kind that there is: some make entries of their own."""
-    there = container.get(key)
-    if there is None and isinstance(value, dict | list) and isinstance(container, defaultdict):
-        there = container.default_factory() if container.default_factory else None
-        container[key] = there
-    if isinstance(value, dict) and isinstance(there, dict):
-        for name in there.keys() - value.keys():
-            del there[name]
-        for name, inner in value.items():
-            _put(there, name, inner)
-    elif isinstance(value, list) and isinstance(there, list):
-        there[:] = _plain(value)
-    elif isinstance(value, list) and isinstance(there, deque):
-        there.clear()
-        there.extend(_plain(value))
-    else:
-        container[key] = _plain(value)
