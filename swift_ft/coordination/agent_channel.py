@@ -120,3 +120,9 @@ def set_agent_channel(channel: AgentChannel) -> None:
 def agent_channel() -> AgentChannel | None:
     """The channel of this process to its agent; None outside of a worker."""
     return _own
+
+
+def tell_agent(**message: Any) -> None:
+    """Send the agent a message. Outside of a worker there is none."""
+    if _own is not None:
+        _own.send(**message)

@@ -13,7 +13,7 @@ from typing import Any
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.coordination.agent_channel import agent_channel
+from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog
@@ -81,8 +81,7 @@ class Participant:
         self._listeners = listeners
         self._trace.start()
         self._follower.start()
-        if (channel := agent_channel()) is not None:
-            channel.send(session=True)
+        tell_agent(session=True)
 
     def _on_entries(self, entries: Sequence[Entry]) -> None:
         """Called in the journal thread, and before it begins."""

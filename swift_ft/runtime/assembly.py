@@ -12,7 +12,7 @@ from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.store_claim import claim_store
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.coordination.agent_channel import agent_channel
+from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.costs.job import Worker
 from swift_ft.errors import UsageError
@@ -138,8 +138,7 @@ class Assembly(Foundations):
         self._commits.found(found)
         if self._archiver is not None:
             self._archiver.start()
-        if (channel := agent_channel()) is not None:
-            channel.send(store=self._store.child_url(""))
+        tell_agent(store=self._store.child_url(""))
         check_remade(self._completeness, self._rendezvous, self._context.rank)
         recorder.lap()
 

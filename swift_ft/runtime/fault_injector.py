@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.coordination.agent_channel import agent_channel
+from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Action, Fault, Target, parse_faults
@@ -133,12 +133,6 @@ class FaultInjector:
             threading.Event().wait()  # the agent's death ends this process at any moment
 
 
-def _tell_agent(point: Point) -> None:
-    """The launcher names the points that were passed where a fault never struck."""
-    if (channel := agent_channel()) is not None:
-        channel.send(passed=point)
-
-
 def inject_faults(
     context: WorkerContext,
     status: WorkerStatus,
@@ -168,7 +162,8 @@ def inject_faults(
             participant=participant,
             break_connections=break_connections,
             replaying=replaying,
-            on_point=_tell_agent,
+            # The launcher names the points that were passed where a fault never struck.
+            on_point=lambda point: tell_agent(passed=point),
         )
     )
     for optimizer in optimizers:

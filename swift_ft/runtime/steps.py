@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import ParamSpec
 
 from swift_ft.checkpoint.step.carried import CarriedVariables, Saved
-from swift_ft.coordination.agent_channel import agent_channel
+from swift_ft.coordination.agent_channel import agent_channel, tell_agent
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.hooks.between import Between
@@ -360,14 +360,8 @@ class Loop:
     @contextlib.contextmanager
     def _in_loop(self) -> Iterator[None]:
         try:
-            _tell_agent(in_loop=True)
+            tell_agent(in_loop=True)
             yield
         finally:
             self._phases.phase = ScriptPhase.OVER
-            _tell_agent(in_loop=False)
-
-
-def _tell_agent(*, in_loop: bool) -> None:
-    """Whether the script trains: what it does afterwards may take its time."""
-    if (channel := agent_channel()) is not None:
-        channel.send(in_loop=in_loop)
+            tell_agent(in_loop=False)  # what the script does now may take its time

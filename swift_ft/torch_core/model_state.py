@@ -50,8 +50,8 @@ def model_state(module: nn.Module) -> dict[str, Any]:
     Where hooks of the model change what it saves (torchtitan's fused projections save one weight as three),
     DCP cannot name that: then it is what the model has, by the names that it has there.
     """
-    if (renamed := _own_state(module)) is not None:
-        return renamed
+    if _says_other_names(module):
+        return _own_state(module)
     known = _names.get(module)
     with torch.no_grad():
         own: dict[str, Any] = module.state_dict() if known is not None else {}
@@ -62,17 +62,19 @@ def model_state(module: nn.Module) -> dict[str, Any]:
     return found
 
 
-def _own_state(module: nn.Module) -> dict[str, Any] | None:
-    """A model's own tensors by name, if a hook that is not torch's changes what it saves; else None.
-
-    It is not asked what the hook makes of it: with shards that may need all other workers.
-    """
-    parts = dict(module.named_modules(remove_duplicate=False))
+def _says_other_names(module: nn.Module) -> bool:
+    """Whether a hook that is not torch's changes what a model saves."""
     # FSDP1's flat parameters are DCP's matter.
-    if not any(_has_own_hooks(part) for part in parts.values()) or _has_flat_parameters(module):
-        return None
+    return any(map(_has_own_hooks, module.modules())) and not _has_flat_parameters(module)
+
+
+def _own_state(module: nn.Module) -> dict[str, Any]:
+    """A model's own tensors by name.
+
+    Its hook is not asked what it makes of them: with shards that may need all other workers.
+    """
     found: dict[str, Any] = {}
-    for place, part in parts.items():
+    for place, part in module.named_modules(remove_duplicate=False):
         prefix = _unwrapped(f"{place}.") if place else ""
         held = {**part._parameters, **part._buffers}
         for name, tensor in held.items():
@@ -124,7 +126,7 @@ def load_model_state(module: nn.Module, values: Mapping[str, Any], own: Mapping[
         own: what :func:`model_state` gives for it. If the values are in this memory already, nothing is left
             to do, unless the model has code of its own for what it loads.
     """
-    if _own_state(module) is not None:
+    if _says_other_names(module):
         _load_own(module, values, own)
         return
     in_place = own.keys() == values.keys() and all(_same_memory(own[name], values[name]) for name in own)

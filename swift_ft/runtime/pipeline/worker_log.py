@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.coordination.agent_channel import agent_channel
+from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.logging import (
     CodecPolicy,
     FetchStats,
@@ -82,8 +82,8 @@ class WorkerLog:
         self.messages = self._new_messages()
         self.generation = self.asked_in = 0
         place = store.local_path(log_directory(context.rank))
-        if place is not None and (channel := agent_channel()) is not None:
-            channel.send(log=str(place))  # a job that is stopped gives this worker no time to tidy up
+        if place is not None:
+            tell_agent(log=str(place))  # a job that is stopped gives this worker no time to tidy up
 
     def _new_messages(self) -> MessageLog:
         return MessageLog(self._options, self.stats)
