@@ -4,67 +4,36 @@ swift-run --standalone --machines 2 --spares 1 --inject "kill machine=0 iteratio
     examples/integrations/nanogpt_swift.py --store runs/nanogpt-store
 """
 
-import argparse
 import math
-import os
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from gpt import Config, build_stage, load_text, loss_fn
-from torch import Tensor
+from gpt import Config, build_stage, loss_fn
+from nanogpt_parts import BLOCK, argument_parser, cosine_rate, random_windows, write_tokens
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
 
 
-def write_tokens(path: Path) -> None:
-    """A text as a file of tokens, written once."""
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        begun = path.with_name(f"{path.name}-{os.getpid()}")
-        load_text().numpy().astype(np.uint16).tofile(begun)
-        begun.replace(path)
-
-
 def main() -> None:
     """Trains one replica."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--iterations", type=int, default=60, help="default: %(default)s")
-    parser.add_argument("--eval-interval", type=int, default=5, help="default: %(default)s iterations")
-    parser.add_argument("--accumulate", type=int, default=4, help="batches per update, default: %(default)s")
-    parser.add_argument("--out", default="runs/nanogpt", help="for the file of tokens, and the best model")
+    parser = argument_parser(__doc__)
     parser.add_argument("--store", default="runs/nanogpt-store", help="a path or a URL, default: %(default)s")
     args = parser.parse_args()
-    out, block, batch_size = Path(args.out), 32, 4
+    out = Path(args.out)
     write_tokens(out / "train.bin")
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(1337 + rank)
-    config = Config(layers=2, width=32, heads=2, sequence=block)
+    config = Config(layers=2, width=32, heads=2, sequence=BLOCK)
     model = DistributedDataParallel(build_stage(0, 1, config))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     best_loss = math.inf
-
-    def get_batch(split: str) -> tuple[Tensor, Tensor]:
-        all_tokens = np.memmap(out / "train.bin", dtype=np.uint16, mode="r")
-        held_out = len(all_tokens) // 10
-        tokens = all_tokens[:-held_out] if split == "train" else all_tokens[-held_out:]
-        starts = torch.randint(len(tokens) - block, (batch_size,))
-        windows = torch.stack([torch.from_numpy(tokens[i : i + block + 1].astype(np.int64)) for i in starts])
-        return windows[:, :-1], windows[:, 1:]
-
-    def rate_of(iteration: int) -> float:
-        warm, decay = (
-            min(1.0, (iteration + 1) / 5),
-            0.5 * (1 + math.cos(math.pi * iteration / args.iterations)),
-        )
-        return 1e-3 * warm * (0.1 + 0.9 * decay)
+    get_batch, rate_of = partial(random_windows, out / "train.bin"), partial(cosine_rate, args.iterations)
 
     @torch.no_grad()
     def estimate_loss() -> float:

@@ -18,7 +18,7 @@ _WIDTH = 100
 _SHOWN_S = 0.01
 _ONE_HOST = ("1", "1:1")
 _MACHINES = 2
-"""The machines of a check without a number: a single one has nobody to get its state from."""
+"""The machines of a check without a number: a single one has no other to get its state from."""
 
 _LARGE = {
     "replication": "from a replica",
@@ -108,7 +108,7 @@ class Checked:
             return
         every, reasons = self._workers[0].checkpoint_every, sorted({machine["why"] for machine in lost})
         if len(self._machines) == 1:
-            remedy = "Check with more machines: --machines 2. A single one has nobody to get its state from."
+            remedy = "Check with more machines: --machines 2. A single one has none to get its state from."
         else:
             remedy = (
                 "Session(snapshot_every=10) keeps a copy of each worker's state in another machine's memory."

@@ -72,13 +72,18 @@ def assert_same_files(run: ClusterRun, reference: ClusterRun, *, but: tuple[str,
     assert ours.keys() == theirs.keys()
     assert theirs
     for name in theirs:
-        files = (ours[name], theirs[name])
-        state, expected = (dict(_flat(torch.load(file, weights_only=True))) for file in files)
-        assert state.keys() == expected.keys()
-        compared = [key for key in expected if not any(part in key for part in but)]
-        different = [key for key in compared if not _same(state[key], expected[key])]
-        assert compared
-        assert not different, f"{different[:5]} of {name} differ:\n{run.output[-3000:]}"
+        assert_same_file(run, reference, name, but=but)
+
+
+def assert_same_file(run: ClusterRun, reference: ClusterRun, name: str, *, but: tuple[str, ...] = ()) -> None:
+    """Checks one of them."""
+    files = (one.folder / "out" / name for one in (run, reference))
+    state, expected = (dict(_flat(torch.load(file, weights_only=True))) for file in files)
+    assert state.keys() == expected.keys()
+    compared = [key for key in expected if not any(part in key for part in but)]
+    different = [key for key in compared if not _same(state[key], expected[key])]
+    assert compared
+    assert not different, f"{different[:5]} of {name} differ:\n{run.output[-3000:]}"
 
 
 def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

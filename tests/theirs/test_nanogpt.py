@@ -6,9 +6,9 @@ from difflib import ndiff
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.support.cluster import EXAMPLES, ClusterRun, run_cluster
+from tests.support.integrations import assert_same_file
 
 INTEGRATIONS = EXAMPLES / "integrations"
 FILES = ("rank0.pt", "rank1.pt", "best.pt")
@@ -40,10 +40,7 @@ def test_a_loss(at: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
     run = run_nanogpt(tmp_path, f"kill {at}")
     assert [recovery["mode"] for recovery in run.recoveries] == ["replica"], run.output[-3000:]
     for name in FILES:
-        ours, theirs = (torch.load(one.folder / "out" / name) for one in (run, undisturbed))
-        assert ours["best_loss"] == theirs["best_loss"]
-        assert ours["model"].keys() == theirs["model"].keys()
-        assert all(torch.equal(ours["model"][key], theirs["model"][key]) for key in theirs["model"])
+        assert_same_file(run, undisturbed, name)
 
 
 def test_how_many_lines_change() -> None:

@@ -11,7 +11,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
+
+from tests.theirs.scripts.lightning_parts import data, leave
 
 
 class Classifier(LightningModule):  # type: ignore[misc]
@@ -35,12 +37,6 @@ class Classifier(LightningModule):  # type: ignore[misc]
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=24)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-
-def data(seed: int, count: int) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 8, generator=generator)
-    return TensorDataset(x, (x[:, :4].argmax(1)))
 
 
 def main() -> None:
@@ -80,18 +76,13 @@ def main() -> None:
         DataLoader(data(1, 256), batch_size=16, shuffle=True),
         DataLoader(data(2, 64), batch_size=16),
     )
-    torch.save(
-        {
-            "model": model.state_dict(),
-            "optimizers": [o.state_dict() for o in trainer.optimizers],
-            "schedulers": [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
-            "global_step": trainer.global_step,
-            "epoch": trainer.current_epoch,
-            "loops": trainer.fit_loop.state_dict(),
-            "metrics": dict(trainer.callback_metrics),
-            "callbacks": [c.state_dict() for c in trainer.callbacks],
-        },
-        out / f"rank{trainer.global_rank}.pt",
+    leave(
+        trainer,
+        out,
+        model=model.state_dict(),
+        optimizers=[o.state_dict() for o in trainer.optimizers],
+        schedulers=[c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
+        epoch=trainer.current_epoch,
     )
 
 

@@ -14,7 +14,9 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
+
+from tests.theirs.scripts.lightning_parts import data, leave
 
 WORKERS = int(os.environ["WORLD_SIZE"])
 
@@ -52,12 +54,6 @@ class Classifier(LightningModule):  # type: ignore[misc]
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
-def data(seed: int, count: int) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 8, generator=generator)
-    return TensorDataset(x, (x[:, :4].argmax(1)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", default="")
@@ -89,20 +85,15 @@ def main() -> None:
     model = Classifier(args.replicas)
     train = DataLoader(data(1, 64 * WORKERS), batch_size=16, shuffle=True)
     trainer.fit(model, train, DataLoader(data(2, 32 * WORKERS), batch_size=16))
-    torch.save(
-        {
-            "model": {name: tensor.to_local() for name, tensor in model.state_dict().items()},
-            "optimizer": [
-                {key: getattr(value, "to_local", lambda value=value: value)() for key, value in state.items()}
-                for state in trainer.optimizers[0].state.values()
-            ],
-            "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
-            "global_step": trainer.global_step,
-            "loops": trainer.fit_loop.state_dict(),
-            "metrics": dict(trainer.callback_metrics),
-            "callbacks": [callback.state_dict() for callback in trainer.callbacks],
-        },
-        out / f"rank{trainer.global_rank}.pt",
+    leave(
+        trainer,
+        out,
+        model={name: tensor.to_local() for name, tensor in model.state_dict().items()},
+        optimizer=[
+            {key: getattr(value, "to_local", lambda value=value: value)() for key, value in state.items()}
+            for state in trainer.optimizers[0].state.values()
+        ],
+        scheduler=trainer.lr_scheduler_configs[0].scheduler.state_dict(),
     )
 
 

@@ -12,8 +12,10 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
+
+from tests.theirs.scripts.lightning_parts import data, leave
 
 
 class TwoHeads(LightningModule):  # type: ignore[misc]
@@ -62,12 +64,6 @@ class TwoHeads(LightningModule):  # type: ignore[misc]
         return [first, second], [torch.optim.lr_scheduler.ExponentialLR(first, 0.95)]
 
 
-def data(seed: int, count: int) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(count, 8, generator=generator)
-    return TensorDataset(x, (x[:, :4].argmax(1)))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", default="")
@@ -99,17 +95,12 @@ def main() -> None:
     train = DataLoader(data(1, 128), batch_size=16, shuffle=True, num_workers=1)
     trainer.fit(model, train, DataLoader(data(2, 64), batch_size=16))
     assert trainer.current_epoch == 3
-    torch.save(
-        {
-            "model": model.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
-            "scheduler": trainer.lr_scheduler_configs[0].scheduler.state_dict(),
-            "global_step": trainer.global_step,
-            "loops": trainer.fit_loop.state_dict(),
-            "metrics": dict(trainer.callback_metrics),
-            "callbacks": [callback.state_dict() for callback in trainer.callbacks],
-        },
-        out / f"rank{trainer.global_rank}.pt",
+    leave(
+        trainer,
+        out,
+        model=model.state_dict(),
+        optimizers=[optimizer.state_dict() for optimizer in trainer.optimizers],
+        scheduler=trainer.lr_scheduler_configs[0].scheduler.state_dict(),
     )
 
 
