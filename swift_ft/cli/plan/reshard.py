@@ -14,39 +14,54 @@ from swift_ft.cli.plan.arguments import MOST_DEVICES
 from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.plan.reconfigure import parse_nodes
 from swift_ft.cli.verb import ExitCode, Verb, print_json
+from swift_ft.costs.json_files import read_text
 from swift_ft.costs.layer_profile import read_layers
 from swift_ft.errors import UsageError
+from swift_ft.planning.layout.degree_names import degrees_of
 from swift_ft.planning.layout.layer_tensors import layer_tensors
-from swift_ft.recovery.layout.mesh import Layout, even_layout
+from swift_ft.recovery.layout.degrees import MOST, Degrees
+from swift_ft.recovery.layout.mesh import Layout
 from swift_ft.recovery.moves.plan import MovePlan, plan_moves
 from swift_ft.recovery.moves.sources import Location
 from swift_ft.units import format_bytes
 
-_DEGREES = ("dp", "pp", "ep", "sp", "tp")
-_MOST = 65_536
 _DISTANCES = {0: "from the same node", 1: "from another node"}
+_DEGREES_HELP = "tp=4,pp=2,dp=1, or a file of torchtitan, Megatron-LM or DeepSpeed"
 
 
-def parse_degrees(text: str) -> dict[str, int]:
-    """Degrees from ``tp=4,pp=2,dp=1``; those that are missing are 1.
+def read_degrees(given: str, workers: int | None) -> Degrees:
+    """Degrees from a file, or from the text itself where there is no such file.
 
     Raises:
-        argparse.ArgumentTypeError: if the text is not a list of degrees.
+        UsageError: if they cannot be read, are none, or do not fit the workers.
     """
-    degrees: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, value = part.strip().partition("=")
-        if name not in _DEGREES or name in degrees or not value.isdecimal() or not 1 <= int(value) <= _MOST:
-            raise argparse.ArgumentTypeError(
-                f"{part!r} is no degree: write {text!r} like tp=4,pp=2,dp=1, of {', '.join(_DEGREES)}"
-            )
-        degrees[name] = int(value)
-    return degrees
+    path = Path(given)
+    is_text = "=" in given or given.lstrip().startswith(("--", "{"))
+    if is_text and not _is_file(path):
+        return degrees_of(given, workers)
+    text = read_text(path)
+    try:
+        return degrees_of(text, workers)
+    except UsageError as error:
+        raise UsageError(f"{given}: {error}") from None
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long for a name
+        return False
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--from", dest="old", type=parse_degrees, required=True, help="tp=4,pp=2,dp=1")
-    parser.add_argument("--to", dest="new", type=parse_degrees, required=True, help="tp=4,pp=4,dp=1")
+    for name, dest in (("from", "old"), ("to", "new")):
+        parser.add_argument(f"--{name}", dest=dest, required=True, help=_DEGREES_HELP)
+        parser.add_argument(
+            f"--{name}-workers",
+            dest=f"{dest}_workers",
+            type=at_most(MOST, 1),
+            help="all workers, where a degree is what is left of them",
+        )
     parser.add_argument("--layers", type=Path, required=True, help="layers.json: the state of each layer")
     parser.add_argument("--lost", type=parse_nodes, default=frozenset(), help="devices that died: 1,3 or 4-7")
     parser.add_argument(
@@ -58,21 +73,21 @@ def _declare(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
+    before, after = read_degrees(args.old, args.old_workers), read_degrees(args.new, args.new_workers)
+    zero = _zero(before, after)
     layers = read_layers(args.layers)
-    tensors = layer_tensors(layers)
-    old, new = even_layout(len(layers), **args.old), even_layout(len(layers), **args.new)
-    for layout in (old, new):
-        if layout.size > _MOST:
-            raise UsageError(f"a layout of {layout.size} devices is too large: {_MOST} at most")
+    tensors = layer_tensors(layers, zero)
+    old, new = (degrees.layout(len(layers), shared=zero > 0) for degrees in (before, after))
     if args.lost and max(args.lost) >= old.size:
         raise UsageError(f"--lost names device {max(args.lost)}: the old layout has 0 to {old.size - 1}")
     devices = _devices(old, new, args.lost)
     locations = _locations(max(devices, default=0) + 1, args.devices_per_node)
+    ranks = after.ranks(shared=zero > 0)
     plan, ranked = (
         plan_moves(
             tensors,
-            (old, range(old.size)),
-            (new, devices),
+            (old, before.ranks(shared=zero > 0)),
+            (new, [*(devices[rank] for rank in ranks), *devices[len(ranks) :]]),
             lost=sorted(args.lost),
             locations=locations,
             in_order=in_order,
@@ -95,7 +110,20 @@ def _run(args: argparse.Namespace) -> ExitCode:
         )
     else:
         _print(plan, ranked, state, locations)
+        by_rank = [device for _, device in sorted(zip(ranks, plan.placement, strict=True))]
+        Console(soft_wrap=True).print("Device of each rank of the new layout:", *by_rank, highlight=False)
     return ExitCode.OK
+
+
+def _zero(old: Degrees, new: Degrees) -> int:
+    """The stage of ZeRO of both layouts; one that shares nothing has the other one's."""
+    stages = {degrees.zero for degrees in (old, new)} - {0}
+    if len(stages) > 1:
+        raise UsageError(
+            f"the layouts share state in stages {min(stages)} and {max(stages)} of ZeRO: choose the same for "
+            "both, a profile of layers does not say how large each part is"
+        )
+    return max(stages, default=0)
 
 
 def _devices(old: Layout, new: Layout, lost: frozenset[int]) -> list[int]:
@@ -139,16 +167,17 @@ def _print(plan: MovePlan, ranked: MovePlan, state: int, locations: Mapping[int,
     table = Table("what", "bytes", "of the state")
     for name, nbytes in rows:
         table.add_row(name, format_bytes(nbytes), f"{nbytes / state:.3f}" if state else "")
-    console = Console(soft_wrap=True, highlight=False, markup=False)
-    console.print(table)
-    console.print("Device of each rank of the new layout: " + " ".join(map(str, plan.placement)))
+    Console(soft_wrap=True, highlight=False, markup=False).print(table)
 
 
 VERB = Verb(
     description=(
         "Compare the slices that two layouts hold, give each rank of the new layout to the device that holds "
-        "most of it, and count what still has to move (Tenplex, section 4). Ranks count tp fastest, then sp, "
-        "ep, pp and dp. Layers are dealt evenly to stages, in order; tp cuts the state of each layer evenly."
+        "most of it, and count what still has to move (Tenplex, section 4). Degrees are text, or a file that "
+        "configures torchtitan, Megatron-LM or DeepSpeed. Ranks count tp fastest, then cp, dp_shard, ep, pp "
+        "and dp; with such a file pp slowest, as these frameworks do. Layers are dealt evenly to stages, in "
+        "order, unless the file says otherwise; tp cuts the state of each layer evenly, and so do dp_shard, "
+        "ep and cp where replicas share it."
     ),
     declare=_declare,
     run=_run,

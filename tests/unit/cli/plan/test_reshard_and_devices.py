@@ -55,6 +55,50 @@ def test_what_a_loss_moves_as_a_table(layers: str, capsys: pytest.CaptureFixture
     assert "1 2 3 5 6 7" in " ".join(sorted(out.rpartition(":")[2].split(), key=int))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.toml", "[parallelism]\ntensor_parallel_degree = 2\npipeline_parallel_degree = 2\n"),
+        ("zero3.json", '{"zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 4}}'),
+    ],
+)
+def test_state_that_is_shared_has_one_copy(
+    layers: str, name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each of 16 workers has a sixteenth. All must have all: fifteen sixteenths move to each."""
+    path = tmp_path / name
+    path.write_text(text)
+    given = ["reshard", "--from", str(path), "--from-workers", "16", "--to", "dp=16", "--layers", layers]
+    assert main([*given, "--json"]) == 0
+    state = 32 * 3_350_000_000
+    assert json.loads(capsys.readouterr().out)["moved_bytes"] == 15 * state
+
+
+def test_devices_have_the_ranks_that_megatron_gives_them(
+    layers: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ranks 0 and 1 hold the first stage, 2 and 3 the second: both replicas of one are on one node."""
+    path = tmp_path / "megatron.args"
+    path.write_text("--pipeline-model-parallel-size 2 --num-layers 30 --use-tp-pp-dp-mapping\n")
+    given = ["reshard", "--from", "{}", "--from-workers", "4", "--to", "pp=2", "--layers", layers]
+    given += ["--lost", "0,1", "--devices-per-node", "2", "--json"]
+    moved = {}
+    for text in (path.read_text(), path.read_text().replace("--use-tp-pp-dp-mapping", "")):
+        path.write_text(text)
+        given[2] = str(path)
+        assert main(given) == 0
+        moved["mapping" in text] = json.loads(capsys.readouterr().out)["moved_bytes"]
+    assert moved == {True: 0, False: 16 * 3_350_000_000}  # here what both had comes from the checkpoint
+
+
+def test_an_own_cut_of_megatron(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The profile has an embedding and a head beside 30 blocks: 11 layers on one stage, 21 on the other."""
+    arguments = "--pipeline-model-parallel-size 2 --num-layers 30 --decoder-first-pipeline-num-layers 10"
+    given = ["reshard", f"--from={arguments}", "--from-workers", "2", "--to", "pp=2", "--layers", layers]
+    assert main([*given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["moved_bytes"] == 5 * 3_350_000_000
+
+
 def test_groups_of_unlike_devices(layers: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["devices", "--cluster", cluster, "--layers", layers, "--microbatches", "16"]
     assert main([*command, "--json"]) == 0
@@ -80,12 +124,27 @@ def test_pictures(layers: str, cluster: str, tmp_path: Path) -> None:
     ("change", "words"),
     [
         (["--to", "tp=4,pp=64"], "choose pp from 1 to 32"),
-        (["--to", "tp=4,xp=2"], "'xp=2' is no degree"),
-        (["--to", "tp=0"], "'tp=0' is no degree"),
+        (["--to", "tp=4,xp=2"], "'xp' is no degree: the nearest name is 'tp'"),
+        (["--to", "tp=0"], "tp=0 is no degree"),
         (["--to", "tp=1024,dp=1024"], "too large"),
         (["--lost", "9"], "the old layout has 0 to 7"),
         (["--devices-per-node", "0"], "at least one device"),
         (["--layers", "/nowhere.json"], "cannot be read"),
+        (["--to", "/nowhere.toml"], "swift-plan: /nowhere.toml cannot be read"),
+        (["--to", "tp=4", "--to-workers", "6"], "tp=4 do not fit 6 workers"),
+        (["--to", "x" * 5000 + "=1"], "is no degree"),
+        (['--to={"tensor_parallel_degree": 2}'], "say how many there are"),
+        (
+            ["--from", "dp_shard=2", '--to={"zero_optimization": {"stage": 1}}', "--to-workers", "2"],
+            "share state in stages 1 and 3 of ZeRO",
+        ),
+        (
+            [
+                "--to=--pipeline-model-parallel-size 2 --virtual-pipeline-model-parallel-size 2",
+                "--to-workers=2",
+            ],
+            "2 stages per worker are not contiguous layers",
+        ),
     ],
 )
 def test_mistakes_end_in_one_line(
