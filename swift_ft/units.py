@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from swift_ft.errors import UsageError
 
 __all__ = [
     "counted",
     "format_bytes",
+    "format_moment",
     "format_seconds",
     "named",
     "parse_bandwidth",
@@ -94,6 +96,11 @@ def format_seconds(seconds: float) -> str:
     if round(seconds) >= 100:
         return f"{round(seconds) // 60} min {round(seconds) % 60} s"
     return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def format_moment(at: float) -> str:
+    """``2026-11-27 12:00:00 UTC``, from seconds since 1970."""
+    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -22,7 +22,8 @@ from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_adapters.dcp.verified_files import NearFiles
 
 _ROOT = "checkpoints"
-_MARKER = "committed.json"
+MARKER = "committed.json"
+"""The file that names all parts, and so commits them."""
 _PART = re.compile(r"rank-(?P<rank>\d{5})\.g(?P<generation>\d{5})")
 
 
@@ -39,7 +40,7 @@ class CheckpointFolder:
     def committed(self) -> list[int]:
         """Iterations of all committed checkpoints, oldest first."""
         # The marker is written last: without one there is no checkpoint (decision 81).
-        return sorted(int(name) for name in self._all() if self.store.exists(f"{_ROOT}/{name}/{_MARKER}"))
+        return sorted(int(name) for name in self._all() if self.store.exists(f"{_ROOT}/{name}/{MARKER}"))
 
     def commit(
         self,
@@ -72,7 +73,7 @@ class CheckpointFolder:
             content["layers"] = {str(rank): list(own) for rank, own in layers.items()}
             content["layout"] = list(layout)
         marker = sealed(content)
-        path = f"{_folder(iteration)}/{_MARKER}"
+        path = f"{_folder(iteration)}/{MARKER}"
         # A marker that is damaged, or another one, is written again.
         with suppress(SwiftError):
             if self.store.read_json(path) == marker:
@@ -86,14 +87,14 @@ class CheckpointFolder:
             DamagedCheckpointError: if the marker is gone, or is not what was written.
             CheckpointError: if there is no checkpoint at all: the store itself may be gone.
         """
-        marker = read_sealed(self.store, f"{_folder(iteration)}/{_MARKER}", _MARKER)
+        marker = read_sealed(self.store, f"{_folder(iteration)}/{MARKER}", MARKER)
         # A store that is not mounted looks like this. It must not count as damage, which all give up.
         if marker is None and not self._all():
             raise CheckpointError(
                 f"There are no checkpoints in {self.store.url}: is it mounted, and the right one?"
             )
         if marker is None:
-            raise DamagedCheckpointError(f"the file {_MARKER} is gone", file=_MARKER)
+            raise DamagedCheckpointError(f"the file {MARKER} is gone", file=MARKER)
         digests = marker.get("digests", {})
         return {int(rank): SavedPart(path, digests.get(path, "")) for rank, path in marker["parts"].items()}
 
@@ -176,7 +177,7 @@ class CheckpointFolder:
     def uncommitted(self) -> list[str]:
         """The folders of checkpoints that are being saved, or that were never complete."""
         folders = (f"{_ROOT}/{name}" for name in self._all())
-        return [folder for folder in folders if not self.store.exists(f"{folder}/{_MARKER}")]
+        return [folder for folder in folders if not self.store.exists(f"{folder}/{MARKER}")]
 
     def orphans(self, iteration: int, generation: int | None = None, *, newest: bool = False) -> list[str]:
         """Files that failed attempts left beside a committed checkpoint. Empty if that cannot be known.
@@ -189,10 +190,10 @@ class CheckpointFolder:
         folder, marker = _folder(iteration), self._intact_marker(iteration)
         if marker is None:  # the parts may still be needed
             return []
-        kept = _names(marker) | {_MARKER}
+        kept = _names(marker) | {MARKER}
 
         def is_orphan(name: str) -> bool:
-            being_written = name.startswith(f"{_MARKER}.") and newest
+            being_written = name.startswith(f"{MARKER}.") and newest
             later = generation is not None and _generation(name) > generation
             return name not in kept and not being_written and not later
 
@@ -202,7 +203,7 @@ class CheckpointFolder:
         """Whether a checkpoint has parts of a later generation of this run."""
         named = set[str]()
         with suppress(DamagedCheckpointError):
-            marker = read_sealed(self.store, f"{_ROOT}/{name}/{_MARKER}", _MARKER)
+            marker = read_sealed(self.store, f"{_ROOT}/{name}/{MARKER}", MARKER)
             if marker is not None and marker["run_id"] != run_id:
                 named = _names(marker)
         parts = {*self.store.list(f"{_ROOT}/{name}")} - named
@@ -217,7 +218,7 @@ class CheckpointFolder:
     def _intact_marker(self, iteration: int) -> dict[str, Any] | None:
         """The content of a checkpoint's marker; None if it is missing or damaged."""
         with suppress(DamagedCheckpointError):
-            return read_sealed(self.store, f"{_folder(iteration)}/{_MARKER}", _MARKER)
+            return read_sealed(self.store, f"{_folder(iteration)}/{MARKER}", MARKER)
         return None
 
     def _all(self) -> list[str]:

@@ -6,7 +6,6 @@ runs/<run>/workers/rank-00003.profile.json     with a digest; written again when
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -14,9 +13,8 @@ from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.costs.job import Measured, Worker
 from swift_ft.errors import SwiftError
 from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.storage.read_only import read_at_once
 from swift_ft.storage.store import Store
-
-_READERS = 16
 
 
 def write_profile(store: Store, run_id: str, rank: int, worker: Worker) -> None:
@@ -32,9 +30,8 @@ def read_profiles(store: Store, run_id: str, world_size: int) -> dict[int, Worke
     """
     there = {f"{history_directory(run_id)}/{name}" for name in store.list(history_directory(run_id))}
     ranks = [rank for rank in range(world_size) if _path(run_id, rank) in there]
-    with ThreadPoolExecutor(_READERS) as readers:
-        read = readers.map(lambda rank: _read(store, _path(run_id, rank)), ranks)
-        return {rank: worker for rank, worker in zip(ranks, read, strict=True) if worker is not None}
+    read = read_at_once(lambda rank: _read(store, _path(run_id, rank)), ranks)
+    return {rank: worker for rank, worker in zip(ranks, read, strict=True) if worker is not None}
 
 
 def _read(store: Store, path: str) -> Worker | None:

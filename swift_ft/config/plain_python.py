@@ -6,6 +6,7 @@ import os
 import sys
 from types import TracebackType
 
+from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.errors import NotLaunchedError, UsageError
 
 NOT_LAUNCHED = (
@@ -13,7 +14,6 @@ NOT_LAUNCHED = (
     "`swift-run --standalone --machines N script.py` instead of `python` or `torchrun`."
 )
 _NO_RANK = "Error initializing torch.distributed using env:// rendezvous"
-_EXIT_USAGE = 2
 
 
 def say_mistakes_in_one_line() -> None:
@@ -29,4 +29,4 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         sys.__excepthook__(kind, error, trace)
         return
     sys.stderr.write(f"swift_ft: {error}\n")
-    raise SystemExit(_EXIT_USAGE)
+    raise SystemExit(EXIT_USAGE)

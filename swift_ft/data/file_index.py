@@ -21,7 +21,7 @@ from swift_ft.storage.store import Store
 INDEX = "samples.json"
 
 _VERSION = 1
-_NEWLINE = ord("\n")
+NEWLINE = ord("\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,15 +109,15 @@ def _hidden(name: str) -> bool:
 
 
 def _read(store: Store, name: str, sample_bytes: int | None) -> DataFile:
-    digester, lines, last = Digester(), 0, _NEWLINE
+    digester, lines, last = Digester(), 0, NEWLINE
     for piece in store.read_pieces(name):
         digester.update(piece)
         if sample_bytes is None and len(piece):
-            lines += int(np.count_nonzero(np.frombuffer(piece, np.uint8) == _NEWLINE))
+            lines += int(np.count_nonzero(np.frombuffer(piece, np.uint8) == NEWLINE))
             last = piece[-1]
     content = digester.digest()
     if sample_bytes is None:
-        samples = lines + (last != _NEWLINE)  # the last line may have no end
+        samples = lines + (last != NEWLINE)  # the last line may have no end
     else:
         samples, rest = divmod(content.size, sample_bytes)
         if rest:

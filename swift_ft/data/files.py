@@ -15,7 +15,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from swift_ft.data.file_cache import FileCache
-from swift_ft.data.file_index import DataFile, read_index
+from swift_ft.data.file_index import NEWLINE, DataFile, read_index
 from swift_ft.storage.store import Store
 
 _OPEN = 4
@@ -23,7 +23,6 @@ _OPEN = 4
 _TRIES = 3
 """To open a copy."""
 _SCAN_BYTES = 64 << 20
-_NEWLINE = ord("\n")
 
 
 class FileSamples(Dataset[Any]):
@@ -123,7 +122,7 @@ def _line_ends(content: mmap.mmap) -> np.ndarray[Any, np.dtype[np.int64]]:
     found = []
     for start in range(0, len(content), _SCAN_BYTES):
         piece = np.frombuffer(content[start : start + _SCAN_BYTES], np.uint8)
-        found.append(np.flatnonzero(piece == _NEWLINE) + start)
-    if content[-1] != _NEWLINE:
+        found.append(np.flatnonzero(piece == NEWLINE) + start)
+    if content[-1] != NEWLINE:
         found.append(np.array([len(content)]))
     return np.concatenate(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,9 +14,9 @@ from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History, StateChange
 from swift_ft.recovery.job_state import State
+from swift_ft.storage.read_only import read_at_once
 from swift_ft.storage.store import Store
 
-_READERS = 16
 _LISTINGS = 5
 """A run that is alive replaces files now and then, so that one that was listed is gone."""
 
@@ -123,8 +122,7 @@ def _read_all(
     needed = _outermost(spans)
     found: dict[int, Entry] = {}
     problems: list[str] = []
-    with ThreadPoolExecutor(_READERS) as readers:
-        read = list(readers.map(lambda span: _read(archive, span, on_file), needed))
+    read = read_at_once(lambda span: _read(archive, span, on_file), needed)
     for result in read:
         if isinstance(result, str):
             problems.append(result)

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from swift_ft.checkpoint.folder import MARKER
 from swift_ft.checkpoint.run_record import read_record
 from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.checkpoint.worker_history import history_names
@@ -21,7 +22,6 @@ from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.storage.store import Store
 
 _PACKAGES = ("swift-ft", "torch", "pyarrow", "fsspec", "s3fs", "hdfs-native", "numpy")
-_MARKER = "committed.json"
 _LARGEST_MARKER = 16 << 20
 
 
@@ -81,7 +81,7 @@ def _members(run: RunStore, run_id: str, on_file: Callable[[int], None]) -> Iter
         yield "run.json", _json(read_record(store))
         files = store.find("")
         for name in sorted(files):
-            if name.endswith(f"/{_MARKER}") and files[name].size < _LARGEST_MARKER:
+            if name.endswith(f"/{MARKER}") and files[name].size < _LARGEST_MARKER:
                 yield name, _text(store, name)
                 on_file(1)
         for name in history_names(store, run_id):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State, Verdict
+from swift_ft.units import format_moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Gap:
         what = f"the entries {self.first} to {self.last} of the journal are missing"
         if self.first == self.last:
             what = f"the entry {self.first} of the journal is missing"
-        began = "from the beginning" if self.began is None else f"from {_time(self.began)}"
-        return f"{what} ({began} to {_time(self.ended)})"
+        began = "from the beginning" if self.began is None else f"from {format_moment(self.began)}"
+        return f"{what} ({began} to {format_moment(self.ended)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,3 @@ def what_followed(before: State, entries: Sequence[Entry]) -> Later:
         saved_in[part.iteration] = min(part.generation, saved_in.get(part.iteration, part.generation))
     shown_in = max((part.generation for part in newest), default=0)
     return Later(max(generations), committed, epoch, shown_in, saved_in, verdict)
-
-
-def _time(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"

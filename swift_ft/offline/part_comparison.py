@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.folder import MARKER, CheckpointFolder
 from swift_ft.checkpoint.manifest import MANIFEST, read_sealed
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.errors import UsageError
@@ -24,7 +24,6 @@ from swift_ft.storage.store import Store
 REPLAY_RECORD = "replay.json"
 """The file in a replay's folder that describes it. It is written last: without it the replay has failed."""
 
-_MARKER = "committed.json"
 _METADATA = ".metadata"
 _DIGESTS = ("plain.bytes", "digests")
 _VARIABLES = ("plain.bytes", "carried")
@@ -45,7 +44,7 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
     with store_errors(store):
         if store.exists(_METADATA):
             return {None: (ReadOnlyStore(parent or ".", patience_s=10.0), SavedPart(name, ""))}
-        for marker in (_MARKER, REPLAY_RECORD):
+        for marker in (MARKER, REPLAY_RECORD):
             if (content := read_sealed(store, marker, marker)) is not None:
                 digests = content.get("digests", {})
                 return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,9 +14,9 @@ from swift_ft.observe.spans import FIRST_ITERATION, Span
 from swift_ft.offline.clock_alignment import Clock, align
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.recoveries import Course
+from swift_ft.storage.read_only import read_at_once
 from swift_ft.storage.store import Store
 
-_READERS = 16
 _MS = 1e6
 
 
@@ -131,9 +130,7 @@ def read_recordings(
         except SwiftError as error:
             return first_line(error)
 
-    names = recording_names(store, run_id, {*generations})
-    with ThreadPoolExecutor(_READERS) as readers:
-        results = list(readers.map(read, names))
+    results = read_at_once(read, recording_names(store, run_id, {*generations}))
     return (
         [result for result in results if isinstance(result, StoredRecording)],
         [result for result in results if isinstance(result, str)],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,8 +21,7 @@ from swift_ft.recovery.memory import newest_in_memory
 from swift_ft.recovery.occupancy import Occupancy, occupancy
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.recoveries import Recovery
-
-_READERS = 16
+from swift_ft.storage.read_only import read_at_once
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,8 +239,8 @@ def _histories(
         finally:
             on_file(1)
 
-    with store_errors(run.store), ThreadPoolExecutor(_READERS) as readers:
-        results = list(readers.map(read, history_names(run.store, run_id)))
+    with store_errors(run.store):
+        results = read_at_once(read, history_names(run.store, run_id))
     return (
         [result for result in results if isinstance(result, WorkerHistory)],
         [result for result in results if isinstance(result, str)],

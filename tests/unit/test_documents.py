@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.pipelining.stage import PipelineStage
 
 from docs import decision_list
-from docs.house import PACKAGE, ROOT, documents
+from docs.house import PACKAGE, ROOMS, ROOT, documents
 from swift_ft import Session
 
 DOCS = ROOT / "docs"
@@ -50,6 +50,18 @@ def test_decisions_that_the_code_refers_to_exist() -> None:
     assert referred <= numbers, f"there is no decision {sorted(referred - numbers)}"
     named = set(re.findall(r"docs/decisions/[\w-]+\.md", SOURCE))
     assert not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_the_architecture_names_all_rooms() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    layers = text[text.index("| layer |") : text.index("| folder |")]
+    folders = text[text.index("| folder |") : text.index("## The life of a step")]
+    rooms = {room for kind in ROOMS.values() for room in kind}
+    of_layers = re.findall(r"`(\w+)/?`", layers)
+    assert sorted(of_layers) == sorted(rooms)
+    first_cells = [row.split(" | ")[0] for row in folders.splitlines()]
+    of_folders = re.findall(r"`(\w+)/`", " ".join(first_cells))
+    assert sorted(of_folders) == sorted(room for room in rooms if (PACKAGE / room).is_dir())
 
 
 def test_the_architecture_stays_an_overview() -> None:

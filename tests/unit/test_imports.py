@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.house import MODULES, ROOMS, ROOT, imports_of
+from docs.house import MODULES, PACKAGE, ROOMS, ROOT, imports_of
 
 WITHOUT_GROUPS = ("undo", "logging", "storage")
 """Rooms whose code runs without any process group."""
@@ -19,6 +19,13 @@ def test_the_map_has_the_rooms_of_the_layers() -> None:
     (layers,) = (contract["layers"] for contract in linter["contracts"] if contract["type"] == "layers")
     linted = [room for layer in layers for room in layer.split(" | ")]
     assert sorted(linted) == sorted(room for rooms in ROOMS.values() for room in rooms)
+
+
+def test_all_parts_of_a_worker_are_held_apart() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (apart,) = (contract["modules"] for contract in linter["contracts"] if contract["id"] == "parts")
+    folders = {path.parent.name for path in (PACKAGE / "runtime").glob("*/*.py")} - {"worker"}
+    assert sorted(apart) == sorted(f"swift_ft.runtime.{name}" for name in folders)
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.split(".")[0] in WITHOUT_GROUPS])

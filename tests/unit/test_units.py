@@ -3,7 +3,14 @@
 import pytest
 
 from swift_ft.errors import UsageError
-from swift_ft.units import format_bytes, format_seconds, parse_bandwidth, parse_bytes, parse_seconds
+from swift_ft.units import (
+    format_bytes,
+    format_moment,
+    format_seconds,
+    parse_bandwidth,
+    parse_bytes,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,10 @@ def test_refuses_what_is_not_a_duration(text: str) -> None:
 )
 def test_formats_seconds(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_formats_a_moment() -> None:
+    assert format_moment(1_795_780_799.6) == "2026-11-27 11:59:59 UTC"
 
 
 @pytest.mark.parametrize(

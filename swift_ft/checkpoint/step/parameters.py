@@ -123,11 +123,6 @@ class ParameterWatch:
         self._named: Mapping[str, torch.Tensor] | None = None
         self._names: dict[torch.Tensor, str] = {}
 
-    @property
-    def found(self) -> bool:
-        """Whether there are such parameters."""
-        return bool(self._kinds)
-
     def begin(
         self, named: Mapping[str, torch.Tensor], large: Mapping[str, torch.Tensor], *, closely: bool
     ) -> ParameterCopies:

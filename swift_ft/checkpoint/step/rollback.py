@@ -109,11 +109,6 @@ class Rollback:
         self._hooks.clear()
 
     @property
-    def changes_parameters(self) -> bool:
-        """Whether steps change parameters outside of optimizers: then no completed step can be undone."""
-        return self._parameters.found
-
-    @property
     def variables(self) -> ScriptVariables:
         """Of the script."""
         return self._variables

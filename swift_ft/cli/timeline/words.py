@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from swift_ft.cli.words import cost_in_words, numbers_in_words
 from swift_ft.offline.lost_time import Cause
 from swift_ft.offline.recovery_spans import PathSegment
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, Tenure
-from swift_ft.units import format_seconds, named
+from swift_ft.units import format_moment, format_seconds, named
 
 _LONGEST = 4
 _WORTH_MS = 1.0
@@ -35,7 +34,7 @@ def outcome(timeline: RunTimeline) -> str:
     """The end of the run, and its time, in one sentence."""
     if timeline.began is None or timeline.until is None:
         return "Nothing is known of what happened in this run."
-    began, until = _clock(timeline.began), _clock(timeline.ended or timeline.until)
+    began, until = format_moment(timeline.began), format_moment(timeline.ended or timeline.until)
     if timeline.ok is None:
         return f"Began {began}. No end is known: {timeline.phase} at the last sign of life, {until}."
     return f"Began {began}, ended {'well' if timeline.ok else 'with an error'} {until}: {timeline.reason}."
@@ -118,7 +117,3 @@ def _shard_in_words(part: str) -> str:
     """``shard 1 of 2 of the model``, from ``the model, shard 1 of 2``; any other part as it is."""
     whole, shard, place = part.partition(_SHARD)
     return f"{shard.removeprefix(', ')}{place} of {whole}" if shard else part
-
-
-def _clock(at: float) -> str:
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
