@@ -11,7 +11,7 @@ from textwrap import fill
 from typing import Any
 
 from swift_ft.errors import UsageError
-from swift_ft.observe.checked import CheckFolder, PartFacts, WorkerFacts
+from swift_ft.observe.checked import CheckedWorker, CheckFolder, PartFacts
 from swift_ft.units import counted, format_bytes, format_seconds, named
 
 _WIDTH = 100
@@ -35,7 +35,7 @@ _PAGES = "docs/support.md has a page for each kind of training"
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Unprotected:
     """Something that is not protected.
 
     Attributes:
@@ -55,7 +55,7 @@ class Checked:
         sessions: workers whose scripts have made a session.
     """
 
-    def __init__(self, workers: Sequence[WorkerFacts], *, sessions: int) -> None:
+    def __init__(self, workers: Sequence[CheckedWorker], *, sessions: int) -> None:
         self._workers = workers
         self._sessions = sessions
         self._count = workers[0].world_size if workers else 0
@@ -84,25 +84,25 @@ class Checked:
             "one store, which each machine reaches, in Session(store=...)."
         )
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[Unprotected]:
         """All that is not protected."""
         return [*self._of_script(), *self._of_machines(), *self._of_data(), *self._of_values(), *self._told()]
 
-    def _of_script(self) -> Iterator[Finding]:
+    def _of_script(self) -> Iterator[Unprotected]:
         if not self.has_session:
-            yield Finding(
+            yield Unprotected(
                 "Nothing is protected: the script makes no swift_ft.Session. After the loss of any machine "
                 "all processes start again, as under torchrun, and what the script has not saved is lost.",
                 f"Put a session around the loop: docs/tutorial.md shows the lines, {_PAGES}.",
             )
         elif not self.complete:
-            yield Finding(
+            yield Unprotected(
                 "The script makes a session, and ended before all workers had completed an iteration in "
                 "session.steps(): how it is protected is not known.",
                 "Write `for step in session.steps(iterations):` and, in it, `with step:` around the body.",
             )
 
-    def _of_machines(self) -> Iterator[Finding]:
+    def _of_machines(self) -> Iterator[Unprotected]:
         lost = [machine for machine in self._machines if machine["protection"] == "checkpoint"]
         if not lost:
             return
@@ -113,18 +113,18 @@ class Checked:
             remedy = (
                 "Session(snapshot_every=10) keeps a copy of each worker's state in another machine's memory."
             )
-        yield Finding(
+        yield Unprotected(
             f"Up to {counted(every, 'iteration')} of all workers, if {named('machine', _slots(lost))} "
             f"{'is' if len(lost) == 1 else 'are'} lost: {'; '.join(reasons)}.",
             remedy,
         )
 
-    def _of_data(self) -> Iterator[Finding]:
+    def _of_data(self) -> Iterator[Unprotected]:
         if any(event == "batches_of_iterator" for worker in self._workers for event, _ in worker.said):
             return  # the session knows more of it
         blind = [worker for worker in self._workers if not worker.asks_index and worker.loader_goes_on]
         if ranks := [worker.rank for worker in blind if not worker.keeps_position]:
-            yield Finding(
+            yield Unprotected(
                 f"The position in the data of {named('worker', ranks)}: a DataLoader is iterated, the script "
                 "does not ask for step.index, and no part of Session(state) keeps a position. A replacement "
                 "would begin with the first batch again, and a repeated step would get another one.",
@@ -132,18 +132,18 @@ class Checked:
                 "makes that of a DataLoader (docs/how-to/data.md).",
             )
 
-    def _of_values(self) -> Iterator[Finding]:
+    def _of_values(self) -> Iterator[Unprotected]:
         for name, ranks in _grouped_by_line((name, w.rank) for w in self._workers for name in w.too_large):
-            yield Finding(
+            yield Unprotected(
                 f"{name} changes in place in a step, and is too large to be put back when the step is "
                 f"repeated ({_ranks(ranks, self._count)}).",
                 "Give the step a new tensor or array, keep it in a module of Session(state), or compute it "
                 "from step.index.",
             )
 
-    def _told(self) -> Iterator[Finding]:
+    def _told(self) -> Iterator[Unprotected]:
         for line, _ in self._lines(unprotected=True):
-            yield Finding(line, "")
+            yield Unprotected(line, "")
 
     def _lines(self, *, unprotected: bool) -> list[tuple[str, list[int]]]:
         """The lines that the session has logged, and the workers that did."""

@@ -32,7 +32,7 @@ class PartFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerFacts:
+class CheckedWorker:
     """One worker, after the iterations of a check.
 
     Attributes:
@@ -79,7 +79,7 @@ class WorkerFacts:
     forecast: Mapping[str, Any] | None = None
 
     @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> WorkerFacts:
+    def from_dict(cls, facts: Mapping[str, Any]) -> CheckedWorker:
         """The inverse of ``asdict()``."""
         parts = tuple(PartFacts(**part) for part in facts["parts"])
         lists = {name: tuple(facts[name]) for name in ("between", "too_large", "keeps_position")}
@@ -120,13 +120,13 @@ class CheckFolder:
         """Workers whose scripts have made a session."""
         return len([*self._path.glob("session-*")])
 
-    def write(self, facts: WorkerFacts) -> None:
+    def write(self, facts: CheckedWorker) -> None:
         """Write what a worker says."""
         (self._path / f"facts-{facts.rank}.json").write_text(json.dumps(asdict(facts)))
 
-    def read(self) -> list[WorkerFacts]:
+    def read(self) -> list[CheckedWorker]:
         """All that workers have said, by rank."""
         found = [
-            WorkerFacts.from_dict(json.loads(path.read_text())) for path in self._path.glob("facts-*.json")
+            CheckedWorker.from_dict(json.loads(path.read_text())) for path in self._path.glob("facts-*.json")
         ]
         return sorted(found, key=lambda facts: facts.rank)

@@ -20,7 +20,7 @@ from swift_ft.checkpoint.completeness import is_companion
 from swift_ft.checkpoint.step.large_values import LargeValues
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.observe.checked import CheckFolder, PartFacts, WorkerFacts
+from swift_ft.observe.checked import CheckedWorker, CheckFolder, PartFacts
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.attachments import Attachments
@@ -80,9 +80,9 @@ class CheckedAssembly(Assembly):
         forecast = self.forecast().to_dict() if self._context.rank == 0 else None
         self._folder.write(replace(self._facts, forecast=forecast))
 
-    def _facts_now(self, step_s: float | None) -> WorkerFacts:
+    def _facts_now(self, step_s: float | None) -> CheckedWorker:
         attached, context = self.attached, self._context
-        return WorkerFacts(
+        return CheckedWorker(
             rank=context.rank,
             machine=context.slot,
             world_size=context.world_size,

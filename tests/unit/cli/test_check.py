@@ -13,7 +13,7 @@ import pytest
 from swift_ft.cli import run
 from swift_ft.cli.check import Checked
 from swift_ft.launch.settings import MachineJob
-from swift_ft.observe.checked import CheckFolder, PartFacts, WorkerFacts
+from swift_ft.observe.checked import CheckedWorker, CheckFolder, PartFacts
 
 MODEL = PartFacts(name="model", kind="weights", made_of="GPT", nbytes=2_000_000)
 ADAM = PartFacts(name="optimizer", kind="optimizer", made_of="AdamW", nbytes=4_000_000, undoable=True)
@@ -25,7 +25,7 @@ def machine(slot: int, protection: str = "replication", **more: Any) -> dict[str
     return {**facts, "transfer_s": None, "again_s": None, **more}
 
 
-def worker(rank: int, *machines: dict[str, Any], **more: Any) -> WorkerFacts:
+def worker(rank: int, *machines: dict[str, Any], **more: Any) -> CheckedWorker:
     """One of two replicas; worker 0 has the forecast."""
     facts: dict[str, Any] = {
         "machine": rank,
@@ -39,7 +39,7 @@ def worker(rank: int, *machines: dict[str, Any], **more: Any) -> WorkerFacts:
         "replicas": 2,
         "forecast": {"machines": machines, "script": []} if machines else None,
     }
-    return WorkerFacts(rank=rank, **{**facts, **more})
+    return CheckedWorker(rank=rank, **{**facts, **more})
 
 
 def checked(*machines: dict[str, Any], **more: Any) -> Checked:
