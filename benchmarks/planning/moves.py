@@ -8,16 +8,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from benchmarks.lib.results import machine as this_machine
+from benchmarks.planning.models import gpt
 from swift_ft.recovery.layout.mesh import even_layout
-from swift_ft.recovery.layout.tensors import StateTensor, kept_for
 from swift_ft.recovery.moves.plan import plan_moves
 
-LAYERS, WIDTH = 100, 4096
+LAYERS = 100
+MODEL = gpt("100 layers", LAYERS, 4096, vocabulary=0)
 LIMIT_S = 5.0
 CASES = (
     ("fewer stages", {"tp": 8, "pp": 16, "dp": 8}, {"tp": 8, "pp": 8, "dp": 16}, False),
@@ -45,33 +45,9 @@ class Row:
     moved_share: float
 
 
-def model(*, sharded: bool) -> Iterator[StateTensor]:
-    """The tensors of a transformer, and those of AdamW with 32-bit copies of the weights."""
-    for layer in range(LAYERS):
-        for name, shape, split in _layer():
-            cut = (*((("dp", 0),) if sharded else ()), *split)
-            parameter = StateTensor(f"layers.{layer}.{name}", shape, 2, (layer,), cut)
-            yield parameter
-            yield from (kept_for(parameter, key, shape, 4) for key in ("exp_avg", "exp_avg_sq", "weight"))
-            yield kept_for(parameter, "step", (), 4)
-
-
-def _layer() -> Iterator[tuple[str, tuple[int, ...], tuple[tuple[str, int], ...]]]:
-    for name, shape, dimension in (
-        ("attention.in", (3 * WIDTH, WIDTH), 0),
-        ("attention.out", (WIDTH, WIDTH), 1),
-        ("mlp.in", (4 * WIDTH, WIDTH), 0),
-        ("mlp.out", (WIDTH, 4 * WIDTH), 1),
-    ):
-        yield f"{name}.weight", shape, (("tp", dimension),)
-        yield f"{name}.bias", shape[:1], (("tp", 0),) if dimension == 0 else ()
-    for name in ("norm1.weight", "norm1.bias", "norm2.weight", "norm2.bias"):
-        yield name, (WIDTH,), ()
-
-
 def measure(name: str, old: dict[str, int], new: dict[str, int], sharded: bool) -> Row:
     """Plans one change, with the state already listed."""
-    tensors = list(model(sharded=sharded))
+    tensors = MODEL.tensors(shared=(("dp", 0),) if sharded else ())
     before, after = even_layout(LAYERS, **old), even_layout(LAYERS, **new)
     devices = range(max(before.size, after.size))
     begin = time.process_time()

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from swift_ft.cli.common import at_most
+from swift_ft.cli.common import at_most, unit
 from swift_ft.cli.plan.arguments import MOST_DEVICES
 from swift_ft.cli.plan.picture import draw_bars
 from swift_ft.cli.plan.reconfigure import parse_nodes
@@ -19,11 +19,12 @@ from swift_ft.costs.layer_profile import read_layers
 from swift_ft.errors import UsageError
 from swift_ft.planning.layout.degree_names import degrees_of
 from swift_ft.planning.layout.layer_tensors import layer_tensors
+from swift_ft.planning.layout.move_time import Links, move_time
 from swift_ft.recovery.layout.degrees import MOST, Degrees
 from swift_ft.recovery.layout.mesh import Layout
 from swift_ft.recovery.moves.plan import MovePlan, plan_moves
 from swift_ft.recovery.moves.sources import Location
-from swift_ft.units import format_bytes
+from swift_ft.units import format_bytes, format_seconds, parse_bandwidth
 
 _DISTANCES = {0: "from the same node", 1: "from another node"}
 _DEGREES_HELP = "tp=4,pp=2,dp=1, or a file of torchtitan, Megatron-LM or DeepSpeed"
@@ -69,12 +70,25 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         type=at_most(MOST_DEVICES),
         help="devices are on nodes in order; the nearest holder sends",
     )
+    parser.add_argument(
+        "--inside-link",
+        type=unit(parse_bandwidth),
+        help="of a device inside its node, in each direction: 450GB/s. Gives the least time of a change",
+    )
+    parser.add_argument(
+        "--node-link",
+        type=unit(parse_bandwidth),
+        help="of a node's network adapter, in each direction: 400Gbps",
+    )
+    parser.add_argument(
+        "--node-links", type=at_most(MOST_DEVICES, 1), default=1, help="adapters of a node (default 1)"
+    )
     parser.add_argument("--plot", type=Path, help="draw what stays and what moves into this file")
 
 
 def _run(args: argparse.Namespace) -> ExitCode:
     before, after = read_degrees(args.old, args.old_workers), read_degrees(args.new, args.new_workers)
-    zero = _zero(before, after)
+    zero, links = _zero(before, after), _links(args)
     layers = read_layers(args.layers)
     tensors = layer_tensors(layers, zero)
     old, new = (degrees.layout(len(layers), shared=zero > 0) for degrees in (before, after))
@@ -95,6 +109,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
         for in_order in (False, True)
     )
     state = sum(tensor.nbytes for tensor in tensors)
+    time = None if links is None else move_time(plan, locations, links)
     if args.plot:
         named = (("most stays", plan), ("in order of ranks", ranked))
         draw_bars(
@@ -106,13 +121,29 @@ def _run(args: argparse.Namespace) -> ExitCode:
                 "moved_bytes": plan.moved_bytes,
                 "state_bytes": state,
                 "rank_order_bytes": ranked.moved_bytes,
+                **({} if time is None else {"least_s": time.seconds}),
             }
         )
     else:
         _print(plan, ranked, state, locations)
+        if time is not None:
+            inside, between = (format_seconds(part) for part in (time.inside_s, time.between_s))
+            Console(soft_wrap=True).print(
+                f"Takes at least {inside} inside nodes and {between} between them, at once.", highlight=False
+            )
         by_rank = [device for _, device in sorted(zip(ranks, plan.placement, strict=True))]
         Console(soft_wrap=True).print("Device of each rank of the new layout:", *by_rank, highlight=False)
     return ExitCode.OK
+
+
+def _links(args: argparse.Namespace) -> Links | None:
+    """The speeds of links, if they were given."""
+    given = (args.inside_link, args.node_link)
+    if given == (None, None):
+        return None
+    if None in given or args.devices_per_node is None:
+        raise UsageError("a time needs --inside-link, --node-link and --devices-per-node: give all three")
+    return Links(args.inside_link, args.node_link, args.node_links)
 
 
 def _zero(old: Degrees, new: Degrees) -> int:

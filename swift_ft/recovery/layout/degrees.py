@@ -150,7 +150,7 @@ def parse_degrees(text: str, workers: int | None = None) -> Degrees:
         workers: all of them, to be checked; None if they follow from the degrees.
 
     Raises:
-        UsageError: if a name is unknown or there twice, or a value cannot be one, or does not fit the workers.
+        UsageError: if a name is unknown or there twice, or a value cannot be one or does not fit the workers.
     """
     pairs = []
     for part in text.split(","):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.planning.elastic import NO_PREDICTION, TABLES, WITHIN, infer
 from swift_ft.cli import simulate
 from swift_ft.errors import UsageError
 from swift_ft.planning.elastic_jobs import ELASTIC_PRESETS, losing_every, read_elastic_job, read_spot_trace
@@ -31,6 +32,30 @@ def test_table_2_of_oobleck(name: str, interval_s: float, published: float, with
     job = ELASTIC_PRESETS[name]
     outcome = simulate_elastic(job, losing_every(interval_s, 30, 15), 15 * interval_s, "elastic")
     assert outcome.throughput == pytest.approx(published, rel=within)
+
+
+@pytest.mark.parametrize(
+    ("system", "model"),
+    [(system, model) for system in TABLES for model in TABLES[system] if (system, model) != NO_PREDICTION],
+)
+def test_two_cells_of_tables_2_and_4_predict_the_third(system: str, model: str) -> None:
+    row = infer(system, model)
+    assert row.predicted == pytest.approx(row.published[1], rel=WITHIN[system])
+    assert 0 < row.loss_s < 600
+
+
+def test_a_restart_that_takes_longer_than_the_next_loss_cannot_be_seen() -> None:
+    row = infer(*NO_PREDICTION)
+    assert row.loss_s > 600
+    assert abs(row.error) > 0.3
+
+
+def test_cells_that_an_inferred_job_yields_are_those_it_was_inferred_from() -> None:
+    row = infer("Varuna", "BERT-Large")
+    job = ElasticJob({15: row.throughput}, nodes=30, change_s=row.loss_s)
+    for interval_s, cell in ((6 * 3600, row.published[0]), (600, row.published[2])):
+        outcome = simulate_elastic(job, losing_every(interval_s, 30, 15), 15 * interval_s, "elastic")
+        assert outcome.throughput == pytest.approx(cell)
 
 
 JOB = ElasticJob(

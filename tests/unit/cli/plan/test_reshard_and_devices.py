@@ -91,6 +91,24 @@ def test_devices_have_the_ranks_that_megatron_gives_them(
     assert moved == {True: 0, False: 16 * 3_350_000_000}  # here what both had comes from the checkpoint
 
 
+def test_the_least_time_of_a_change(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two stages become one on both nodes: 53.6 GB come to each, half through each of two adapters."""
+    given = ["reshard", "--from", "tp=4,pp=2", "--to", "tp=4,dp=2", "--layers", layers]
+    given += [
+        "--devices-per-node",
+        "4",
+        "--inside-link",
+        "100GB/s",
+        "--node-link",
+        "80Gbps",
+        "--node-links=2",
+    ]
+    assert main([*given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["least_s"] == pytest.approx(53.6 / 2 / 10)
+    assert main(given) == 0
+    assert "Takes at least 0.000 s inside nodes and 2.68 s between them, at once." in capsys.readouterr().out
+
+
 def test_an_own_cut_of_megatron(layers: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The profile has an embedding and a head beside 30 blocks: 11 layers on one stage, 21 on the other."""
     arguments = "--pipeline-model-parallel-size 2 --num-layers 30 --decoder-first-pipeline-num-layers 10"
@@ -131,6 +149,10 @@ def test_pictures(layers: str, cluster: str, tmp_path: Path) -> None:
         (["--devices-per-node", "0"], "at least one device"),
         (["--layers", "/nowhere.json"], "cannot be read"),
         (["--to", "/nowhere.toml"], "swift-plan: /nowhere.toml cannot be read"),
+        (
+            ["--inside-link", "1GB/s", "--devices-per-node", "2"],
+            "a time needs --inside-link, --node-link and",
+        ),
         (["--to", "tp=4", "--to-workers", "6"], "tp=4 do not fit 6 workers"),
         (["--to", "x" * 5000 + "=1"], "is no degree"),
         (['--to={"tensor_parallel_degree": 2}'], "say how many there are"),

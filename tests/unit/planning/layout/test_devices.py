@@ -22,6 +22,7 @@ from swift_ft.planning.layout.devices import plan_devices
 from swift_ft.planning.layout.group_packing import Kind, Task
 
 A100, H20 = ("A100", 312 * POWER_UNIT, 80 * 10**9), ("H20", 148 * POWER_UNIT, 96 * 10**9)
+H800 = ("H800", 2 * 312 * POWER_UNIT, 80 * 10**9)
 LLAMA = [LayerProfile(10**7, 2 * 10**7, 6_700_000_000 * 16 // 32)] * 32
 
 
@@ -42,6 +43,21 @@ def test_one_a100_and_four_h20(microbatches: int) -> None:
     assert second[1] - second[0] > first[1] - first[0]
     times = [31 * pipeline.iteration_ns for pipeline in plan.pipelines]
     assert plan.iteration_ns * 31 == max(times)
+
+
+@pytest.mark.parametrize(("microbatches", "tp"), [(8, None), (16, None), (64, 2)])
+def test_four_a100_and_two_h800(microbatches: int, tp: int | None) -> None:
+    """AutoHet §V-A: two slices; the H800 are a pipeline of their own, and the A100 one of two stages.
+
+    An H800 counts twice an A100, as in the paper. With 64 microbatches and 5 % lost to slices, another plan
+    without slices is 3 % faster here, so they are asked for.
+    """
+    plan = plan_devices(nodes((4, A100), (2, H800)), LLAMA, microbatches, tp=tp)
+    assert plan.tp == 2
+    assert [pipeline.devices for pipeline in plan.pipelines] == [{"H800": 2}, {"A100": 4}]
+    assert [len(pipeline.stages) for pipeline in plan.pipelines] == [1, 2]
+    assert plan.gap == 0
+    assert plan.idle == {}
 
 
 # ------------------------------------------------------------------------------------ all groupings
