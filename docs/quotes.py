@@ -167,6 +167,19 @@ FIGURES = {
     "exactly_alike": Quote("grouping", "10000", ("optimal",), (5,)),
     "oobleck_hours": Quote("oobleck", "one loss in 6 h or 1 h"),
     "oobleck_minutes": Quote("oobleck", "one loss in 10 min"),
+    "oobleck_third": Quote("oobleck", "Oobleck: one loss in 1 h, from the other two cells, 5 models"),
+    "varuna_third": Quote("oobleck", "Varuna: one loss in 1 h, from the other two cells, 4 models"),
+    "half_slices": Quote("large-change", "half the slices, twice the replicas", ("NVLink 4, 8 NDR, s",)),
+    "half_stages": Quote("large-change", "half the stages, twice the replicas", ("NVLink 4, 8 NDR, s",)),
+    "half_stages_one": Quote("large-change", "half the stages, twice the replicas", ("PCIe 4, 1 HDR, s",)),
+    "large_change": Quote("large-change", "slowest change over NVLink and InfiniBand, of DynaTrain's 2 s"),
+    "large_change_hdr": Quote("large-change", "the same, NVLink 3, 8 HDR"),
+    "autohet_a": Quote("autohet", "A", ("faster than Varuna, by published rates",)),
+    "autohet_b": Quote("autohet", "B", ("faster than Varuna, by published rates",)),
+    "autohet_c": Quote("autohet", "C", ("faster than Varuna, by published rates",)),
+    "tenplex_stages": Quote("tenplex", "figure 14: twice the stages", ("of the state",)),
+    "tenplex_ranks": Quote("tenplex", "figure 14: twice the stages", ("ranks in order",)),
+    "tenplex_lost": Quote("tenplex", "figure 11: 4 of 16 devices lost", ("ranks in order",)),
     "grouping_memory": Quote("grouping", "memory, of all chains"),
 }
 
@@ -244,7 +257,26 @@ step.
     "oobleck": """
 Oobleck's Table 2 (30 nodes become 15, one lost every 6 h, 1 h or 10 min) comes out within
 {oobleck_hours:.2f} % for 6 h and 1 h, and within {oobleck_minutes:.2f} % for 10 min, from its throughput
-by number of nodes and its seconds per change (`benchmarks/planning/elastic.py`).
+by number of nodes and its seconds per change (`benchmarks/planning/elastic.py`). For the other three
+models neither is published. There, two cells of a row give the mean throughput and the cost of a loss, and
+the third follows: within {oobleck_third:.2f} % for Oobleck and all five models, within
+{varuna_third:.2f} % for Varuna and four. With GPT-3 6.7b Varuna restarts for longer than the ten minutes
+between two losses, and its cells say no more.
+""",
+    "large-change": """
+LLaMA 70B on 64 devices (988 GB of state, `benchmarks/planning/links.py`): half the slices for twice the
+replicas take at least {half_slices:.2f} s over NVLink 4, half the stages for twice the replicas
+{half_stages:.2f} s over eight adapters of 400 Gbit/s, or {half_stages_one:.1f} s over one of 200. With NVLink
+4 and 400 Gbit/s per device the slowest of eight changes takes {large_change:.2f} of the 2 s that DynaTrain
+(arXiv 2605.18815) measures for a model of this size, with NVLink 3 and 200 Gbit/s {large_change_hdr:.2f}.
+""",
+    "published-changes": """
+Tenplex's changes move {tenplex_stages:.2f} of the state of GPT-3 6.7B for twice the stages, where ranks in
+order would move {tenplex_ranks:.2f}. They move nothing after the loss of 4 of 16 devices, where ranks in
+order would move {tenplex_lost:.2f} (`benchmarks/planning/tenplex.py`). Of AutoHet's recoveries, A and C need
+nothing from the cloud. With the rates that it publishes they would be {autohet_a:.2f}, {autohet_b:.2f} and
+{autohet_c:.2f} times as fast as Varuna's; published are 4.38, 1.49 and 3.59
+(`benchmarks/planning/autohet.py`).
 """,
     "grouping": """
 `benchmarks/planning/grouping.py` measures it (CPU seconds of one thread; budgets of 1 to 90 % of a full

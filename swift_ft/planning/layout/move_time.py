@@ -22,8 +22,8 @@ class Links:
 
     Attributes:
         inside: between a device and the others of its node.
-        between: of one network adapter.
-        adapters: of a node. Its devices are dealt to them evenly, in order.
+        between: one network adapter's speed to other nodes.
+        adapters: each node's number. Its devices are dealt to them evenly, in order.
     """
 
     inside: float
@@ -40,8 +40,8 @@ class MoveTime:
     """Seconds of a change.
 
     Attributes:
-        inside_s: of the busiest device's link inside its node.
-        between_s: of the busiest adapter.
+        inside_s: the busiest device's link inside its node.
+        between_s: the busiest adapter's.
     """
 
     inside_s: float
