@@ -179,21 +179,13 @@ SUBJECTS = {
     "grouping": Subject("Grouping", "benchmarks.planning.grouping", ("optimal, random boundaries",)),
     "layouts": Subject("Layouts", "benchmarks.planning.layouts", ("all cells",)),
     "layout-moves": Subject("Moves between layouts", "benchmarks.planning.moves", ("slowest plan",)),
-    "tenplex": Subject(
-        "The changes that Tenplex measures",
-        "benchmarks.planning.tenplex",
-        ("bytes that move after a loss while a replica lives",),
-    ),
+    "tenplex": Subject("The changes that Tenplex measures", "benchmarks.planning.tenplex"),
     "large-change": Subject(
         "A change of 70 billion parameters",
         "benchmarks.planning.links",
         ("slowest change over NVLink and InfiniBand, of DynaTrain's 2 s",),
     ),
-    "autohet": Subject(
-        "AutoHet's recoveries",
-        "benchmarks.planning.autohet",
-        ("bytes from the cloud in scenarios A and C",),
-    ),
+    "autohet": Subject("AutoHet's recoveries", "benchmarks.planning.autohet"),
     "unlike-devices": Subject(
         "Pipelines of unlike devices", "benchmarks.planning.devices", ("1,024 devices",)
     ),
