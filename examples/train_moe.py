@@ -83,7 +83,7 @@ class ExpertParallel(ParallelStyle):
             part = distribute_tensor(parameter, mesh, [Shard(0)])
             module.register_parameter(name, nn.Parameter(part))
 
-    def _dispatch(self, _: nn.Module, inputs: Any, mesh: DeviceMesh) -> tuple[Tensor, Tensor]:
+    def _dispatch(self, _: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
         tokens, counts = inputs
         with torch.no_grad():
             coming = all_to_all_single(counts, None, None, mesh.get_group()).view(mesh.size(), -1)
@@ -95,7 +95,7 @@ class ExpertParallel(ParallelStyle):
         self.order = expert.repeat_interleave(coming.flatten()).argsort(stable=True)
         return tokens[self.order], coming.sum(0)
 
-    def _combine(self, _: nn.Module, computed: Any, mesh: DeviceMesh) -> Tensor:
+    def _combine(self, _: nn.Module, computed: Any, mesh: DeviceMesh) -> Any:
         by_worker = computed[self.order.argsort()]
         return all_to_all_single_autograd(by_worker, self.sent, self.received, mesh.get_group())
 
@@ -129,10 +129,10 @@ def shard(model: nn.Module, device_type: str, replicas: int, ep: int) -> None:
     for block in (layer for layer in model.children() if isinstance(layer, ExpertBlock)):
         experts = block.moe.experts
         parallelize_module(experts, mesh["ep"], ExpertParallel())
-        fully_shard(experts, mesh=mesh["dp_replicate", "dp_shard_mod_ep"])
-        experts.set_gradient_divide_factor(workers)  # each has had the tokens of ep workers
+        sharded = fully_shard(experts, mesh=mesh["dp_replicate", "dp_shard_mod_ep"])
+        sharded.set_gradient_divide_factor(workers)  # each has had the tokens of ep workers
         # gloo can do nothing else; torch 2.13 divides twice then, where there is a single shard.
-        experts.set_force_sum_reduction_for_comms(mesh.size(1) > 1)
+        sharded.set_force_sum_reduction_for_comms(mesh.size(1) > 1)
         fully_shard(block, mesh=rest)
     fully_shard(model, mesh=rest)
 
@@ -154,7 +154,9 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=100, help="default: %(default)s iterations")
     parser.add_argument("--snapshot-every", type=int, default=10, help="default: %(default)s iterations")
     parser.add_argument("--replicas", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--ep", type=int, default=2, help="workers that share the experts, default: %(default)s")
+    parser.add_argument(
+        "--ep", type=int, default=2, help="workers that share the experts, default: %(default)s"
+    )
     parser.add_argument("--experts", type=int, default=4, help="of each block, default: %(default)s")
     parser.add_argument("--top", type=int, default=2, help="experts for a token, default: %(default)s")
     args = parser.parse_args()
@@ -166,8 +168,8 @@ def main() -> None:
     shard(model, device.type, args.replicas, args.ep)
     named = [*model.named_parameters()]
     groups = [[p for name, p in named if (".experts." in name) == among] for among in (False, True)]
-    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-3)
-    optimizer = swift_ft.wrap_optimizer(optimizer, exact=True)
+    adamw = torch.optim.AdamW([{"params": group} for group in groups], lr=1e-3)
+    optimizer = swift_ft.wrap_optimizer(adamw, exact=True)
     batches = Batches(config, device)
 
     session = swift_ft.Session(

@@ -28,7 +28,7 @@ from swift_ft.checkpoint.layered_part import (
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.part_files import LocalParts, PartFiles
-from swift_ft.checkpoint.sliced_part import SlicedPart, file_of_value, is_sharded, load_slices
+from swift_ft.checkpoint.sliced_part import SlicedPart, file_of_value, fits, is_sharded, load_slices
 from swift_ft.checkpoint.state_digest import StateDigests, listed
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
@@ -202,8 +202,8 @@ class Checkpointer:
         Args:
             rank: the worker.
             layout: for a LayerStack the number of layers of each stage. The checkpoint may have another one.
-            workers: of the job. A checkpoint of others may be of another sharding: then this worker's ranges
-                are read from the parts that have them. None for as many as the checkpoint has.
+            workers: of the job. The checkpoint may be of another number, or of another sharding: then this
+                worker's ranges are read from the parts that have them. None if it is of the same one.
 
         Raises:
             DamagedCheckpointError: it is not, or it is gone.
@@ -265,7 +265,8 @@ class Checkpointer:
             return self._load_layers(iteration, rank, layout, placed)
         parts = self.folder.parts_of(iteration)
         replicas = len({part.path for part in parts.values()}) == 1 and not is_sharded(self._state)
-        if workers is not None and len(parts) != workers and not replicas:
+        others = workers is not None and not replicas
+        if others and (len(parts) != workers or self._is_of_another_mesh(parts[rank])):
             return self._load_slices(parts, rank)
         part = parts[min(parts)] if replicas else self.folder.part_of(iteration, rank)
         with self._named(part):
@@ -303,6 +304,13 @@ class Checkpointer:
                     f"the loaded state is not what was saved: {listed(names)} differ"
                 )
         return first
+
+    def _is_of_another_mesh(self, part: SavedPart) -> bool:
+        """Whether a worker's own part has other shards than the worker."""
+        if not is_sharded(self._state):
+            return False
+        with self._named(part):
+            return not fits(SlicedPart(self.folder.reader(part, self.files)), self._state)
 
     def _load_slices(self, parts: Mapping[int, SavedPart], rank: int) -> SavedPart:
         """Load this worker's ranges from the parts that have them. Replicas share a part."""

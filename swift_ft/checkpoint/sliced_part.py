@@ -20,6 +20,7 @@ from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
 from swift_ft.recovery.moves.reads import plan_reads
 from swift_ft.torch_adapters.dcp.reader import PartReader
+from swift_ft.torch_core.model_state import model_state
 from swift_ft.torch_core.shards import Description, describe, local
 
 
@@ -83,6 +84,18 @@ def is_sharded(state: TrainingState) -> bool:
     """Whether this worker has parts of tensors."""
     parameters = (p for module in state.modules.values() for p in module.parameters())
     return any(describe(parameter) is not None for parameter in parameters)
+
+
+def fits(part: SlicedPart, state: TrainingState) -> bool:
+    """Whether a part has the very shards of the state's parameters."""
+    for name, module in state.modules.items():
+        for key, tensor in model_state(module).items():
+            path: StatePath = ("models", name, key)
+            if not isinstance(tensor, torch.Tensor) or path not in part.kinds:
+                continue
+            if part.description(path) != describe(tensor) or part.kinds[path].shape != local(tensor).shape:
+                return False
+    return True
 
 
 def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState) -> None:
@@ -192,10 +205,9 @@ def _filled(wanted: Mapping[StatePath, _Wanted], parts: Mapping[int, SlicedPart]
 def _ranges_of(description: Description | None, shape: tuple[int, ...], path: StatePath) -> Ranges:
     if description is None:
         return tuple((0, size) for size in shape)
-    if any("/" in placement for placement in description["placements"]):
+    if description.get("scattered"):
         raise TopologyMismatchError(
-            f"The shards of {path[-1]} are no ranges: tensor parallelism and FSDP share a dimension. Resume "
-            "with the same mesh.",
+            f"The shards of {path[-1]} are no ranges, but rows here and there: resume with the same mesh.",
             key=path[-1],
         )
     return tuple((start, start + size) for start, size in zip(description["offset"], shape, strict=True))

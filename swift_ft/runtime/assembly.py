@@ -280,6 +280,7 @@ class Assembly(Foundations):
                 end_segment=self.log.roll,
                 exact=lambda: self.attached.exact,
                 saving=self._history.saving,
+                pipelined=self.attached.pipeline is not None,
             ),
         )
 

@@ -16,8 +16,8 @@ Private parts used (tested on torch 2.11 to 2.14), besides those of `versions/fs
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -150,35 +150,53 @@ def place_of(modules: Iterable[nn.Module]) -> str:
     That follows from the meshes and placements of the parameters, whatever made them: FSDP, or
     ``distribute_tensor``. Empty if nothing is sharded. The modules have only their shards.
     """
-    places: dict[str, None] = {}
-    for parameter in (p for module in modules for p in module.parameters()):
-        if not isinstance(parameter, DTensor):
-            continue
-        sharded = [i for i, p in enumerate(parameter.placements) if not isinstance(p, Replicate)]
-        sizes = [parameter.device_mesh.size(i) for i in sharded]
+    places: dict[_Axes, str] = {}
+    for parameter in _distributed(modules):
+        axes = _axes_of(parameter)
         coordinate = _coordinate(parameter.device_mesh)
-        index = 0
-        for dimension, size in zip(sharded, sizes, strict=True):
-            index = index * size + coordinate[dimension]
-        if (count := math.prod(sizes)) > 1:
-            places[f"shard {index} of {count}"] = None
-    return ", ".join(places)
+        index, count = 0, 1
+        for dimension in axes.dimensions:
+            size = parameter.device_mesh.size(dimension)
+            index, count = index * size + coordinate[dimension], count * size
+        if count > 1:
+            # By axes: of three parameters over three axes of two workers, words alone would tell too little.
+            places[axes] = f"shard {index} of {count}"
+    return ", ".join(places.values())
 
 
 def replicas_of(modules: Iterable[nn.Module]) -> list[int]:
     """Ranks of the workers that hold the same shards as this one, which is among them, in a mesh's order.
 
-    Of the parameter that the fewest workers hold. Empty if nothing is sharded.
+    That is the same of every parameter. Empty if nothing is sharded.
     """
-    found: list[list[int]] = []
+    found: list[int] | None = None
+    for parameter in _distributed(modules):
+        mesh, sharded = parameter.device_mesh, _axes_of(parameter).dimensions
+        here = enumerate(_coordinate(mesh))
+        held = tuple(coordinate if dimension in sharded else slice(None) for dimension, coordinate in here)
+        ranks: list[int] = mesh.mesh[held].flatten().tolist()
+        found = ranks if found is None else [rank for rank in found if rank in ranks]
+    return found or []
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """The dimensions of a mesh over which a tensor is sharded."""
+
+    mesh: DeviceMesh
+    dimensions: tuple[int, ...]
+
+
+def _axes_of(parameter: DTensor) -> _Axes:
+    pairs = enumerate(parameter.placements)
+    sharded = tuple(dimension for dimension, placement in pairs if not isinstance(placement, Replicate))
+    return _Axes(parameter.device_mesh, sharded)
+
+
+def _distributed(modules: Iterable[nn.Module]) -> Iterator[DTensor]:
     for parameter in (p for module in modules for p in module.parameters()):
-        if not isinstance(parameter, DTensor):
-            continue
-        mesh = parameter.device_mesh
-        here = zip(parameter.placements, _coordinate(mesh), strict=True)
-        held = tuple(slice(None) if isinstance(p, Replicate) else coordinate for p, coordinate in here)
-        found.append(mesh.mesh[held].flatten().tolist())
-    return min(found, key=len, default=[])
+        if isinstance(parameter, DTensor):
+            yield parameter
 
 
 def _coordinate(mesh: DeviceMesh) -> list[int]:

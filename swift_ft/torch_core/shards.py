@@ -16,6 +16,7 @@ Private parts used (tested on torch 2.11 to 2.14):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,8 @@ from swift_ft.errors import UnsupportedError
 Description = dict[str, Any]
 """``shape`` of the whole tensor, ``offset`` of the worker's part, ``placements`` by mesh dimension.
 
-Plain values, so that it can be stored.
+``scattered`` is there, and true, where the part is no range of each dimension. Plain values, so that
+all of it can be stored.
 """
 
 
@@ -70,11 +72,32 @@ def describe(tensor: torch.Tensor) -> Description | None:
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     assert tuple(shape) == tuple(local(tensor).shape)
-    return {
+    description: Description = {
         "shape": list(tensor.shape),
         "offset": list(offset),
         "placements": [_name_of(placement) for placement in tensor.placements],
     }
+    return description if _is_range(tensor) else {**description, "scattered": True}
+
+
+def _is_range(tensor: DTensor) -> bool:
+    """Whether the worker's part is one range of each dimension.
+
+    It is one of a strided dimension, too, if all mesh dimensions behind have sharded that one first:
+    so FSDP shards what other parallelism has sharded.
+    """
+    placements = tensor.placements
+    for number, placement in enumerate(placements):
+        if not isinstance(placement, _StridedShard):
+            continue
+        before = (
+            tensor.device_mesh.size(later)
+            for later in range(number + 1, len(placements))
+            if isinstance(other := placements[later], Shard | _StridedShard) and other.dim == placement.dim
+        )
+        if math.prod(before) != placement.split_factor:
+            return False
+    return True
 
 
 def rebuilt(values: torch.Tensor, description: Description, like: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,16 @@ def worker_of_mesh(rank: int = 1, replicas: int = 2, shards: int = 2) -> Iterato
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def worker_of_cube(rank: int) -> Iterator[DeviceMesh]:
+    """As worker ``rank`` of a mesh of three dimensions of two."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=8)
+    try:
+        yield init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=(f"a{rank}", f"b{rank}", f"c{rank}"))
+    finally:
+        dist.destroy_process_group()
+
+
 def sharded(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """The worker's shard of a tensor, along the first dimension."""
     _, number = mesh.get_coordinate() or (0, 0)

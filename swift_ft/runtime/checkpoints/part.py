@@ -38,6 +38,8 @@ class Elsewhere:
         end_segment: ends the segment of the log: what comes after the checkpoint is in another one.
         exact: whether a replay rebuilds the state to the bit.
         saving: measures how long training waits in it.
+        pipelined: the worker has stages of a pipeline. Its shards are not dealt anew then: other stages may
+            have tensors of the same name.
     """
 
     copy: Callable[[Task], None]
@@ -45,6 +47,7 @@ class Elsewhere:
     end_segment: Callable[[], None]
     exact: Callable[[], bool]
     saving: Callable[..., AbstractContextManager[None]]
+    pipelined: bool
 
 
 class CheckpointsPart(Part):
@@ -95,7 +98,8 @@ class CheckpointsPart(Part):
         self._progress.publish(self._status.iteration, "loading")
         layout = self._elsewhere.layout(state)
         if task.holder is None:
-            self._checkpointer.load(task.load, self._context.rank, layout, self._context.world_size)
+            workers = None if self._elsewhere.pipelined else self._context.world_size
+            self._checkpointer.load(task.load, self._context.rank, layout, workers)
         else:
             self._elsewhere.copy(task)
 

@@ -38,6 +38,13 @@ def by_tensor_parallelism(model: nn.Module, mesh: DeviceMesh) -> None:
         parallelize_module(model.get_submodule(name), mesh[mesh.mesh_dim_names[1]], style)  # type: ignore[index]
 
 
+def by_both(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Rows that tensor parallelism has, FSDP divides once more."""
+    replicas, shards = mesh.mesh_dim_names or ()
+    parallelize_module(model.get_submodule("0"), mesh[shards], ColwiseParallel())
+    fully_shard(model, mesh=mesh[replicas])
+
+
 def not_at_all(model: nn.Module, mesh: DeviceMesh) -> None:
     """One worker, which has everything."""
 
@@ -112,6 +119,10 @@ def expected() -> dict[str, tuple[list[int], torch.Tensor]]:
         ((by_tensor_parallelism, 1, 2), (not_at_all, 1, 1)),
         ((by_tensor_parallelism, 1, 4), (by_tensor_parallelism, 1, 2)),
         ((by_tensor_parallelism, 1, 2), (by_fsdp, 1, 3)),
+        ((by_tensor_parallelism, 1, 4), (by_fsdp, 1, 4)),
+        ((by_fsdp, 2, 2), (by_fsdp, 1, 4)),  # as many workers
+        ((by_fsdp, 1, 4), (by_fsdp, 2, 2)),
+        ((by_fsdp, 1, 3), (by_both, 2, 2)),
     ],
 )
 def test_every_range_is_what_was_saved(first: Any, then: Any, expected: Any, tmp_path: Path) -> None:

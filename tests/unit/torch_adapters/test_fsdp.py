@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.ddp import DataParallelHook
@@ -22,7 +23,7 @@ from swift_ft.torch_adapters.fsdp import (
     replicas_of,
 )
 from swift_ft.torch_adapters.versions.fsdp_groups import groups_of
-from tests.support.shards import sharded, worker_of_mesh
+from tests.support.shards import sharded, worker_of_cube, worker_of_mesh
 
 
 class LostError(Exception):
@@ -150,6 +151,22 @@ def test_who_holds_which_shard() -> None:
             places.append((place_of([model]), replicas_of([model])))
             assert ShardedModels([model]).number == rank
     assert places == [(f"shard {rank % 2} of 2", [rank % 2, rank % 2 + 2, rank % 2 + 4]) for rank in range(6)]
+
+
+def test_parameters_over_axes_of_their_own_have_no_replicas() -> None:
+    """Eight workers in a cube, and three parameters: each axis shards another one."""
+    places, replicas = set(), []
+    for rank in range(8):
+        with worker_of_cube(rank) as mesh:
+            model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
+            for axis, layer in enumerate(model):
+                placements = [Shard(0) if axis == dimension else Replicate() for dimension in range(3)]
+                part = DTensor.from_local(torch.ones(1, 2), mesh, placements, run_check=False)
+                layer.register_parameter("weight", nn.Parameter(part))
+            places.add(place_of([model]))
+            replicas.append(replicas_of([model]))
+    assert len(places) == 8
+    assert replicas == [[rank] for rank in range(8)]
 
 
 def test_shards_that_fsdp_did_not_make() -> None:

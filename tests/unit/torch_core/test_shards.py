@@ -32,6 +32,26 @@ def test_placements(placement: Replicate | Shard) -> None:
         assert again.placements == tensor.placements
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_what_was_sharded_twice_is_a_range(rank: int) -> None:
+    """First by tensor parallelism, and then by FSDP; a stride alone takes rows here and there."""
+    with worker_of_mesh(rank=rank) as mesh:
+        whole = torch.arange(8.0)
+        twice, strided = (
+            [_StridedShard(0, split_factor=2), Shard(0)],
+            [_StridedShard(0, split_factor=2), Replicate()],
+        )
+        first, second = divmod(rank, 2)
+        rows = whole.chunk(2)[second].chunk(2)[first]
+        tensor = DTensor.from_local(rows, mesh, twice, run_check=False, shape=whole.shape, stride=(1,))
+        described = describe(tensor)
+        assert described == {"shape": [8], "offset": [int(rows[0])], "placements": ["S0/2", "S0"]}
+        tensor = DTensor.from_local(
+            torch.ones(4), mesh, strided, run_check=False, shape=whole.shape, stride=(1,)
+        )
+        assert (describe(tensor) or {})["scattered"]
+
+
 def test_plain_tensors_stay_what_they_are() -> None:
     plain = torch.ones(2)
     assert local(plain) is plain
