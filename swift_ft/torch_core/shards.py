@@ -32,7 +32,7 @@ from swift_ft.errors import UnsupportedError
 Description = dict[str, Any]
 """``shape`` of the whole tensor, ``offset`` of the worker's part, ``placements`` by mesh dimension.
 
-``scattered`` is there, and true, where the part is no range of each dimension. Plain values, so that
+``scattered`` is there, and true, unless the part has one range of each dimension. Plain values, so that
 all of it can be stored.
 """
 

@@ -38,8 +38,8 @@ class Elsewhere:
         end_segment: ends the segment of the log: what comes after the checkpoint is in another one.
         exact: whether a replay rebuilds the state to the bit.
         saving: measures how long training waits in it.
-        pipelined: the worker has stages of a pipeline. Its shards are not dealt anew then: other stages may
-            have tensors of the same name.
+        pipelined: the worker has stages of a pipeline. Other stages may have tensors of the same name, so its
+            shards stay those of one mesh.
     """
 
     copy: Callable[[Task], None]
