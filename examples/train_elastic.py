@@ -16,12 +16,25 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 import swift_ft
 
 
+def own_batch(
+    batches: Batches, iteration: int, model: swift_ft.LayerStack, config: Config
+) -> tuple[Tensor, Tensor]:
+    """The microbatches of this worker's pipeline, out of the global batch."""
+    first = iteration * model.pipelines
+    if not model.counts:
+        return batches[first + model.pipeline]
+    inputs, targets = zip(*(batches[first + number] for number in range(model.pipelines)), strict=True)
+    skipped = sum(model.counts[: model.pipeline])
+    own = slice(skipped * config.microbatch_size, (skipped + model.microbatches) * config.microbatch_size)
+    return torch.cat(inputs)[own], torch.cat(targets)[own]
+
+
 def main() -> None:
     """Trains the layers that are on one worker."""
     parser = argument_parser(__doc__)
     add_device_options(parser)
     parser.add_argument("--store", default="runs/elastic", help="a path or a URL, default: %(default)s")
-    parser.add_argument("--pipelines", type=int, default=1, help="that are replicas, default: %(default)s")
+    parser.add_argument("--pipelines", type=int, help="that are replicas, default: those of a plan, or 1")
     parser.add_argument("--exact", action="store_true", help="bits that no number of microbatches changes")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
     args = parser.parse_args()
@@ -41,7 +54,8 @@ def main() -> None:
         for index, part in zip(model.stages, model.parts, strict=True)
     ]
     pipeline = stages if args.schedule in (*LOOPED, *V_SHAPED) else stages[0]
-    schedule = get_schedule_class(args.schedule)(pipeline, config.microbatches, loss_fn=loss_fn)
+    microbatches = model.microbatches or config.microbatches
+    schedule = get_schedule_class(args.schedule)(pipeline, microbatches, loss_fn=loss_fn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = Batches(config, device)
 
@@ -51,7 +65,7 @@ def main() -> None:
     for step in session.steps(args.iterations):
         with step:
             iteration = step.index
-            x, y = batches[iteration * model.pipelines + model.pipeline]
+            x, y = own_batch(batches, iteration, model, config)
             losses: list[Tensor] = []
             schedule.step(*[x] if 0 in model.stages else [], target=y, losses=losses, return_outputs=False)
             optimizer.step()

@@ -9,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from swift_ft.config.option import Option, flag_of
 from swift_ft.config.run_config import RunConfig
+from swift_ft.config.run_plan import read_plan
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -50,6 +51,8 @@ def config_from(args: argparse.Namespace) -> RunConfig:
         UsageError: one line per mistake.
     """
     config = RunConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(RunConfig)})
+    if config.plan is not None:  # from now on an edit of the file changes nothing for this run
+        config = dataclasses.replace(config, plan=read_plan(config.plan).to_text())
     config.validate()
     return config
 

@@ -34,6 +34,7 @@ from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.words import missed_in_words
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.config.run_config import MOST_ON_A_HOST, MOST_WORKERS, RunConfig
+from swift_ft.config.run_plan import plan_from_json
 from swift_ft.config.store_address import ETCD, TCP, StoreAddress
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
@@ -212,6 +213,8 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
             f"--nproc-per-node {MOST_ON_A_HOST}, and machines for {MOST_WORKERS} workers."
         )
     check_faults(config.inject, machines=machines, workers_per_machine=workers)
+    if config.plan is not None:
+        plan_from_json(config.plan).check_workers(machines, workers)
     opened = ev.JobOpened(
         machines=machines,
         workers_per_machine=workers,

@@ -20,6 +20,7 @@ class Option:
         choices: the allowed values; none for any.
         is_path: the value is a path. It is made absolute, because workers may change their directory.
         same_everywhere: a machine that was started with another value is refused.
+        by_digest: the value is long, and compared by its digest.
     """
 
     help: str
@@ -31,6 +32,7 @@ class Option:
     choices: tuple[str, ...] = ()
     is_path: bool = False
     same_everywhere: bool = False
+    by_digest: bool = False
 
     def mistake(self, flag: str, value: float) -> str | None:
         """The line for the user if a number is out of bounds."""

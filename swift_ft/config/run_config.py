@@ -98,6 +98,17 @@ class RunConfig:
         False,
         "start no machine in the place of one that was killed (with --standalone)",
     )
+    plan: str | None = option(
+        Topic.MACHINES,
+        None,
+        "begin with the pipelines, the layers of each stage and the microbatches in FILE, as swift-plan "
+        "instantiate --json and swift-plan devices --json print them, for a script with a LayerStack; the "
+        "same on all machines",
+        metavar="FILE",
+        is_path=True,
+        same_everywhere=True,
+        by_digest=True,
+    )
     preload: str = option(
         Topic.MACHINES,
         "",

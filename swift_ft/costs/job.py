@@ -89,6 +89,7 @@ class Job:
         layout: the number of these layers on each stage, of all pipelines one after the other.
         schedule: of the pipeline; None if it is none that can be planned for.
         microbatches: of an iteration, of each pipeline.
+        counts: the same by pipeline, where they have unlike numbers; else empty.
         shares_microbatches: they can move to other pipelines.
     """
 
@@ -103,6 +104,7 @@ class Job:
     layout: tuple[int, ...] = ()
     schedule: Schedule | None = None
     microbatches: int = 0
+    counts: tuple[int, ...] = ()
     shares_microbatches: bool = False
 
     def __post_init__(self) -> None:

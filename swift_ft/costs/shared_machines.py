@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from swift_ft.costs.layer_balance import Stage, balance
-from swift_ft.costs.layer_profile import LayerProfile
+from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
+from swift_ft.errors import UsageError
 from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
 
 _ANY_BYTES = 1 << 60
@@ -43,6 +44,20 @@ def worth_moving_to(
     best = balanced(layers, machines, paces)
     before, after = (slowest_ns(layers, machines, layout, paces) for layout in (present, best))
     return best if after <= _WORTH * before else present
+
+
+def relative_layers(costs: Sequence[float]) -> tuple[LayerProfile, ...]:
+    """Layers with these times, in any unit.
+
+    Raises:
+        UsageError: a cost is negative, infinite or no number, or all are 0.
+    """
+    for number, cost in enumerate(costs):
+        if isinstance(cost, bool) or not isinstance(cost, int | float) or not 0 <= cost < math.inf:
+            raise UsageError(f"costs= has {cost!r} for layer {number}: it must be a number from 0 on.")
+    if not (most := max(costs, default=0)):
+        raise UsageError("costs= has no layer that costs anything: give a number for each layer.")
+    return tuple(LayerProfile(0, round(cost / most * NANOSECONDS), 0) for cost in costs)
 
 
 def balanced(layers: Sequence[LayerProfile], machines: Sequence[str], paces: Paces = _NONE) -> StageLayers:

@@ -123,17 +123,20 @@ class GlobalBatches:
             "seed": seed,
         }
 
-    def deal(self, replicas: int, replica: int) -> None:
+    def deal(self, replicas: int, replica: int, weights: Sequence[float] | None = None) -> None:
         """Deal the batches to so many replicas, unless the script has said to how many. A session does it.
 
         Args:
             replicas: that share a batch.
             replica: this worker's number among them.
+            weights: of the replicas, where a plan says them.
 
         Raises:
             UsageError: if a batch cannot be dealt to them.
         """
         if not self.dealt:
+            if weights is not None:
+                self._weights = weights
             self._deal(replicas, replica)
             self.dealt = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from statistics import median
@@ -21,7 +22,7 @@ from swift_ft.planning.advisor import Advice, LoggingQuestion, advise
 from swift_ft.planning.layout.makespan import StageTime
 from swift_ft.planning.layout.shared_makespan import shared_makespan_ns
 from swift_ft.planning.presets import Fact
-from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of
+from swift_ft.recovery.layout.stage_layers import StageLayers, cuts_of
 from swift_ft.recovery.plan import Plan, Task
 
 _MANY = 64
@@ -143,8 +144,10 @@ class Costs:
 
     def _cuts(self) -> list[StageLayers]:
         """By pipeline."""
-        count = len(self.job.pipelines)
-        return [cut_of(self.job.layout, number, count) for number in range(count)]
+        stages = Counter[int]()
+        for worker in self.job.workers:
+            stages[worker.pipeline] += len(worker.stages)
+        return cuts_of(self.job.layout, [stages[pipeline] for pipeline in self.job.pipelines])
 
     def _number(self, slot: int) -> int:
         """Of a machine's pipeline."""
@@ -181,10 +184,10 @@ class Costs:
         cuts[number], then[number] = cut, [*machines]
         if len({device for own in then for device in own}) < sum(len({*own}) for own in then):
             return None
-        counts = [job.microbatches] * len(cuts)
+        counts = [*(job.counts or [job.microbatches] * len(cuts))]
         now = max(map(self._span_ns, self._cuts(), before, counts))
         if shared:
-            fewest = len(cut) if job.schedule == Schedule.ONE_F_ONE_B else 1
+            fewest = max(map(len, cuts)) if job.schedule == Schedule.ONE_F_ONE_B else 1
             counts = worth_sharing(loads_of_pipelines(job.layers, then, cuts), counts, fewest)
         changed_ns = max(map(self._span_ns, cuts, then, counts)) - now
         return tuple(counts), self.iteration_s + changed_ns / NANOSECONDS
@@ -197,7 +200,7 @@ class Costs:
             StageTime(sum(one.forward_ns for one in own), sum(one.backward_ns for one in own))
             for own in parts(job.layers, cut)
         ]
-        workers = len(job.workers) // len(job.pipelines)
+        workers = len(stages) // len(job.workers[0].stages)  # all have equally many
         return shared_makespan_ns(stages, machines, microbatches, job.schedule, workers=workers)
 
     def load_s(self, ranks: Set[int]) -> float | None:

@@ -19,6 +19,7 @@ from swift_ft.planning.advisor import Advice
 from swift_ft.planning.costs import Costs, Movements, times, total
 from swift_ft.planning.presets import Fact
 from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.layout.stage_layers import replicated_layers
 from swift_ft.recovery.memory import CopyPlacement
 from swift_ft.recovery.plan import Plan, RecoveryMode, make_plan
 from swift_ft.units import format_bytes, format_seconds, named
@@ -243,6 +244,7 @@ def _plan_of_loss(job: Job, slot: int) -> Plan:
             pipeline_known=True,
             holds=worker.holds,
             pipeline=worker.pipeline,
+            layers=sum(job.layout) // len(job.pipelines),
             group=job.group(rank // job.per_machine),
             together=tuple({r for g in job.script if g.together and rank in g.members for r in g.members}),
             together_reason=next((g.why for g in job.script if g.why and rank in g.members), ""),
@@ -250,7 +252,8 @@ def _plan_of_loss(job: Job, slot: int) -> Plan:
         )
         for rank, worker in enumerate(job.workers)
     }
-    return make_plan(statuses, workers_per_machine=job.per_machine, committed=0)
+    layers = replicated_layers(statuses, job.layout)
+    return make_plan(statuses, workers_per_machine=job.per_machine, committed=0, layers=layers)
 
 
 def _interval(job: Job) -> int:

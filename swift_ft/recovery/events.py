@@ -157,6 +157,8 @@ class StatusReported:
             done (``session.between()``); None if it has done all that are due.
         parts_due: how many of them are due there.
         layers: of the whole model, where it is a :class:`swift_ft.LayerStack`; 0 where it is none.
+        cut: the layers of each stage of its pipeline as its script begins; empty if they are as even as
+            possible. The worker with the first stage says it.
         completes: it can complete the interrupted iteration without others: it has all averages of gradients,
             and has not updated a parameter yet.
         fresh: its memory still has what its script began with. Only then it can begin without a state.
@@ -190,6 +192,7 @@ class StatusReported:
     parts_done: int | None = None
     parts_due: int = 0
     layers: int = 0
+    cut: tuple[int, ...] = ()
     completes: bool = False
     fresh: bool = True
 

@@ -60,10 +60,11 @@ def guests_wanted(state: State) -> Mapping[str, tuple[int, ...]]:
     taken = {spare.preferred_slot for machine, spare in membership.spares.items() if machine in guests}
     slots = [slot for slot in empty or going if slot not in taken]
     own = sum(m not in guests and m not in membership.draining for m in membership.spares)
-    queues = _queues(state, [host for host in hosts if host not in membership.declined])
+    of_rank = {rank: number for number, ranks in enumerate(state.layouts.pipelines) for rank in ranks}
+    queues = _queues(state, [host for host in hosts if host not in membership.declined], of_rank)
     wanted: dict[str, tuple[int, ...]] = {}
     for slot in slots[own:] if queues else ():
-        near = _pipelines_of(state, slot)
+        near = _pipelines_of(state, slot, of_rank)
         pipelines = min(queues, key=lambda of: _rank_of(queues[of][0], far=_is_far(of, near)))
         load, order, host = queues[pipelines][0]
         heapq.heapreplace(queues[pipelines], (load + 1, order, host))
@@ -75,7 +76,9 @@ _Pipelines = frozenset[int] | None
 _Waiting = tuple[int, int, str]
 
 
-def _queues(state: State, hosts: Sequence[str]) -> dict[_Pipelines, list[_Waiting]]:
+def _queues(
+    state: State, hosts: Sequence[str], of_rank: Mapping[int, int]
+) -> dict[_Pipelines, list[_Waiting]]:
     """Machines that can take guests, as heaps of how many they have and of their order, by pipelines.
 
     A machine that is in no slot is in the pipelines of whatever slot its guest fills: None.
@@ -89,7 +92,7 @@ def _queues(state: State, hosts: Sequence[str]) -> dict[_Pipelines, list[_Waitin
     queues: dict[_Pipelines, list[_Waiting]] = {}
     for order, host in enumerate(hosts):
         slot = membership.slots.get(host)
-        pipelines = None if slot is None else _pipelines_of(state, slot)
+        pipelines = None if slot is None else _pipelines_of(state, slot, of_rank)
         queues.setdefault(pipelines, []).append((load[host], order, host))
     for queue in queues.values():
         heapq.heapify(queue)
@@ -106,7 +109,6 @@ def _is_far(pipelines: _Pipelines, near: frozenset[int]) -> bool:
     return pipelines is not None and pipelines.isdisjoint(near)
 
 
-def _pipelines_of(state: State, slot: int) -> frozenset[int]:
+def _pipelines_of(state: State, slot: int, of_rank: Mapping[int, int]) -> frozenset[int]:
     """The pipelines of a LayerStack in which a slot's workers are; one pipeline if there is no more."""
-    workers = state.world_size // state.layouts.pipelines
-    return frozenset(rank // workers for rank in state.ranks_of(slot))
+    return frozenset(of_rank.get(rank, 0) for rank in state.ranks_of(slot))

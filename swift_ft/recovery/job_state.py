@@ -135,7 +135,7 @@ class Layouts:
         changes: how often it has changed.
         present: as ``current``, also for the first layout. Known from the first plan on, as ``placed`` is.
         placed: the layers of each worker, by rank.
-        pipelines: of a LayerStack, that are replicas of each other; the workers' ranks follow on one another.
+        pipelines: of a LayerStack, that are replicas of each other: the ranks of each. Empty if there is one.
         shares: each change of how batches are dealt, the earliest first. An iteration that is repeated is
             dealt as it was.
     """
@@ -147,7 +147,7 @@ class Layouts:
     changes: int = 0
     present: StageLayers = ()
     placed: Map[int, tuple[int, ...]] = field(default_factory=Map)
-    pipelines: int = 1
+    pipelines: tuple[tuple[int, ...], ...] = ()
     shares: tuple[Shares, ...] = ()
 
 

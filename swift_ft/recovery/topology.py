@@ -17,8 +17,8 @@ class Topology:
     """The dependences between the workers of a job: replicas, messages, groups.
 
     Attributes:
-        replica_sets: ranks that hold the same parts of the model (paper §4), each set in ascending order. A
-            worker without a replica is a set of its own.
+        replica_sets: ranks that hold the same parts of the model (paper §4). A worker without a replica is a
+            set of its own.
         replicas_of: by rank, the replica set that it belongs to.
         neighbours: by rank, the workers with which it exchanges messages.
         group_of: by rank, its recovery group (§5.3). Messages inside a group are not logged.
@@ -61,23 +61,29 @@ class Topology:
 
 
 def replica_sets(statuses: Mapping[int, StatusReported]) -> list[tuple[int, ...]]:
-    """Ranks that hold the same parts, one tuple per set, ordered by their lowest rank.
+    """Ranks that hold the same parts, one tuple per set, ordered by their first rank.
 
     What a worker holds makes it a replica, not how its gradients are averaged. A worker that holds no named
-    part is a set of its own.
+    part is a set of its own. A set is in ascending order or, in pipelines of a LayerStack, in theirs.
     """
     sets: dict[tuple[str, ...], list[int]] = {}
-    for rank in sorted(statuses):
+    for rank in sorted(statuses, key=lambda rank: _order(statuses[rank])):
         sets.setdefault(statuses[rank].holds or (f"worker {rank}",), []).append(rank)
     return [tuple(ranks) for ranks in sets.values()]
 
 
 def checkpoint_owner(rank: int, statuses: Mapping[int, StatusReported]) -> int:
-    """The worker that saves checkpoints for all replicas of ``rank``: the one with the lowest rank."""
+    """The worker that saves checkpoints for all replicas of ``rank``: the first of them."""
     holds = statuses[rank].holds if rank in statuses else ()
     if not holds:
         return rank
-    return min(other for other, status in statuses.items() if status.holds == holds)
+    return min((s for s in statuses.values() if s.holds == holds), key=_order).rank
+
+
+def _order(status: StatusReported) -> tuple[int, int]:
+    """The place of a worker among its replicas."""
+    # Cuts of pipelines may be unlike: only all workers of one of them have each layer.
+    return status.pipeline if status.layers else 0, status.rank
 
 
 def _together(statuses: Mapping[int, StatusReported]) -> dict[int, tuple[int, ...]]:

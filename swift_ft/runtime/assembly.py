@@ -108,11 +108,13 @@ class Assembly(Foundations):
                 "session.attach_ddp(model) before the first step.",
                 alike=True,
             )
+        self.attached.check_plan()
         self._state.check_values()
         self._end_setup()
         if self._context.offline is None:
             parts = {**self._state.modules, **self._state.optimizers, **self._state.small}
-            check_program(self._context, self._rendezvous, self._writer, self._settings, parts)
+            facts = self.attached.program
+            check_program(self._context, self._rendezvous, self._writer, self._settings, parts, facts)
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
         self._costs = new_layer_costs(self._context, self.attached.layered, self._rendezvous)
         self._iterations = iterations = self._new_iterations()

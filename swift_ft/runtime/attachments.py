@@ -16,6 +16,7 @@ from swift_ft.config.extensions import Extensions, load
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
+from swift_ft.recovery.layout.stage_layers import cuts_of
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.hooks.between import Between, Hook
@@ -137,10 +138,15 @@ class Attachments:
         assert pipeline is not None
         if pipeline.stack is None:
             return
-        if len({*pipeline.holders().values()}) * pipeline.stack.pipelines < self.context.world_size:
+        if pipeline.stack.workers < self.context.world_size:
             raise UnsupportedError(
                 "A LayerStack has all workers: for replicas say LayerStack(..., pipelines=2), without DDP. "
                 "Shards of its stages need stages whose layers stay where they are."
+            )
+        if (planned := pipeline.stack.microbatches) and planned != pipeline.microbatches:
+            raise UsageError(
+                f"The plan gives {planned} microbatches to pipeline {pipeline.stack.pipeline}, and its "
+                f"schedule has {pipeline.microbatches}: give model.microbatches to the schedule."
             )
         if pipeline.shared_layers is not None:
             check_replicas(pipeline.stack, self.context.workers_per_machine)
@@ -251,6 +257,27 @@ class Attachments:
         ):
             self.phases.refuse("the DDP model, which synchronises its buffers,")
 
+    @property
+    def program(self) -> Mapping[str, str]:
+        """The facts that all workers must share, besides the script's files and its session's settings."""
+        stack = self.pipeline.stack if self.pipeline is not None else None
+        if stack is None:
+            return {}
+        stages = "; ".join(", ".join(map(str, cut)) for cut in cuts_of(stack.begun, stack.stages_by_pipeline))
+        return {"the layers of the LayerStack's stages": stages}
+
+    def check_plan(self) -> None:
+        """Refuse a plan of the run that nobody follows.
+
+        Raises:
+            UsageError: the pipeline has no LayerStack, or there is none.
+        """
+        if self.context.config.plan is not None and self.layered is None:
+            raise UsageError(
+                "swift-run --plan says which layers a stage has, and the script trains no LayerStack: leave "
+                "it out, or make the model a swift_ft.LayerStack."
+            )
+
     def topology(self, dealt: DealtBatches) -> dict[str, Any]:
         """The shape of the job, as far as checkpoints depend on it.
 
@@ -339,7 +366,9 @@ def held_by(
     if pipeline is None and not replicas.attached:
         return ()
     if pipeline is not None and pipeline.shared_layers is not None:
-        return tuple(f"layers of stage {stage}" for stage in pipeline.stages)
+        assert pipeline.stack is not None
+        last = pipeline.stack.stages_by_pipeline[0] - 1  # the first pipeline saves each layer
+        return tuple(f"layers of stage {stage}" for stage in sorted({min(s, last) for s in pipeline.stages}))
     parts = ("the model",) if pipeline is None else tuple(f"stage {stage}" for stage in pipeline.stages)
     if replicas.sharded:
         return tuple(f"{part}, {shards}" for part in parts)

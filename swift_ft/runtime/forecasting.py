@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from swift_ft.planning.forecast import Forecast, forecast
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.runtime.attachments import Attachments
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts
@@ -47,9 +46,10 @@ def forecast_now(
         replace(
             job,
             layers=tuple(layers or ()),
-            layout=state.layouts.current or even_layout(stack.count, stack.num_stages, stack.pipelines),
+            layout=state.layouts.current or stack.begun,
             schedule=pipeline.kind if alone else None,  # what is measured is each worker alone
             microbatches=pipeline.microbatches,
+            counts=tuple(shared.counts) if shared is not None else (),
             shares_microbatches=shared is not None and bool(dealt) and not shared.why_equal_shares,
         )
     )

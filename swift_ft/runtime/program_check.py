@@ -46,6 +46,7 @@ def check_program(
     writer: BackgroundWriter,
     settings: Settings,
     state: Mapping[str, Any],
+    facts: Mapping[str, str],
 ) -> None:
     """Compare a worker's program with that of the job.
 
@@ -54,11 +55,12 @@ def check_program(
         rendezvous: where the job's program is noted.
         writer: notes this worker's.
         state: what the session protects, by name.
+        facts: further ones that must be equal at all workers, by name.
 
     Raises:
         UsageError: they differ; names what does, with both values.
     """
-    of_all = {_named(name): _text(getattr(settings, name)) for name in _OF_ALL}
+    of_all = {_named(name): _text(getattr(settings, name)) for name in _OF_ALL} | dict(facts)
     own = {_named("seed"): _text(settings.seed), "Session(state)": ", ".join(sorted(state))}
     modules = {
         f"the module {name}": digest

@@ -139,7 +139,8 @@ class StateProof:
         statuses = state.round.statuses
         owner = checkpoint_owner(self._rank, statuses)
         holds = statuses[self._rank].holds if self._rank in statuses else ()
-        if not holds or sum(status.holds == holds for status in statuses.values()) < 2:
+        by_layer = LayeredState(self._state).pipelines > 1
+        if not holds or (not by_layer and sum(s.holds == holds for s in statuses.values()) < 2):
             return
         key_of = partial(store_keys.replica_digests, state.checkpoints.epoch, generation, iteration)
         published, self._published = self._published, []

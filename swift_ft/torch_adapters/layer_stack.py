@@ -9,16 +9,23 @@ random numbers do not depend on which worker has a layer, and layers can move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from swift_ft.config.run_plan import RunPlan, plan_from_json, read_plan
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.costs.layer_profile import LayerProfile, read_layers
+from swift_ft.costs.shared_machines import balanced, relative_layers
 from swift_ft.determinism import derive_seed, random_state, seed_torch, set_random_state
-from swift_ft.errors import UsageError
-from swift_ft.recovery.layout.stage_layers import StageLayers, cut_of, even_layout, layers_of
+from swift_ft.errors import NotLaunchedError, UsageError
+from swift_ft.recovery.layout.stage_layers import StageLayers, cuts_of, even_layout, layers_of
 
 _SEEDS = (1 << 63) - 1
 """Torch has unsigned seeds, and ours are signed."""
@@ -44,6 +51,10 @@ class LayerStack(nn.Module):
             is one pipeline more, unless ``pipelines`` says that there are still more.
         exact: add gradients up by a tree over the microbatches of all pipelines, so that the bits do not
             depend on how many each pipeline has. Without it, each pipeline adds up its own as torch does.
+        plan: a file of ``swift-plan instantiate --json`` or ``swift-plan devices --json``: the pipelines,
+            their workers, and the layers of each stage. Or give it to the run: ``swift-run --plan``.
+        costs: of each layer, in any unit, or a ``layers.json``: the slowest stage is as fast as can be from
+            the first iteration on. Without it and without a plan, stages have equally many layers.
 
     Attributes:
         count: layers of the whole model.
@@ -54,10 +65,13 @@ class LayerStack(nn.Module):
         tolerate: machines that may be lost at once.
         exact: gradients are added up by a tree.
         pipeline: the number of this worker's, from 0. It has this part of the global batch.
+        counts: microbatches of each pipeline, if a plan says them; else empty.
+        stages_by_pipeline: how many each pipeline has.
+        begun: the layers of each stage as the run begins, of all pipelines one after the other.
 
     Raises:
-        UsageError: before ``init_process_group``, if there are fewer layers than stages, or if the workers
-            cannot form the pipelines.
+        UsageError: before ``init_process_group``, if there are fewer layers than stages, if the workers
+            cannot form the pipelines, or if a plan or costs are not for this model and these workers.
     """
 
     def __init__(
@@ -71,27 +85,37 @@ class LayerStack(nn.Module):
         pipelines: int | None = None,
         tolerate: int = 0,
         exact: bool = False,
+        plan: str | os.PathLike[str] | None = None,
+        costs: Sequence[float] | str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the LayerStack is made.")
-        self.pipelines, self.tolerate = _pipelines(pipelines, tolerate, group), tolerate
+        planned = _plan(plan, costs)
+        if planned is not None:
+            planned.check_model(count, stages_per_worker)
+        self.pipelines, self.tolerate = _pipelines(pipelines, tolerate, group, planned), tolerate
         self.pipeline, self.exact = 0, exact
+        self._ranks = _ranks_of(self.pipelines, group, planned)
         if self.pipelines > 1:
-            self.pipeline, group = _form_pipelines(self.pipelines)
+            self.pipeline, group = _form_pipelines(self._ranks)
+        self.counts: tuple[int, ...] = planned.microbatches if planned is not None else ()
         rank, workers = dist.get_rank(group), dist.get_world_size(group)
         self._build, self.count, self.group = build_layer, count, group
-        self._turns, self._v_shaped, self._workers = stages_per_worker, v_shaped, workers
+        self._turns, self._v_shaped = stages_per_worker, v_shaped
+        self.stages_by_pipeline = tuple(len(ranks) * stages_per_worker for ranks in self._ranks)
         self._base_seed = torch.initial_seed() & _SEEDS
         self._begin_layer: Callable[[int], None] | None = None
         self._prepared: dict[int, nn.Module] = {}
         self.num_stages = workers * stages_per_worker
-        if count < self.num_stages:
-            raise UsageError(f"A LayerStack of {count} layers has too few for {self.num_stages} stages.")
+        if count < (most := max(self.stages_by_pipeline)):
+            raise UsageError(f"A LayerStack of {count} layers has too few for {most} stages.")
         self.stages = tuple(_stage(rank, turn, workers, v_shaped) for turn in range(stages_per_worker))
         several = stages_per_worker > 1
         self._parts = tuple(StageModule(self) for _ in self.stages) if several else ()  # a tuple: no children
-        self.arrange(even_layout(count, self.num_stages))
+        self._as_asked = planned is not None or costs is not None
+        self.begun: StageLayers = tuple(chain(*_cuts(planned, costs, count, self.stages_by_pipeline)))
+        self.arrange(self.cut_of(self.begun))
 
     @property
     def stage(self) -> int:
@@ -99,6 +123,16 @@ class LayerStack(nn.Module):
         if len(self.stages) != 1:
             raise UsageError("This worker has several stages: take model.stages and model.parts.")
         return self.stages[0]
+
+    @property
+    def workers(self) -> int:
+        """Of all pipelines."""
+        return sum(map(len, self._ranks))
+
+    @property
+    def microbatches(self) -> int:
+        """Of this worker's pipeline in an iteration, if a plan says it; else 0."""
+        return self.counts[self.pipeline] if self.counts else 0
 
     @property
     def parts(self) -> tuple[nn.Module, ...]:
@@ -118,6 +152,19 @@ class LayerStack(nn.Module):
         """The numbers of the layers that a layout puts here, ascending."""
         return tuple(sorted(number for stage in self.stages for number in layers_of(layout, stage)))
 
+    def cut_of(self, layout: StageLayers) -> StageLayers:
+        """The layers of each stage of this worker's pipeline.
+
+        Args:
+            layout: over all pipelines.
+        """
+        return cuts_of(layout, self.stages_by_pipeline)[self.pipeline]
+
+    @property
+    def begun_cut(self) -> StageLayers:
+        """The layers of each stage of this pipeline in the beginning; empty if nobody has said anything."""
+        return self.cut_of(self.begun) if self._as_asked else ()
+
     def holders(self, layout: StageLayers) -> dict[int, tuple[int, ...]]:
         """By layer, the rank that has it in each pipeline.
 
@@ -125,13 +172,11 @@ class LayerStack(nn.Module):
             layout: over all pipelines.
         """
         found: dict[int, list[int]] = {number: [] for number in range(self.count)}
-        for pipeline in range(self.pipelines):
-            cut = cut_of(layout, pipeline, self.pipelines)
-            for place in range(self._workers):
+        for cut, ranks in zip(cuts_of(layout, self.stages_by_pipeline), self._ranks, strict=True):
+            for place, rank in enumerate(ranks):
                 for turn in range(self._turns):
-                    stage = _stage(place, turn, self._workers, self._v_shaped)
-                    for number in layers_of(cut, stage):
-                        found[number].append(pipeline * self._workers + place)
+                    for number in layers_of(cut, _stage(place, turn, len(ranks), self._v_shaped)):
+                        found[number].append(rank)
         return {number: tuple(ranks) for number, ranks in found.items()}
 
     def prepare(self, layout: StageLayers) -> Mapping[int, nn.Module]:
@@ -296,8 +341,34 @@ def stack_of_pipeline(modules: Mapping[int, nn.Module], num_stages: int) -> Laye
     return found
 
 
-def _pipelines(pipelines: int | None, tolerate: int, group: dist.ProcessGroup | None) -> int:
+def _plan(plan: str | os.PathLike[str] | None, costs: object) -> RunPlan | None:
+    """The plan of the script or of the run; None if neither has one."""
+    try:
+        context = WorkerContext.from_env()
+        of_run, per_machine = context.config.plan, context.workers_per_machine
+    except NotLaunchedError:
+        of_run, per_machine = None, 1
+    ways = {"swift-run --plan": of_run, "plan=": plan, "costs=": costs}
+    if len(given := [name for name, value in ways.items() if value is not None]) > 1:
+        raise UsageError(f"{' and '.join(given)} say which layers a stage has: give one of them.")
+    if of_run is None and plan is None:
+        return None
+    found = plan_from_json(of_run) if of_run is not None else read_plan(Path(plan or ""))
+    found.check_workers(dist.get_world_size() // per_machine, per_machine)
+    return found
+
+
+def _pipelines(
+    pipelines: int | None, tolerate: int, group: dist.ProcessGroup | None, plan: RunPlan | None
+) -> int:
     wanted = tolerate + 1 if pipelines is None else pipelines
+    if plan is not None:
+        if pipelines not in (None, len(plan.pipelines)):
+            raise UsageError(
+                f"The plan has {len(plan.pipelines)} pipelines, and the LayerStack pipelines={pipelines}: "
+                "leave pipelines= out, and the plan says it."
+            )
+        wanted = len(plan.pipelines)
     if tolerate < 0 or wanted < 1:
         raise UsageError(f"pipelines={pipelines} and tolerate={tolerate}: give one pipeline or more.")
     if wanted <= tolerate:
@@ -307,24 +378,55 @@ def _pipelines(pipelines: int | None, tolerate: int, group: dist.ProcessGroup | 
         )
     if wanted > 1 and group is not None:
         raise UsageError("The LayerStack makes the groups of its pipelines itself: leave group= out.")
-    if (workers := dist.get_world_size()) % wanted:
+    if plan is None and (workers := dist.get_world_size()) % wanted:
         raise UsageError(
             f"{workers} workers cannot form {wanted} pipelines with as many stages each: start with a "
-            f"multiple of {wanted}. A machine may be missing (--nnodes MIN:MAX): then another one runs its "
-            "workers."
+            f"multiple of {wanted}, or give a plan (swift-run --plan). A machine may be missing (--nnodes "
+            "MIN:MAX): then another one runs its workers."
         )
     return wanted
 
 
-def _form_pipelines(pipelines: int) -> tuple[int, dist.ProcessGroup]:
+def _ranks_of(
+    pipelines: int, group: dist.ProcessGroup | None, plan: RunPlan | None
+) -> tuple[tuple[int, ...], ...]:
+    """The workers of each pipeline, in the order of its stages."""
+    if plan is not None and group is None:
+        return plan.ranks
+    every = dist.get_process_group_ranks(group) if group is not None else [*range(dist.get_world_size())]
+    size = len(every) // pipelines
+    return tuple(tuple(every[number * size : (number + 1) * size]) for number in range(pipelines))
+
+
+def _form_pipelines(ranks: Sequence[Sequence[int]]) -> tuple[int, dist.ProcessGroup]:
     """The number of this worker's pipeline, and its group. All workers make all groups."""
-    workers = dist.get_world_size() // pipelines
-    groups = [
-        dist.new_group([*range(number * workers, (number + 1) * workers)]) for number in range(pipelines)
-    ]
-    own = dist.get_rank() // workers
+    groups = [dist.new_group([*of_pipeline]) for of_pipeline in ranks]
+    own = next(number for number, of_pipeline in enumerate(ranks) if dist.get_rank() in of_pipeline)
     group: dist.ProcessGroup = groups[own]
     return own, group
+
+
+def _layers(costs: Sequence[float] | str | os.PathLike[str]) -> tuple[LayerProfile, ...]:
+    if isinstance(costs, str | os.PathLike):
+        return read_layers(Path(costs))
+    return relative_layers(costs)
+
+
+def _cuts(
+    plan: RunPlan | None,
+    costs: Sequence[float] | str | os.PathLike[str] | None,
+    count: int,
+    stages: Sequence[int],
+) -> list[StageLayers]:
+    """The layers of each stage, by pipeline: as planned, by their costs, or as even as possible."""
+    if plan is not None:
+        return [pipeline.cut for pipeline in plan.pipelines]
+    if costs is None:
+        return [even_layout(count, own) for own in stages]
+    layers = _layers(costs)
+    if len(layers) != count:
+        raise UsageError(f"costs= has {len(layers)} layers, and the LayerStack {count}: give one for each.")
+    return [balanced(layers, [str(stage) for stage in range(own)]) for own in stages]
 
 
 def _stage(rank: int, turn: int, workers: int, v_shaped: bool) -> int:

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from swift_ft.cli.common import at_most
 from swift_ft.cli.plan.arguments import MOST_DEVICES, microbatches
+from swift_ft.cli.plan.machines import machines_of
 from swift_ft.cli.plan.picture import STAGE_SECONDS, draw_bars
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.costs.layer_profile import NANOSECONDS, read_layers
@@ -55,19 +56,29 @@ def _run(args: argparse.Namespace) -> ExitCode:
     if args.plot:
         draw_bars([_bar(number, one) for number, one in enumerate(plan.pipelines)], STAGE_SECONDS, args.plot)
     if args.json:
-        print_json(
-            {
-                "tp": plan.tp,
-                "pipelines": [
-                    {"devices": one.devices, "stages": [list(stage) for stage in one.stages]}
-                    for one in plan.pipelines
-                ],
-                "iteration_s": plan.iteration_ns / NANOSECONDS,
-            }
-        )
+        print_json(_to_json(plan, args.microbatches))
     else:
         _print(plan, args.microbatches)
     return ExitCode.OK
+
+
+def _to_json(plan: DevicePlan, microbatches: int) -> dict[str, object]:
+    machines, per_machine = machines_of([one.nodes for one in plan.pipelines])
+    return {
+        "tp": plan.tp,
+        "pipelines": [
+            {
+                "devices": one.devices,
+                "stages": [list(stage) for stage in one.stages],
+                "microbatches": microbatches,
+                "machines": of_workers,
+                "nodes": list(one.nodes),
+            }
+            for one, of_workers in zip(plan.pipelines, machines, strict=True)
+        ],
+        "workers_per_machine": per_machine,
+        "iteration_s": plan.iteration_ns / NANOSECONDS,
+    }
 
 
 def _bar(number: int, one: Pipeline) -> tuple[str, list[tuple[str, float]]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
 
 from rich.table import Table
 
 from swift_ft.cli.plan.arguments import costs_of, declare_cluster, microbatches, options_of, templates_of
+from swift_ft.cli.plan.machines import machines_of
 from swift_ft.cli.plan.picture import draw_stages
 from swift_ft.cli.plan.templates import console
 from swift_ft.cli.verb import ExitCode, Verb, print_json
@@ -43,7 +45,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
         named = [(f"{n} nodes, {share} microbatches", one.stages, ns) for n, one, share, ns in rows]
         draw_stages(named, costs, args.plot)
     if args.json:
-        print_json(_to_json(found, templates))
+        print_json(_to_json(found, templates, args.devices_per_node))
         return ExitCode.OK
     table = Table("pipeline", "nodes", "stages", "microbatches", "iteration")
     for number, (nodes, template, share, time_ns) in enumerate(rows):
@@ -54,7 +56,10 @@ def _run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _to_json(found: Instantiation, templates: Mapping[int, Template]) -> dict[str, object]:
+def _to_json(
+    found: Instantiation, templates: Mapping[int, Template], devices_per_node: int
+) -> dict[str, object]:
+    machines, per_machine = machines_of(_nodes(found, templates, devices_per_node))
     return {
         "pipelines": [
             {
@@ -62,11 +67,25 @@ def _to_json(found: Instantiation, templates: Mapping[int, Template]) -> dict[st
                 "stages": [[stage.first, stage.end - 1] for stage in templates[nodes].stages],
                 "devices": [stage.devices for stage in templates[nodes].stages],
                 "microbatches": share,
+                "machines": of_workers,
             }
-            for nodes, share in zip(found.nodes, found.microbatches, strict=True)
+            for nodes, share, of_workers in zip(found.nodes, found.microbatches, machines, strict=True)
         ],
+        "workers_per_machine": per_machine,
+        "stages_per_worker": templates[found.nodes[0]].stages_per_worker,
         "iteration_s": found.iteration_ns / NANOSECONDS,
     }
+
+
+def _nodes(found: Instantiation, templates: Mapping[int, Template], devices_per_node: int) -> list[list[int]]:
+    """The node of each worker of each pipeline: stages fill nodes in order."""
+    nodes, before = [], 0
+    for count in found.nodes:
+        template = templates[count]
+        devices = [0, *accumulate(stage.devices for stage in template.stages[: template.workers])]
+        nodes.append([before + first // devices_per_node for first in devices[:-1]])
+        before += count
+    return nodes
 
 
 VERB = Verb(

@@ -68,7 +68,10 @@ def setup_of(
     }
     for declared in dataclasses.fields(config):
         if flag_of(declared.name) in COMMON_FLAGS:
-            facts[flag_of(declared.name)] = getattr(config, declared.name)
+            value = getattr(config, declared.name)
+            if declared.metadata["option"].by_digest and value is not None:
+                value = digest_of(value.encode())
+            facts[flag_of(declared.name)] = value
     if secret is not None:
         facts["the job's secret (--token-file)"] = secret.token("setup")[:_DIGITS]
         certificates = secret.certificates

@@ -38,7 +38,7 @@ def layout_requested(state: State, event: ev.LayoutRequested) -> State:
     present = present_layout(statuses, state.layouts.current)
     if _too_late(state, event) or event.layers == present:
         return state
-    if why_no_layout(event.layers, report.layers, stages_in(statuses), len(pipelines_in(statuses))):
+    if why_no_layout(event.layers, report.layers, stages_in(statuses)):
         return state
     pending = PendingLayout(event.iteration, event.layers)
     return replace(state, layouts=replace(state.layouts, pending=pending))
@@ -113,8 +113,9 @@ def with_new_layout(state: State, plan: Plan, statuses: Mapping[int, ev.StatusRe
 def placed(layouts: Layouts, statuses: Mapping[int, ev.StatusReported], current: StageLayers) -> Layouts:
     """Note where the layers are, now that all workers have reported: in a later round they may not have."""
     present = present_layout(statuses, current)
-    placed_now, pipelines = Map(layers_by_rank(statuses, current)), len(pipelines_in(statuses))
-    return replace(layouts, present=present, placed=placed_now, pipelines=pipelines if placed_now else 1)
+    placed_now, pipelines = Map(layers_by_rank(statuses, current)), tuple(pipelines_in(statuses))
+    several = len(pipelines) > 1 and bool(placed_now)
+    return replace(layouts, present=present, placed=placed_now, pipelines=pipelines if several else ())
 
 
 def in_layout(layouts: Layouts, layers: StageLayers, since: int) -> Layouts:

@@ -1,13 +1,14 @@
 """The layers on each stage of a :class:`swift_ft.LayerStack`, and what moves when they change. Pure.
 
 A layout here is the number of layers of each stage, in the pipeline's order: ``(3, 2, 3)``. Where pipelines
-are replicas of each other, the next one's follow: ``(3, 2, 3, 4, 1, 3)``. The stages and their workers stay
-the same. A machine that runs the workers of another one, too, gets fewer layers for each.
+are replicas of each other, the next one's follow, which may have another number of stages:
+``(3, 2, 3, 4, 4)``. The stages and their workers stay the same. A machine that runs the workers of another
+one, too, gets fewer layers for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
@@ -32,16 +33,21 @@ class LayerMove(NamedTuple):
     layers: tuple[int, ...]
 
 
-def even_layout(layers: int, stages: int, pipelines: int = 1) -> StageLayers:
+def even_layout(layers: int, stages: int) -> StageLayers:
     """As even as possible. If one more is left, a later stage has it: it keeps fewer activations."""
     ends = [layers * stage // stages for stage in range(stages + 1)]
-    return tuple(end - first for first, end in pairwise(ends)) * pipelines
+    return tuple(end - first for first, end in pairwise(ends))
 
 
-def cut_of(layout: tuple[_Of, ...], pipeline: int, pipelines: int) -> tuple[_Of, ...]:
-    """The part of a layout, or of what goes by its stages, that is one pipeline's."""
-    stages = len(layout) // pipelines
-    return layout[pipeline * stages : (pipeline + 1) * stages]
+def cuts_of(layout: tuple[_Of, ...], stages: Sequence[int]) -> list[tuple[_Of, ...]]:
+    """The parts of a layout, or of what goes by its stages, by pipeline.
+
+    Args:
+        layout: over all pipelines.
+        stages: that each pipeline has.
+    """
+    ends = [0, *accumulate(stages)]
+    return [layout[first:end] for first, end in pairwise(ends)]
 
 
 def layers_of(layout: StageLayers, stage: int) -> range:
@@ -50,21 +56,20 @@ def layers_of(layout: StageLayers, stage: int) -> range:
     return range(first, first + layout[stage])
 
 
-def why_no_layout(layout: StageLayers, layers: int, stages: int, pipelines: int = 1) -> str:
+def why_no_layout(layout: StageLayers, layers: int, stages: Sequence[int]) -> str:
     """Why a layout cannot be; empty if it can.
 
     Args:
         layout: that is asked for.
         layers: of the model; 0 if it is not a LayerStack.
-        stages: one for each pipeline.
-        pipelines: that are replicas of each other.
+        stages: that each pipeline has.
     """
     if not layers:
         return "the model is no LayerStack"
-    if len(layout) != stages * pipelines:
-        return f"it has {len(layout)} stages, and the job {stages * pipelines}"
-    for pipeline in range(pipelines):
-        if (found := sum(cut_of(layout, pipeline, pipelines))) != layers:
+    if len(layout) != sum(stages):
+        return f"it has {len(layout)} stages, and the job {sum(stages)}"
+    for cut in cuts_of(layout, stages):
+        if (found := sum(cut)) != layers:
             return f"it has {found} layers, and the model {layers}"
     return "a stage has no layer" if min(layout) < 1 else ""
 
@@ -76,10 +81,20 @@ def present_layout(statuses: Mapping[int, StatusReported], layout: StageLayers) 
         statuses: one report per rank.
         layout: the present one; empty for the one with which the script began.
     """
+    begun = begun_layout(statuses)
+    return (layout or begun) if begun else ()
+
+
+def begun_layout(statuses: Mapping[int, StatusReported]) -> StageLayers:
+    """The layout with which the scripts of a job begin; empty if the model is not a LayerStack."""
     layers = next((status.layers for status in statuses.values()), 0)
     if not layers:
         return ()
-    return layout or even_layout(layers, stages_in(statuses), len(pipelines_in(statuses)))
+    found: StageLayers = ()
+    for ranks, stages in zip(pipelines_in(statuses), stages_in(statuses), strict=True):
+        planned = next((statuses[rank].cut for rank in ranks if statuses[rank].cut), ())
+        found += planned or even_layout(layers, stages)
+    return found
 
 
 def layers_by_rank(statuses: Mapping[int, StatusReported], layout: StageLayers) -> dict[int, tuple[int, ...]]:
@@ -117,8 +132,7 @@ def cuts_in(
         statuses: one report per rank.
         layout: the present one.
     """
-    pipelines = pipelines_in(statuses)
-    return [(cut_of(layout, number, len(pipelines)), ranks) for number, ranks in enumerate(pipelines)]
+    return [*zip(cuts_of(layout, stages_in(statuses)), pipelines_in(statuses), strict=True)]
 
 
 def pipelines_in(statuses: Mapping[int, StatusReported]) -> list[tuple[int, ...]]:
@@ -129,9 +143,12 @@ def pipelines_in(statuses: Mapping[int, StatusReported]) -> list[tuple[int, ...]
     return [tuple(found[pipeline]) for pipeline in sorted(found)]
 
 
-def stages_in(statuses: Mapping[int, StatusReported]) -> int:
-    """The number of stages of a pipeline."""
-    return 1 + max((stage for status in statuses.values() for stage in status.stages), default=-1)
+def stages_in(statuses: Mapping[int, StatusReported]) -> tuple[int, ...]:
+    """The number of stages of each pipeline."""
+    return tuple(
+        1 + max((stage for rank in ranks for stage in statuses[rank].stages), default=-1)
+        for ranks in pipelines_in(statuses)
+    )
 
 
 def moves_between(

@@ -47,7 +47,18 @@ class DealtBatches:
                     "The model is sharded, so say among how many workers a batch is dealt: "
                     "GlobalBatches(..., replicas=, replica=). With fully_shard these are all workers."
                 )
-            batches.deal(replicas, replica)
+            batches.deal(replicas, replica, self._planned(batches))
+
+    def _planned(self, batches: GlobalBatches) -> tuple[int, ...] | None:
+        """The microbatches of each pipeline, where a plan says them."""
+        if self._shared is None or not (counts := self._shared.planned):
+            return None
+        if batches.batch_size % sum(counts):
+            raise UsageError(
+                f"A global batch of {batches.batch_size} samples is no whole number of the {sum(counts)} "
+                "microbatches that the plan gives to all pipelines: make it a multiple."
+            )
+        return counts
 
     def __bool__(self) -> bool:
         """Whether there are any."""

@@ -2,8 +2,8 @@
 
 A machine that runs the workers of a lost one, too, gets fewer layers for each of them, by what each layer was
 measured to cost. So does one that is slower than its peers, if the run asks for that. Once each machine runs
-its own worker alone, and all are alike, the layers are as even as in the beginning. A change that has just
-been made is not undone at once: the wait grows with each change, for machines that come and go.
+its own worker alone, and all are alike, the layers are where they were in the beginning. A change that has
+just been made is not undone at once: the wait grows with each change, for machines that come and go.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from swift_ft.recovery.devices import AS_OTHERS, devices_of_stages
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import (
     StageLayers,
-    cut_of,
-    even_layout,
-    pipelines_in,
+    begun_layout,
+    cuts_of,
     stages_in,
 )
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts
@@ -33,13 +32,11 @@ class Rebalance:
     """Worker 0's look at the layout, after each iteration.
 
     Args:
-        count: layers of the model.
         by_pace: whether slower machines get fewer layers.
     """
 
-    def __init__(self, costs: LayerCosts, count: int, *, by_pace: bool = False) -> None:
+    def __init__(self, costs: LayerCosts, *, by_pace: bool = False) -> None:
         self._costs = costs
-        self._count = count
         self._by_pace = by_pace
 
     def wanted(self, state: State, iteration: int) -> StageLayers | None:
@@ -51,19 +48,17 @@ class Rebalance:
         if not may_change(state, iteration, state.layouts.since, state.layouts.changes):
             return None
         statuses, membership = state.round.statuses, state.membership
-        pipelines = len(pipelines_in(statuses))
-        even = even_layout(self._count, stages_in(statuses), pipelines)
-        present = state.layouts.current or even
+        stages, begun = stages_in(statuses), begun_layout(statuses)
+        present = state.layouts.current or begun
         paces = membership.pace if self._by_pace else {}
-        # With equal machines layers go back to the even layout, which needs no measurements.
+        # With equal machines layers go back to the first layout, which needs no measurements.
         if not paces and not any(machine in membership.hosts for machine in membership.members.values()):
-            return even if present != even else None
+            return begun if present != begun else None
         if (layers := self._costs.read(state)) is None:
             return None
         devices = devices_of_stages(state)
         best: StageLayers = ()
-        for number in range(pipelines):
-            own, cut = cut_of(devices, number, pipelines), cut_of(present, number, pipelines)
+        for own, cut in zip(cuts_of(devices, stages), cuts_of(present, stages), strict=True):
             best += worth_moving_to(layers, own, cut, _shared_with_others(own, devices, paces))
         return best if best != present and best not in state.layouts.declined else None
 

@@ -28,8 +28,6 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import (
     LayerMove,
     StageLayers,
-    cut_of,
-    even_layout,
     layers_by_rank,
     moves_between,
     pipelines_in,
@@ -78,7 +76,7 @@ class Repartition(Part):
         self._rank = participant.context.rank
         assert pipeline.stack is not None
         self._stack = pipeline.stack
-        self._present: StageLayers = self._even
+        self._present: StageLayers = self._stack.begun
         self._aside: tuple[StageLayers, list[StatePayload]] | None = None
         self.count = layered.count
 
@@ -89,14 +87,10 @@ class Repartition(Part):
 
     def layout(self, state: State) -> StageLayers:
         """The number of layers of each stage that the job has agreed on, of all pipelines."""
-        return state.layouts.current or self._even
-
-    @property
-    def _even(self) -> StageLayers:
-        return even_layout(self._stack.count, self._stack.num_stages, self._stack.pipelines)
+        return state.layouts.current or self._stack.begun
 
     def _own(self, layout: StageLayers) -> StageLayers:
-        return cut_of(layout, self._stack.pipeline, self._stack.pipelines)
+        return self._stack.cut_of(layout)
 
     def prepare(self, round: Round) -> None:
         """Have the layers of the layout in which training goes on."""

@@ -74,7 +74,7 @@ def new_rebalance(
     """The object that asks for other layouts; None on ranks but 0, and where no layers can move."""
     if context.rank or costs is None or layered is None or layered.stack is None:
         return None
-    return Rebalance(costs, layered.stack.count, by_pace=context.config.stragglers == "rebalance")
+    return Rebalance(costs, by_pace=context.config.stragglers == "rebalance")
 
 
 def new_reshare(

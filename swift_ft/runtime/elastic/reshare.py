@@ -14,7 +14,7 @@ from swift_ft.costs.shared_machines import loads_of_pipelines, worth_sharing
 from swift_ft.errors import UsageError
 from swift_ft.recovery.devices import device_of, devices_of_stages, pace_of
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import cut_of
+from swift_ft.recovery.layout.stage_layers import cuts_of, stages_in
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.elastic.rebalance import may_change
@@ -85,7 +85,7 @@ class ShareMicrobatches:
     ) -> None:
         self._dealt = dealt
         self._costs = costs
-        self._total = shared.microbatches
+        self._begun = shared.counts
         self._fewest = shared.fewest_microbatches
         self._by_pace = by_pace
 
@@ -104,18 +104,17 @@ class ShareMicrobatches:
             return None
         best = worth_sharing(loads, present, self._fewest)
         if all(own == loads[0] for own in loads):
-            best = [self._total // len(loads)] * len(loads)  # as it was in the beginning
+            best = [*self._begun]  # as it was in the beginning
         return None if best == present else tuple(count * one for count in best)
 
     def _loads(self, state: State) -> list[list[int]] | None:
         """By pipeline, what each of its devices takes for a microbatch, in nanoseconds."""
         if (layers := self._costs.read(state)) is None:
             return None
-        pipelines = state.layouts.pipelines
-        devices, layout = devices_of_stages(state), state.layouts.present
+        stages = stages_in(state.round.statuses)
         return loads_of_pipelines(
             layers,
-            [cut_of(devices, number, pipelines) for number in range(pipelines)],
-            [cut_of(layout, number, pipelines) for number in range(pipelines)],
+            cuts_of(devices_of_stages(state), stages),
+            cuts_of(state.layouts.present, stages),
             state.membership.pace if self._by_pace else {},
         )

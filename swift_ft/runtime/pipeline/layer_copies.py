@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import nn
 
 from swift_ft.errors import UnsupportedError, UsageError
-from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.torch_adapters.layer_stack import LayerStack
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -25,7 +24,7 @@ def check_replicas(stack: LayerStack, workers_per_machine: int) -> None:
                 "samples, and the copies of a layer would differ. Use LayerNorm or GroupNorm, or "
                 "track_running_stats=False."
             )
-    holders = stack.holders(even_layout(stack.count, stack.num_stages, stack.pipelines))
+    holders = stack.holders(stack.begun)
     for layer, ranks in holders.items():
         machines = {rank // workers_per_machine for rank in ranks}
         if len(machines) <= stack.tolerate:

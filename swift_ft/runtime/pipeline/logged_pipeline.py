@@ -14,7 +14,7 @@ from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError, first_line
 from swift_ft.logging import LogReader, MessageKey
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout, layers_of
+from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor, RetainedSends
 from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
@@ -98,6 +98,7 @@ class LoggedPipeline:
         self.stack = stack_of_pipeline(self.modules, self.num_stages)
         if self.stack is not None:
             self.stack.on_layer(self._interceptor.on_layer)
+            self._shapes.layout = self.stack.begun_cut
         self.shared_layers: SharedLayers | None = None
         if self.stack is not None and self.stack.pipelines > 1:
             self.shared_layers = SharedLayers(self.stack, self._hook, self._interceptor, group)
@@ -347,7 +348,7 @@ class TiedLayers:
     def __init__(self, stack: LayerStack, tied: TiedParameters) -> None:
         self._stack = stack
         self._tied = tied
-        self._layout = even_layout(stack.count, stack.num_stages)
+        self._layout = stack.cut_of(stack.begun)
         self._pairs: list[tuple[str, str]] = []
 
     def tie(self, first: str, second: str) -> None:

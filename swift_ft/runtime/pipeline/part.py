@@ -83,6 +83,8 @@ class PipelinePart(Part):
             together=tuple(sorted(pipeline.script.together)),
             together_reason=pipeline.script.why,
             layers=pipeline.stack.count if pipeline.stack is not None else 0,
+            # Of each pipeline one worker says it: in large jobs all together would be much.
+            cut=pipeline.stack.begun_cut if pipeline.stack is not None and 0 in pipeline.stages else (),
             completes=shared is not None and shared.completes(iteration) and not self._status.updated,
         )
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.data.shares import Change, shares_at
-from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout
+from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
@@ -25,6 +25,9 @@ class SharedLayers:
         hook: on its schedule and stages.
         interceptor: of their messages, which no worker will ask for again.
         group: makes the group of all workers again in each generation.
+
+    Attributes:
+        counts: microbatches of each pipeline in the beginning.
     """
 
     def __init__(
@@ -33,14 +36,18 @@ class SharedLayers:
         self._stack = stack
         self._hook = hook
         self._interceptor = interceptor
-        self._counts = (hook.microbatches,) * stack.pipelines
+        self.counts = stack.counts or (hook.microbatches,) * stack.pipelines
         self._changes: Sequence[Change] = ()
-        even = even_layout(stack.count, stack.num_stages, stack.pipelines)
-        self._averages = LayerAverages(stack, even, hook.microbatches, scale=hook.scales)
+        self._averages = LayerAverages(stack, stack.begun, self.counts, scale=hook.scales)
         hook.average(self._averages)
         interceptor.retains = False
         assert dist.group.WORLD is not None
         group.follow(dist.group.WORLD, self._averages.renew)
+
+    @property
+    def planned(self) -> tuple[int, ...]:
+        """Microbatches of each pipeline, if a plan says it; else empty."""
+        return self._stack.counts
 
     @property
     def has_first_stage(self) -> bool:
@@ -52,12 +59,14 @@ class SharedLayers:
     @property
     def microbatches(self) -> int:
         """Of all pipelines in an iteration."""
-        return sum(self._counts)
+        return sum(self.counts)
 
     @property
     def fewest_microbatches(self) -> int:
-        """That torch takes in an iteration."""
-        return self._hook.num_stages if kind_of(self._hook.schedule) == Schedule.ONE_F_ONE_B else 1
+        """That torch takes in an iteration, in each pipeline."""
+        return (
+            max(self._stack.stages_by_pipeline) if kind_of(self._hook.schedule) == Schedule.ONE_F_ONE_B else 1
+        )
 
     @property
     def why_equal_shares(self) -> str:
@@ -76,7 +85,7 @@ class SharedLayers:
 
     def begin(self, iteration: int) -> None:
         """The step of an iteration begins."""
-        counts = shares_at(self._changes, iteration) or self._counts
+        counts = shares_at(self._changes, iteration) or self.counts
         self._averages.share(counts)
         self._averages.begin(iteration)
         self._hook.have_microbatches(counts[self._stack.pipeline])

@@ -27,7 +27,6 @@ from swift_ft.faults.failpoints import Point, hit
 from swift_ft.logging import LogReader
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.runtime.helpers.member import GradientReduction, Member
 from swift_ft.runtime.helpers.offload import offload
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor
@@ -189,7 +188,7 @@ class SharedReplay:
     def _build_layers(self, stage: int) -> nn.Module:
         stack = self._stack
         assert stack is not None
-        return stack.module_of(stage, self._shapes.layout or even_layout(stack.count, stack.num_stages))
+        return stack.module_of(stage, self._shapes.layout or stack.cut_of(stack.begun))
 
     def _member(self, replay: ParallelReplay, prepared: _Prepared) -> Member:
         chain, group = self._chain(replay, prepared), self._group.helper_group

@@ -72,14 +72,14 @@ class LayerAverages:
     Args:
         stack: has the layers of this worker.
         layout: over all pipelines.
-        microbatches: of each pipeline, as long as they have equally many.
+        counts: microbatches of each pipeline in the beginning.
         scale: the sum is divided by the number of all microbatches, and not only of pipelines.
 
     Attributes:
         alone: the next iteration is the one that was interrupted, and completed without other workers.
     """
 
-    def __init__(self, stack: LayerStack, layout: StageLayers, microbatches: int, *, scale: bool) -> None:
+    def __init__(self, stack: LayerStack, layout: StageLayers, counts: Sequence[int], *, scale: bool) -> None:
         self._stack = stack
         self._scale = scale
         self._counts: Sequence[int] = ()
@@ -93,7 +93,7 @@ class LayerAverages:
         self._works: list[dist.Work] = []
         self._completed: _Completed | None = None
         self.alone = False
-        self.share((microbatches,) * stack.pipelines)
+        self.share(counts)
         self.place(layout)
 
     @property

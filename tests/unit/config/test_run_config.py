@@ -21,7 +21,7 @@ from swift_ft.network import JobSecret
 from swift_ft.recovery.job_state import Tries
 from tests.support.strangers import issue, new_authority
 
-FILES = ("token_file", "tls_cert", "tls_key", "tls_ca")
+FILES = ("plan", "token_file", "tls_cert", "tls_key", "tls_ca")
 """Options whose files are read at once."""
 FIELDS = [field.name for field in dataclasses.fields(RunConfig) if field.name not in (*FILES, "check")]
 """A check runs another job than it was given: see the tests of ``cli/check.py``."""

@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 from immutables import Map
 
@@ -27,9 +28,10 @@ def by_looking_at_all(state: State) -> Mapping[str, tuple[int, ...]]:
 
         def far(machine: str, slot: int = slot) -> bool:
             in_slot = membership.slots.get(machine)
-            workers = state.world_size // state.layouts.pipelines
-            of = {rank // workers for rank in state.ranks_of(slot)}
-            own = {rank // workers for rank in state.ranks_of(slot if in_slot is None else in_slot)}
+            pipelines = state.layouts.pipelines
+            of_rank = {rank: number for number, ranks in enumerate(pipelines) for rank in ranks}
+            of = {of_rank[rank] for rank in state.ranks_of(slot)}
+            own = {of_rank[rank] for rank in state.ranks_of(slot if in_slot is None else in_slot)}
             return of.isdisjoint(own)
 
         host = min(load, key=lambda m: (load[m] + far(m), far(m), hosts.index(m)), default=None)
@@ -42,7 +44,7 @@ def by_looking_at_all(state: State) -> Mapping[str, tuple[int, ...]]:
 def some_state(rng: random.Random) -> State:
     """A job with empty slots, guests, spares, machines that leave, and machines that decline."""
     machines = rng.choice((4, 6, 8, 12))
-    pipelines = rng.choice([p for p in (1, 2, 3, 4) if machines % p == 0])
+    pipelines = rng.choice((1, 2, 3, 4))
     filled = [slot for slot in range(machines) if rng.random() < 0.7]
     members = {slot: f"m-{slot}.0" for slot in filled}
     guests = {member: rng.choice([*members.values()]) for member in members.values() if rng.random() < 0.2}
@@ -60,12 +62,14 @@ def some_state(rng: random.Random) -> State:
         declined=Map({name: "memory" for name in names if rng.random() < 0.15}),
     )
     shape = JobShape(machines, rng.choice((1, 2)), min_machines=rng.choice((None, 1, 3)))
+    ends = sorted(rng.sample(range(1, machines * shape.workers_per_machine), pipelines - 1))
+    borders = [*pairwise([0, *ends, machines * shape.workers_per_machine])]
     return State(
         phase=rng.choice((Phase.FORMING, Phase.LIVE)),
         generation=rng.randrange(3),
         shape=shape,
         membership=membership,
-        layouts=Layouts(pipelines=pipelines),
+        layouts=Layouts(pipelines=tuple(tuple(range(*border)) for border in borders)),
     )
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
-from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
@@ -62,9 +61,7 @@ class Job:
             loss_fn=nn.functional.mse_loss,
             scale_grads=scale,
         )
-        self.averages = LayerAverages(
-            self.stack, even_layout(LAYERS, self.stack.num_stages), microbatches, scale=scale
-        )
+        self.averages = LayerAverages(self.stack, self.stack.begun, (microbatches,), scale=scale)
         self.averages.renew(dist.group.WORLD)  # type: ignore[arg-type]  # there is one
         if averages:
             self.hook = PipelineHook(self.schedule, Nothing(), lambda _: None)

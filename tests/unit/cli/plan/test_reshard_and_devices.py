@@ -121,7 +121,9 @@ def test_groups_of_unlike_devices(layers: str, cluster: str, capsys: pytest.Capt
     command = ["devices", "--cluster", cluster, "--layers", layers, "--microbatches", "16"]
     assert main([*command, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer.keys() == {"tp", "pipelines", "iteration_s"}
+    assert answer.keys() == {"tp", "pipelines", "workers_per_machine", "iteration_s"}
+    assert [pipeline["machines"] for pipeline in answer["pipelines"]] == [[0, 1], [2, 3, 4]]
+    assert [pipeline["nodes"] for pipeline in answer["pipelines"]] == [[1, 0], [1, 1, 1]]
     assert [pipeline["devices"] for pipeline in answer["pipelines"]] == [{"A100": 1, "H20": 1}, {"H20": 3}]
     assert answer["pipelines"][0]["stages"] == [[0, 9], [10, 31]]
     assert main(command) == 0

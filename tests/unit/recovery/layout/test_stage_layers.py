@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 from hypothesis import given
@@ -9,10 +10,13 @@ from hypothesis import strategies as st
 
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.layout.stage_layers import (
+    begun_layout,
+    cuts_of,
     even_layout,
     layers_by_rank,
     layers_of,
     moves_between,
+    stages_in,
     why_no_layout,
 )
 
@@ -29,7 +33,7 @@ def reports(stages: list[tuple[int, ...]], layers: int) -> dict[int, StatusRepor
 @given(st.integers(1, 8), st.integers(0, 30))
 def test_an_even_layout_has_all_layers_and_differs_by_one(stages: int, more: int) -> None:
     layout = even_layout(stages + more, stages)
-    assert not why_no_layout(layout, stages + more, stages)
+    assert not why_no_layout(layout, stages + more, [stages])
     assert max(layout) - min(layout) <= 1
 
 
@@ -74,8 +78,28 @@ def test_moves_lead_from_one_layout_to_the_other(data: st.DataObject, old: tuple
 
 
 def test_why_a_layout_cannot_be() -> None:
-    assert why_no_layout((3, 3), 6, 2) == ""
-    assert why_no_layout((3, 3), 0, 2) == "the model is no LayerStack"
-    assert why_no_layout((3, 3), 6, 3) == "it has 2 stages, and the job 3"
-    assert why_no_layout((3, 4), 6, 2) == "it has 7 layers, and the model 6"
-    assert why_no_layout((6, 0), 6, 2) == "a stage has no layer"
+    assert why_no_layout((3, 3), 6, [2]) == ""
+    assert why_no_layout((3, 3), 0, [2]) == "the model is no LayerStack"
+    assert why_no_layout((3, 3), 6, [3]) == "it has 2 stages, and the job 3"
+    assert why_no_layout((3, 4), 6, [2]) == "it has 7 layers, and the model 6"
+    assert why_no_layout((6, 0), 6, [2]) == "a stage has no layer"
+
+
+def test_pipelines_of_unlike_numbers_of_stages() -> None:
+    """Ranks 0 and 3, and between them 1, 2 and 4."""
+    stages = {0: (0, 0), 1: (1, 0), 2: (1, 1), 3: (0, 1), 4: (1, 2)}
+    every = {
+        rank: StatusReported(
+            rank=rank, generation=1, iteration=0, stages=(stage,), layers=7, pipeline=pipeline
+        )
+        for rank, (pipeline, stage) in stages.items()
+    }
+    assert stages_in(every) == (2, 3)
+    assert begun_layout(every) == (3, 4, 2, 2, 3)
+    every[0] = replace(every[0], cut=(6, 1))
+    assert begun_layout(every) == (6, 1, 2, 2, 3)
+    found = layers_by_rank(every, ())
+    assert found == {0: (0, 1, 2, 3, 4, 5), 1: (0, 1), 2: (2, 3), 3: (6,), 4: (4, 5, 6)}
+    assert layers_by_rank(every, (1, 6, 5, 1, 1))[2] == (5,)
+    assert why_no_layout((6, 1, 2, 2, 2), 7, stages_in(every)) == "it has 6 layers, and the model 7"
+    assert cuts_of((1, 2, 3), (2, 1)) == [(1, 2), (3,)]

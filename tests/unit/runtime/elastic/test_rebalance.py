@@ -85,7 +85,7 @@ def wanted(
     costs = LayerCosts(9)
     if known:
         costs.take([published(rank) for rank in range(3)])
-    return Rebalance(costs, 9, by_pace=by_pace).wanted(state, iteration)
+    return Rebalance(costs, by_pace=by_pace).wanted(state, iteration)
 
 
 def test_a_host_gets_fewer_layers_for_each_of_its_workers() -> None:

@@ -1,0 +1,89 @@
+"""LayerStacks that begin with a plan, or by the costs of their layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import nn
+
+from swift_ft.errors import UsageError
+from swift_ft.torch_adapters.layer_stack import LayerStack
+
+LAYERS = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def stack(**options: Any) -> LayerStack:
+    return LayerStack(lambda _: nn.Linear(2, 2), LAYERS, **options)
+
+
+def plan_file(folder: Path, *pipelines: list[list[int]], **facts: object) -> Path:
+    path = folder / "plan.json"
+    path.write_text(json.dumps({"pipelines": [{"stages": stages} for stages in pipelines], **facts}))
+    return path
+
+
+def test_costs_decide_where_stages_end() -> None:
+    """Two stages on this worker: an embedding and a head that cost as much as all other layers."""
+    costs = [3.0, 1, 1, 1, 1, 1, 1, 3]
+    assert stack(stages_per_worker=2, costs=costs).begun == (4, 4)
+    assert stack(stages_per_worker=2, costs=[7, *costs[1:]]).begun == (2, 6)
+    assert stack(stages_per_worker=2).begun == (4, 4)
+
+
+def test_costs_of_a_file(tmp_path: Path) -> None:
+    layer = {"forward_s": 0.01, "backward_s": 0.02, "state_bytes": 0}
+    path = tmp_path / "layers.json"
+    path.write_text(json.dumps({"layers": [{**layer, "forward_s": 0.5}, *[layer] * 7]}))
+    assert stack(stages_per_worker=2, costs=path).begun == (1, 7)
+
+
+def test_a_planned_cut(tmp_path: Path) -> None:
+    made = stack(stages_per_worker=2, plan=plan_file(tmp_path, [[0, 2], [3, 7]], stages_per_worker=2))
+    assert (made.begun, made.counts, made.microbatches) == ((3, 5), (), 0)
+    assert [len([*part.children()]) for part in made.parts] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"costs": [1.0] * 7}, "costs= has 7 layers, and the LayerStack 8"),
+        ({"costs": [0] * 8}, "no layer that costs anything"),
+        ({"costs": [1.0, float("nan"), *[1.0] * 6]}, "costs= has nan for layer 1"),
+        ({"costs": [1.0, -1, *[1.0] * 6]}, "costs= has -1 for layer 1"),
+        ({"costs": "none.json"}, "none.json cannot be read"),
+        ({"plan": "none.json"}, "none.json cannot be read"),
+    ],
+)
+def test_refused(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        stack(**options)
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "options", "why"),
+    [
+        ([[[0, 6]]], {}, "for a model of 7 layers, and the LayerStack has 8"),
+        ([[[0, 3], [4, 7]]], {}, "The plan is for 2 workers, and the job has 1"),
+        ([[[0, 7]]], {"pipelines": 2}, "The plan has 1 pipelines, and the LayerStack pipelines=2"),
+        ([[[0, 7]]], {"tolerate": 1}, "1 pipelines have 1 copies of each layer"),
+        ([[[0, 7]]], {"costs": [1.0] * 8}, "plan= and costs= say which layers a stage has"),
+        ([[[0, 7]]], {"stages_per_worker": 2}, "1 stages per worker, and the LayerStack 2"),
+    ],
+)
+def test_a_plan_of_something_else(
+    pipelines: list[list[list[int]]], options: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        stack(plan=plan_file(tmp_path, *pipelines), **options)
