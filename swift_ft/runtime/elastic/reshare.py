@@ -103,9 +103,17 @@ class ShareMicrobatches:
         if (loads := self._loads(state)) is None or len(loads) != len(present):
             return None
         best = worth_sharing(loads, present, self._fewest)
-        if all(own == loads[0] for own in loads):
-            best = [*self._begun]  # as it was in the beginning
+        # Unlike pipelines may be unlike in their devices, too: a plan knows more of these than was measured.
+        alike = len({*self._begun}) == 1 and all(own == loads[0] for own in loads)
+        if alike or self._is_as_begun(state):
+            best = [*self._begun]
         return None if best == present else tuple(count * one for count in best)
+
+    def _is_as_begun(self, state: State) -> bool:
+        """Whether each machine runs its own worker alone, and as fast as others."""
+        membership = state.membership
+        guests = any(machine in membership.hosts for machine in membership.members.values())
+        return not guests and not (self._by_pace and membership.pace)
 
     def _loads(self, state: State) -> list[list[int]] | None:
         """By pipeline, what each of its devices takes for a microbatch, in nanoseconds."""

@@ -11,6 +11,7 @@ from immutables import Map
 
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.data import GlobalBatches
+from swift_ft.errors import UsageError
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, Shares, State
 from swift_ft.recovery.membership import Membership
@@ -135,16 +136,26 @@ def pipelines(
             pace=Map(pace or {}),
         ),
         round=RecoveryRound(statuses=Map(reports), plan=Plan(RecoveryMode.REPLICA, 10)),
-        layouts=Layouts(**{"present": (4,) * 6, "pipelines": 2, **layouts}),
+        layouts=Layouts(**{"present": (4,) * 6, "pipelines": ((0, 1, 2), (3, 4, 5)), **layouts}),
     )
 
 
 def wanted_of_pipelines(
-    state: State, *, by_pace: bool = False, known: bool = True, fewest: int = 1
+    state: State,
+    *,
+    by_pace: bool = False,
+    known: bool = True,
+    fewest: int = 1,
+    planned: tuple[int, ...] = (),
 ) -> tuple[int, ...] | None:
     batches = GlobalBatches(cast(Any, range(100)), 32)
     pipeline: Any = SimpleNamespace(
-        microbatches=16, fewest_microbatches=fewest, follow=lambda _: None, has_first_stage=True
+        microbatches=16,
+        counts=planned or (8, 8),
+        planned=planned,
+        fewest_microbatches=fewest,
+        follow=lambda _: None,
+        has_first_stage=True,
     )
     dealt = DealtBatches([batches], cast(BatchCheck, SimpleNamespace(follow=lambda _: None)), pipeline)
     dealt.deal(2, 0, sharded=False)
@@ -187,3 +198,16 @@ def test_a_slow_machine_slows_its_pipeline() -> None:
 
 def test_shares_of_pipelines_go_back() -> None:
     assert wanted_of_pipelines(pipelines(shares=(Shares(12, (22, 10)),))) == (16, 16)
+
+
+def test_planned_shares_stay_until_a_machine_is_lost() -> None:
+    """They are those of a plan, which knows the devices."""
+    assert wanted_of_pipelines(pipelines(), planned=(5, 11)) is None
+    assert wanted_of_pipelines(pipelines(hosts=HOSTED), planned=(5, 11)) == (22, 10)
+    back = pipelines(shares=(Shares(12, (22, 10)),))
+    assert wanted_of_pipelines(back, planned=(5, 11)) == (10, 22)
+
+
+def test_a_batch_that_is_no_whole_number_of_planned_microbatches() -> None:
+    with pytest.raises(UsageError, match="no whole number of the 15 microbatches that the plan gives"):
+        wanted_of_pipelines(pipelines(), planned=(5, 10))

@@ -24,7 +24,12 @@ class Ties:
 
 def made() -> tuple[TiedLayers, Ties]:
     stack: Any = SimpleNamespace(
-        count=6, num_stages=3, layers=(0, 1), layer=lambda _: nn.Linear(2, 2), get_parameter=lambda _: None
+        count=6,
+        begun=(2, 2, 2),
+        cut_of=lambda layout: layout,
+        layers=(0, 1),
+        layer=lambda _: nn.Linear(2, 2),
+        get_parameter=lambda _: None,
     )
     ties: Any = Ties()
     return TiedLayers(stack, ties), ties
