@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--store", default="runs/elastic", help="a path or a URL, default: %(default)s")
     parser.add_argument("--pipelines", type=int, help="that are replicas, default: those of a plan, or 1")
     parser.add_argument("--exact", action="store_true", help="bits that no number of microbatches changes")
+    parser.add_argument("--costs", help="layers.json: what each layer costs, default: all alike")
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
     args = parser.parse_args()
     config = Config.from_args(args)
@@ -48,6 +49,7 @@ def main() -> None:
         v_shaped=args.schedule in V_SHAPED,
         pipelines=args.pipelines,
         exact=args.exact,
+        costs=args.costs,
     )
     stages = [
         PipelineStage(part, index, model.num_stages, device, group=model.group)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.training_state import TrainingState
@@ -143,6 +144,13 @@ class Attachments:
                 "A LayerStack has all workers: for replicas say LayerStack(..., pipelines=2), without DDP. "
                 "Shards of its stages need stages whose layers stay where they are."
             )
+        wrapped = any(isinstance(m, DistributedDataParallel) for m in pipeline.stack.modules())
+        if self.shards or wrapped:
+            raise UnsupportedError(
+                f"A layer of the LayerStack is {'wrapped by DDP' if wrapped else 'sharded'}, so it belongs "
+                "to its workers, and layers move: leave that out of build_layer. Replicas are LayerStack(..., "
+                "pipelines=2); shards need stages of the script's own."
+            )
         if (planned := pipeline.stack.microbatches) and planned != pipeline.microbatches:
             raise UsageError(
                 f"The plan gives {planned} microbatches to pipeline {pipeline.stack.pipeline}, and its "
@@ -267,12 +275,20 @@ class Attachments:
         return {"the layers of the LayerStack's stages": stages}
 
     def check_plan(self) -> None:
-        """Refuse a plan of the run that nobody follows.
+        """Refuse a plan that nobody follows, and pipelines whose gradients nobody averages.
 
         Raises:
             UsageError: the pipeline has no LayerStack, or there is none.
         """
-        if self.context.config.plan is not None and self.layered is None:
+        if self.layered is not None:
+            return
+        stacks = (module for module in self.state.modules.values() if isinstance(module, LayerStack))
+        if any(stack.pipelines > 1 for stack in stacks):
+            raise UsageError(
+                "The pipelines of the LayerStack would each train a model of their own: give its stages to a "
+                "schedule, and call session.attach_pipeline(schedule) before the first step."
+            )
+        if self.context.config.plan is not None:
             raise UsageError(
                 "swift-run --plan says which layers a stage has, and the script trains no LayerStack: leave "
                 "it out, or make the model a swift_ft.LayerStack."

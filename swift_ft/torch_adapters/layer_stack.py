@@ -254,7 +254,7 @@ class LayerStack(nn.Module):
 
     def compile(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: bits may depend on which layers are compiled together, and layers move."""
-        raise UsageError("Compile each layer of a LayerStack by itself: call compile() in build_layer.")
+        _refuse_compilation()
 
     def on_layer(self, begin: Callable[[int], None] | None) -> None:
         """Call a function with the number of each layer, before it computes."""
@@ -292,9 +292,17 @@ class StageModule(nn.Module):
         """The stack."""
         return self._stack[0]
 
+    def compile(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse, as the stack does."""
+        _refuse_compilation()
+
     def forward(self, *args: Any) -> Any:
         """The output of the last layer."""
         return self.stack.run(self.named_children(), args)
+
+
+def _refuse_compilation() -> NoReturn:
+    raise UsageError("Compile each layer of a LayerStack by itself: call compile() in build_layer.")
 
 
 def _put(module: nn.Module, layers: Mapping[int, nn.Module]) -> None:
@@ -325,7 +333,7 @@ def stack_of_pipeline(modules: Mapping[int, nn.Module], num_stages: int) -> Laye
     stacks = [stack_of(module) for module in modules.values()]
     found = next((stack for stack in stacks if stack is not None), None)
     if found is None:
-        if any(isinstance(inner, LayerStack) for module in modules.values() for inner in module.modules()):
+        if any(stack_of(inner) is not None for module in modules.values() for inner in module.modules()):
             raise UsageError(
                 "The LayerStack is inside of another module, so its layers could not move: give it to "
                 "PipelineStage itself, and compile or wrap each layer in build_layer."

@@ -370,7 +370,15 @@ def test_workers_that_cannot_form_the_pipelines(tmp_path: Path) -> None:
         ),
         ({"PIPELINES": "2", "TOLERATE": "2"}, "2 pipelines have 2 copies of each layer, which 2 losses"),
         ({"PIPELINES": "0"}, "give one pipeline or more"),
-        ({"PIPELINES": "2", "NORM": "1"}, "is a BatchNorm1d: each pipeline would have statistics of its own"),
+        ({"PIPELINES": "2", "NORM": "batch"}, "is a BatchNorm1d: each pipeline would have statistics of its"),
+        ({"PIPELINES": "2", "NORM": "lazy"}, "is a LazyBatchNorm1d: each pipeline would have statistics"),
+        ({"PIPELINES": "2", "NORM": "instance"}, "is a InstanceNorm1d: each pipeline would have statistics"),
+        ({"PIPELINES": "2", "PARTS": "in place"}, "Compile each layer of a LayerStack by itself"),
+        ({"PIPELINES": "2", "PARTS": "wrapped"}, "The LayerStack is inside of another module"),
+        ({"PIPELINES": "2", "UNATTACHED": "1"}, "would each train a model of their own"),
+        ({"ALONE": "1"}, "A LayerStack has all workers"),  # as where others have shards of its stages
+        ({"PIPELINES": "2", "SHARDED": "1"}, "A layer of the LayerStack is sharded"),
+        ({"PIPELINES": "2", "WRAPPED": "1"}, "A layer of the LayerStack is wrapped by DDP"),
         ({"PIPELINES": "2", "TWICE": "1"}, "so it is called once in a step"),
     ],
 )

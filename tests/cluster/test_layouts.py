@@ -208,7 +208,16 @@ def test_a_machine_is_lost_right_after_layers_moved(
 
 @pytest.mark.parametrize(
     "habits",
-    ["tied,clip", "groups,scaler", "muon", "lamb,clip", "sgd,average", "average,clip,groups", "wrapped,clip"],
+    [
+        "tied,clip",
+        "groups,scaler",
+        "muon",
+        "lamb,clip",
+        "sgd,average",
+        "average,clip,groups",
+        "wrapped,clip",
+        "twice",
+    ],
 )
 def test_habits(habits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF", "layers")

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.test_layer_replicas import assert_same_layers, modes
-from tests.cluster.test_layouts import ALONE, DROPOUT, EVEN
-from tests.support.cluster import ClusterRun, assert_clean, run_cluster, training
+from tests.cluster.test_layouts import ALONE, DROPOUT, EVEN, layers_of
+from tests.support.cluster import EXAMPLES, ClusterRun, assert_clean, one_line, run_cluster, training
 
 EXACT = (*DROPOUT, "--exact")
 ITERATIONS = 12
@@ -30,15 +30,21 @@ ONE_AND_TWO = {
 
 
 def run_planned(
-    folder: Path, *args: str, plan: object = None, machines: int, inject: str = "", spares: int = 0
+    folder: Path,
+    *args: str,
+    plan: object = None,
+    machines: int,
+    inject: str = "",
+    spares: int = 0,
+    script: Path = EVEN,
 ) -> ClusterRun:
     flags = ["--spares", str(spares)] if spares else [*ALONE]
     if plan is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "plan.json").write_text(plan if isinstance(plan, str) else json.dumps(plan))
         flags += ["--plan", str(folder / "plan.json")]
-    script = training(folder, EVEN, iterations=ITERATIONS)
-    return run_cluster(folder, *args, inject=inject, machines=machines, flags=flags, script=script)
+    whole = training(folder, script, iterations=ITERATIONS)
+    return run_cluster(folder, *args, inject=inject, machines=machines, flags=flags, script=whole)
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +65,22 @@ def test_an_uneven_cut(tmp_path: Path, even: ClusterRun) -> None:
         tmp_path, *DROPOUT, plan=UNEVEN, machines=3, spares=1, inject="kill machine=1 iteration=7"
     )
     assert_same_layers(run, even, pipelines=1)
+    assert [len(layers) for layers in layers_of(run)] == [2, 6, 2]
     assert_clean(run)
     assert modes(run) == {"replay"}, run.output[-3000:]
 
 
 @pytest.mark.parametrize(
-    "lost", ["machine=0 iteration=5 point=reducing", "machine=4 iteration=6 point=backward"]
+    "lost",
+    [
+        "machine=0 iteration=5 point=reducing",
+        pytest.param("machine=4 iteration=6 point=backward", marks=pytest.mark.thorough),
+    ],
 )
 def test_two_and_three_stages(lost: str, tmp_path: Path, two_and_two: ClusterRun) -> None:
     run = run_planned(tmp_path, *EXACT, plan=TWO_AND_THREE, machines=5, spares=1, inject=f"kill {lost}")
     assert_same_layers(run, two_and_two)
+    assert [len(layers) for layers in layers_of(run)] == [4, 6, 2, 5, 3]
     assert_clean(run)
     assert modes(run) == {"replica"}, run.output[-3000:]
 
@@ -81,3 +93,30 @@ def test_one_and_two_stages_and_no_spare(tmp_path: Path, two_and_two: ClusterRun
     assert_same_layers(run, two_and_two)
     assert modes(run) == {"replica"}, run.output[-3000:]
     assert "machine 2 runs the workers of machine 1, too" in run.output
+
+
+def test_other_microbatches_than_planned(tmp_path: Path) -> None:
+    plan = {"pipelines": [{"stages": [[0, 0], [1, 1]], "microbatches": 3}]}
+    script = EVEN.with_name("unlike_pipelines.py")
+    run = run_planned(tmp_path, plan=plan, machines=2, script=script)
+    assert run.code == 2, run.output[-3000:]
+    assert "gives 3 microbatches to pipeline 0, and its schedule has 2" in one_line(run)
+
+
+def test_a_plan_for_a_script_without_a_stack(tmp_path: Path) -> None:
+    plan = {"pipelines": [{"stages": [[0, 4], [5, 9]]}]}
+    run = run_planned(tmp_path, plan=plan, machines=2, script=EXAMPLES / "train_swift.py")
+    assert run.code == 2, run.output[-3000:]
+    assert "the script trains no LayerStack" in one_line(run)
+
+
+def test_layers_by_their_costs(tmp_path: Path, even: ClusterRun) -> None:
+    """A dear embedding has a stage of its own, and what a lost machine had is replayed."""
+    layer = {"forward_s": 0.01, "backward_s": 0.02, "state_bytes": 0}
+    costs = tmp_path / "layers.json"
+    costs.write_text(json.dumps({"layers": [{**layer, "forward_s": 0.2}, *[layer] * 9]}))
+    lost = "kill machine=2 iteration=6 point=optimizer"
+    run = run_planned(tmp_path, *DROPOUT, "--costs", str(costs), machines=3, spares=1, inject=lost)
+    assert_same_layers(run, even, pipelines=1)
+    assert len(layers_of(run)[0]) == 1
+    assert modes(run) == {"replay"}, run.output[-3000:]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.torch_adapters.layer_stack import LayerStack
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def check_replicas(stack: LayerStack, workers_per_machine: int) -> None:
@@ -18,7 +14,7 @@ def check_replicas(stack: LayerStack, workers_per_machine: int) -> None:
         UsageError: fewer machines have a layer than the script wants to be able to lose.
     """
     for name, module in stack.named_modules():
-        if isinstance(module, _BATCH_NORMS) and module.track_running_stats:
+        if getattr(module, "track_running_stats", False):  # of BatchNorm and InstanceNorm, lazy ones too
             raise UnsupportedError(
                 f"Layer {name} is a {type(module).__name__}: each pipeline would have statistics of its own "
                 "samples, and the copies of a layer would differ. Use LayerNorm or GroupNorm, or "

@@ -102,7 +102,8 @@ def main() -> None:
         with step:
             x, y = batches[step.index]
             scaler.scale(torch.zeros(()))  # all stages have a scale, and the last one uses it
-            schedule.step(*[x] if rank == 0 else [], target=y, return_outputs=False)
+            for _ in range(1 + ("twice" in HABITS)):
+                schedule.step(*[x] if rank == 0 else [], target=y, return_outputs=False)
             if model.layers != begun_with and not step.replayed:
                 die_once(rank)
             if "tied" in HABITS:
