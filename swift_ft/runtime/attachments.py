@@ -144,11 +144,12 @@ class Attachments:
                 "A LayerStack has all workers: for replicas say LayerStack(..., pipelines=2), without DDP. "
                 "Shards of its stages need stages whose layers stay where they are."
             )
-        wrapped = any(isinstance(m, DistributedDataParallel) for m in pipeline.stack.modules())
-        if self.shards or wrapped:
+        of_ddp = any(isinstance(m, DistributedDataParallel) for m in pipeline.stack.modules())
+        if self.shards or of_ddp:
+            how = "wrapped by DDP" if of_ddp else "sharded"
             raise UnsupportedError(
-                f"A layer of the LayerStack is {'wrapped by DDP' if wrapped else 'sharded'}, so it belongs "
-                "to its workers, and layers move: leave that out of build_layer. Replicas are LayerStack(..., "
+                f"A layer of the LayerStack is {how}, so it belongs to workers, "
+                "and layers move: leave that out of build_layer. Replicas are LayerStack(..., "
                 "pipelines=2); shards need stages of the script's own."
             )
         if (planned := pipeline.stack.microbatches) and planned != pipeline.microbatches:
