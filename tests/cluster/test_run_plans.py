@@ -29,6 +29,16 @@ ONE_AND_TWO = {
 }
 
 
+ACROSS_MACHINES = {
+    "pipelines": [
+        {"stages": [[0, 2], [3, 9]], "microbatches": 8, "machines": [0, 2]},
+        {"stages": [[0, 4], [5, 9]], "microbatches": 8, "machines": [0, 1]},
+        {"stages": [[0, 6], [7, 9]], "microbatches": 8, "machines": [1, 2]},
+    ],
+    "workers_per_machine": 2,
+}
+
+
 def run_planned(
     folder: Path,
     *args: str,
@@ -37,8 +47,9 @@ def run_planned(
     inject: str = "",
     spares: int = 0,
     script: Path = EVEN,
+    workers: int = 1,
 ) -> ClusterRun:
-    flags = ["--spares", str(spares)] if spares else [*ALONE]
+    flags = ["--nproc-per-node", str(workers), *(["--spares", str(spares)] if spares else ALONE)]
     if plan is not None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "plan.json").write_text(plan if isinstance(plan, str) else json.dumps(plan))
@@ -93,6 +104,18 @@ def test_one_and_two_stages_and_no_spare(tmp_path: Path, two_and_two: ClusterRun
     assert_same_layers(run, two_and_two)
     assert modes(run) == {"replica"}, run.output[-3000:]
     assert "machine 2 runs the workers of machine 1, too" in run.output
+
+
+@pytest.mark.thorough
+def test_pipelines_across_machines(tmp_path: Path) -> None:
+    """All copies of the first layers are lost, and the checkpoint has each layer, wherever it was."""
+    reference = run_planned(tmp_path / "even", *DROPOUT, "--pipelines", "3", machines=6)
+    both = "; ".join(f"kill machine={machine} iteration=9 point=forward" for machine in (0, 1))
+    lost = tmp_path / "lost"
+    run = run_planned(lost, *DROPOUT, plan=ACROSS_MACHINES, machines=3, workers=2, spares=2, inject=both)
+    assert_same_layers(run, reference, pipelines=3)
+    assert [len(layers) for layers in layers_of(run)] == [3, 5, 5, 7, 7, 3]
+    assert modes(run) == {"fallback"}, run.output[-3000:]
 
 
 def test_other_microbatches_than_planned(tmp_path: Path) -> None:
