@@ -130,6 +130,7 @@ MEANINGS = {
     "peer_log_unusable": "A segment could not be read from its writer. That log is read from the store now.",
     "profile_not_written": "The profile could not be measured or written. Training continues.",
     "record_mended": "The store's `run.json` is damaged or gone. The run's own copy of it is read.",
+    "scheduler_failed": "The scheduler gives no machine, or takes none back. The run goes on.",
     "recovery_gave_up": "No way back is left. The run ends.",
     "script_began_slowly": "A recovery waited for what a replacement's script did before its session.",
     "script_end_waits": "A script has ended, and a thread, a process or an exit handler of it goes on.",

@@ -49,8 +49,9 @@ def main() -> None:
     config = Config.from_args(args)
 
     device = join(args)
-    num_stages = dist.get_world_size() // args.parts
-    mesh = init_device_mesh(device.type, (num_stages, args.parts), mesh_dim_names=("stage", "part"))
+    degrees = swift_ft.degrees(pp=-1, tp=args.parts)  # swift-recover reshape may name others
+    num_stages = degrees.pp
+    mesh = init_device_mesh(device.type, (num_stages, degrees.tp), mesh_dim_names=("stage", "part"))
     index = mesh.get_local_rank("stage")
     pipeline = mesh.get_group("stage")
     module = build_stage(index, num_stages, config).to(device)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from swift_ft.determinism import deterministic
     from swift_ft.logging import LogBudget
     from swift_ft.optim import wrap_optimizer
+    from swift_ft.runtime.degrees import degrees
     from swift_ft.runtime.metrics import SessionMetrics
     from swift_ft.runtime.steps import Step
     from swift_ft.session import Session
@@ -24,6 +25,7 @@ __all__ = [
     "Session",
     "SessionMetrics",
     "Step",
+    "degrees",
     "deterministic",
     "undo_support",
     "wrap_optimizer",
@@ -35,6 +37,7 @@ _HOMES = {
     "Session": "swift_ft.session",
     "SessionMetrics": "swift_ft.runtime.metrics",
     "Step": "swift_ft.runtime.steps",
+    "degrees": "swift_ft.runtime.degrees",
     "deterministic": "swift_ft.determinism",
     "undo_support": "swift_ft.undo.support",
     "wrap_optimizer": "swift_ft.optim",

@@ -25,6 +25,7 @@ SwiftError
 │   └── JobEndedError             the job has ended, and all launchers say why
 ├── RendezvousLostError           the rendezvous store does not answer
 │   └── NotRestoredError          it was restarted, and what the run had there is not complete
+├── SchedulerError                the scheduler could not be asked, or refuses
 └── FencedError                   this process belongs to a generation that is over
 """
 
@@ -51,6 +52,7 @@ __all__ = [
     "NotRestoredError",
     "RecoveryError",
     "RendezvousLostError",
+    "SchedulerError",
     "SessionInUseError",
     "StoreInUseError",
     "StoreNotWritableError",
@@ -173,6 +175,10 @@ class RendezvousLostError(SwiftError):
 
 class NotRestoredError(RendezvousLostError):
     """The store was restarted, and cannot get back all that the run had there. It will not get better."""
+
+
+class SchedulerError(SwiftError):
+    """The scheduler of the cluster could not be asked for machines, or refuses."""
 
 
 class FencedError(SwiftError):

@@ -48,6 +48,7 @@ def write_report(
         "missed_faults": [str(fault) for fault in missed],
         "recoveries": _recoveries(history, run_id, store),
         "layouts": [change.to_dict() for change in history.layouts],
+        "worlds": [change.to_dict() for change in history.worlds],
         "loads": [load.to_dict() for load in history.loads],
         "events": [entry.to_dict() for entry in excerpt.entries],
     }

@@ -32,7 +32,7 @@ def news_of(change: StateChange, history: History) -> list[News]:
     if change.after == change.before:
         return []
     at = change.entry.at - (history.started_at or 0.0)
-    told = (*_of_event(change), *_of_state(change), *_of_end(change, history))
+    told = (*_of_event(change), *_of_world(change), *_of_state(change), *_of_end(change, history))
     return [news(event, at, **facts) for event, facts in told]
 
 
@@ -50,6 +50,8 @@ def _of_event(change: StateChange) -> Iterator[_Told]:
             yield "spare_joined", {**facts, "spares": len(after.membership.spares)}
         case ev.DrainRequested(asked_by=by):
             yield "drain_requested", {**facts, "by": by}
+        case ev.MachinesRequested() if after.membership.requested != before.membership.requested:
+            yield "machines_requested", {**facts, "count": counted(len(event.slots), "machine")}
         case ev.MachineLost(on_request=True):
             yield "machine_left", facts
         case ev.MachineLost() if facts["machine"] is not None:
@@ -112,9 +114,35 @@ def _refusal(before: State, after: State, slot: int) -> dict[str, str]:
     return {"who": who, "why": after.membership.refused[str(before.members[slot])]}
 
 
+def _of_world(change: StateChange) -> Iterator[_Told]:
+    """How far a change to another world has come."""
+    world, before, after = change.world, change.before, change.after
+    if world is None or after.phase == Phase.ENDED:
+        return
+    at, pending = change.entry.at, after.layouts.pending
+    size = {"machines": len(world.machines), "size": counted(len(world.machines), "machine")}
+    facts = {"world": world.world, "iteration": world.iteration, "reason": world.reason}
+    if before.worlds.planned != after.worlds.planned:
+        why = f": {world.reason}" if world.reason else ""
+        yield "change_planned", {**facts, **size, "by": world.asked_by, "why": why}
+    elif isinstance(change.entry.event, ev.NextPrepared) and world.prepared == at:
+        yield "change_prepared", facts
+    elif pending is not None and pending.world and before.layouts.pending is None:
+        yield "change_stops", {**facts, "last": pending.iteration - 1}
+    elif before.worlds.change is not None and after.worlds.change is None:
+        if world.switched is None:
+            yield "change_given_up", {**facts, "reason": world.given_up}
+        else:
+            yield "change_taken", {**facts, "generation": after.generation}
+    elif world.live is not None and (seconds := world.pause_s) is not None:
+        took = {"seconds": round(seconds, 3), "duration": format_seconds(seconds)}
+        yield "world_changed", {**facts, **size, **took, "iteration": after.plan.resume if after.plan else 0}
+
+
 def _of_state(change: StateChange) -> Iterator[_Told]:
     """Consequences for the job: who is missing, which way back is taken, and that all train."""
     before, after = change.before, change.after
+    switches = after.worlds.present != before.worlds.present  # which is told as such
     if after.phase == Phase.ENDED:
         return
     if before.generation and before.membership.spares and not after.membership.spares:
@@ -123,19 +151,20 @@ def _of_state(change: StateChange) -> Iterator[_Told]:
     if after.generation and after.phase == Phase.FORMING and not stood:
         empty = [slot for slot in range(after.shape.machines) if slot not in after.membership.members]
         yield "machine_awaited", {"slots": empty}
-    if after.generation > before.generation:
+    if after.generation > before.generation and not switches:
         yield from _generation(before, after, change.entry.event)
-    if after.layouts.shares != before.layouts.shares:
+    if after.layouts.shares != before.layouts.shares and not switches:
         since, samples = after.layouts.shares[-1]
         facts = {"shares": list(samples), "counts": numbers_in_words(samples), "iteration": since}
         yield "shares_changed", {"generation": after.generation, **facts}
     if after.plan is not None and before.plan is None:
         yield from _plan(after, after.plan)
-    if after.layouts.changes > before.layouts.changes:
+    if after.layouts.changes > before.layouts.changes and not switches:
         layers = after.layouts.current
         facts = {"layers": list(layers), "counts": numbers_in_words(layers), "iteration": after.layouts.since}
         yield "layout_changed", facts
-    if after.phase == Phase.LIVE and before.phase != Phase.LIVE and change.ended is None:
+    goes_on = after.phase == Phase.LIVE and before.phase != Phase.LIVE and change.ended is None
+    if goes_on and change.world is None:
         iteration = after.plan.resume if after.plan is not None else 0
         yield "run_live" if after.generation == 1 else "all_go_on", {"iteration": iteration}
 
@@ -196,6 +225,12 @@ def _generation(before: State, after: State, event: ev.Event) -> Iterator[_Told]
     yield "generation_formed", {"generation": generation, "how": ", ".join(how) or "all meet again"}
 
 
+def _begins_a_world(state: State, plan: Plan) -> bool:
+    """Whether the workers of another world go on with what they have taken: no state is recovered."""
+    first = set(state.membership.started_in.values()) == {state.generation}
+    return bool(state.worlds.present.number) and first and plan.mode == RecoveryMode.CONTINUE
+
+
 def _restart(state: State, event: ev.Event) -> dict[str, Any]:
     """All processes start again: what with, and why."""
     committed, reason = state.checkpoints.committed, state.tries.fallback_reason
@@ -223,6 +258,8 @@ def _plan(state: State, plan: Plan) -> Iterator[_Told]:
     falls_back = plan.mode == RecoveryMode.FALLBACK
     if state.generation == 1 and not falls_back:
         yield "all_start", facts
+    elif _begins_a_world(state, plan):
+        return  # it was told that it takes over
     elif plan.new_layout is not None or (dealt_anew and plan.mode == RecoveryMode.CONTINUE):
         yield "layout_planned", facts  # no state is recovered
     else:

@@ -49,6 +49,7 @@ from swift_ft.launch.processes.main_module import search_path
 from swift_ft.launch.rendezvous.job_secret import agreed_secret, given_secret
 from swift_ft.launch.rendezvous.setup import is_readable_file
 from swift_ft.launch.rendezvous.store_service import StoreService, is_listening
+from swift_ft.launch.schedulers.choice import check_scheduler
 from swift_ft.launch.settings import AgentSettings, MachineJob
 from swift_ft.launch.signals import choose_stop_signals, ending_with_a_line
 from swift_ft.network import JobSecret
@@ -223,6 +224,10 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
         min_machines=least if ":" in args.nnodes and not standalone else None,
     )
     config.check_domains(machines + config.spares if standalone else 1)
+    if config.scheduler:
+        check_scheduler(config.scheduler)
+        if standalone:
+            raise UsageError("--scheduler is for machines on several hosts, not for --standalone: omit it.")
     if standalone:
         store = _store_address(args) if _has_store(args) else _EMBEDDED
         secret = given_secret(config) or JobSecret.generated(config.certificates)

@@ -93,6 +93,13 @@ class RunConfig:
         "each machine would cost, and leave nothing behind: on this host, with two machines unless told "
         "otherwise (exit code 1: something is not protected)",
     )
+    scheduler: str = option(
+        Topic.MACHINES,
+        "",
+        "ask for a machine in place of a lost one where no spare waits, and give back machines that were "
+        "asked to leave: slurm, jobset, or command:COMMAND (docs/how-to/schedulers.md; default: off)",
+        metavar="SCHEDULER",
+    )
     no_replacement: bool = option(
         Topic.MACHINES,
         False,

@@ -236,6 +236,12 @@ def bootstrap(generation: int, machine: str) -> str:
     return f"bootstrap/{generation}/{machine}"
 
 
+@_kind("the machine of its slot 0", "machines that start workers of it", "another one is planned")
+def bootstrap_of_world(world: int) -> str:
+    """The address of the store for ``init_process_group`` in a world that is to take over."""
+    return f"bootstrap/world-{world}"
+
+
 @_kind("nobody: none of torchelastic's barriers is left", "nobody", "the next generation")
 def agents(generation: int) -> str:
     """The folder that torchelastic is given."""
@@ -471,6 +477,11 @@ def profile(rank: int) -> str:
 def layers(rank: int) -> str:
     """Times and sizes of its layers."""
     return f"layers/{rank}"
+
+
+def of_world(world: int, key: PathText) -> str:
+    """A worker's key in a world but the first: all its workers are others, whatever their ranks."""
+    return f"world/{world}/{key}" if world else key
 
 
 def _journal(incarnation: Hex) -> str:

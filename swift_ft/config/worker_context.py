@@ -52,6 +52,8 @@ class WorkerContext:
         secret: the job's. It is in no variable: a worker gets it through the fork.
         offline: what the worker does without its job; None in a job.
         check: the folder of a check (``--check``); empty in a run that is to train to its end.
+        world: the number of its world (`recovery/worlds.py`).
+        plan: the layout of its world, as text; empty without one.
     """
 
     run_id: str
@@ -67,6 +69,8 @@ class WorkerContext:
     secret: JobSecret
     offline: OfflineReplay | None = None
     check: str = ""
+    world: int = 0
+    plan: str = ""
 
     @property
     def slot(self) -> int:

@@ -93,6 +93,8 @@ class Participant:
         """Called in the journal thread."""
         self._trace.on_change(before, after)
         if self.order(after) == WorkerOrder.DIE:
+            if self.context.world != after.worlds.present.number:  # it was left behind, or did not take over
+                os._exit(EXIT_FENCED)
             _logger.warning(
                 "worker %d was replaced and ends here",
                 self.context.rank,
@@ -121,7 +123,13 @@ class Participant:
     def order(self, state: State) -> WorkerOrder:
         """The order of this worker in a state."""
         context = self.context
-        return worker_order(state, machine=context.machine, rank=context.rank, started_in=context.started_in)
+        return worker_order(
+            state,
+            machine=context.machine,
+            rank=context.rank,
+            started_in=context.started_in,
+            world=context.world,
+        )
 
     def generation_over(self, state: State) -> bool:
         """Whether the generation whose group this worker is in is over."""
@@ -204,10 +212,16 @@ class Participant:
             over = self.generation_over(state) or state.layouts.pending is None
             return over or bool(state.membership.ended)
 
-        with waiting("all workers to stop, since layers move"):
+        limit_s, seen = self.context.config.report_timeout_s, self.state.worlds.change
+        with waiting("all workers to stop, since layers move or another world takes over"):
             while True:  # a worker that hangs is lost, and that ends the wait
-                if (state := self.wait_for(done, self.context.config.report_timeout_s)) is not None:
+                if (state := self.wait_for(done, limit_s)) is not None:
                     return state
+                change = self.state.worlds.change
+                if change is not None and change == seen:  # no worker of the next world is watched like that
+                    reason = f"nothing of its state was handed over for {limit_s:g} s"
+                    self.append(ev.ChangeGivenUp(world=change.world.number, reason=reason))
+                seen = change
 
     def confirm_loss(self, cause: str) -> None:
         """After a broken connection, wait for the event of a loss. Without one, the network was at fault.

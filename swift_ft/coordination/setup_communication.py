@@ -20,7 +20,7 @@ from torch.distributed import DistError
 from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.incarnations import has_begun
-from swift_ft.coordination.store_client import connect
+from swift_ft.coordination.store_client import connect, keys_of_world
 from swift_ft.errors import RecoveryError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.script_operations import ALIKE, Operation
@@ -79,7 +79,8 @@ class SetupCommunication:
         """Of a worker in its place."""
 
         def rendezvous() -> RendezvousStore:
-            return connect(context.store, context.run_id, admit=has_begun)
+            client = connect(context.store, context.run_id, admit=has_begun)
+            return keys_of_world(client, context.world)
 
         return cls(context.rank, context.workers_per_machine, joins, rendezvous)
 

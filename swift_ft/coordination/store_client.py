@@ -25,7 +25,14 @@ from swift_ft.torch_adapters.connections import (
     shut_down,
     tcp_connections,
 )
-from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store, TCPStore, ask_store
+from swift_ft.torch_adapters.rendezvous_store import (
+    KeysInFolder,
+    PrefixStore,
+    RendezvousStore,
+    Store,
+    TCPStore,
+    ask_store,
+)
 
 _ANSWER_TIMEOUT = timedelta(seconds=60)
 _ATTEMPT_S = 10.0
@@ -68,6 +75,11 @@ def connect(
     store = RendezvousStore(attempt, patience_s=timeout_s)
     store.patience_s = silence_s
     return store
+
+
+def keys_of_world(client: RendezvousStore, world: int) -> RendezvousStore:
+    """The client for the keys of a world's workers: other worlds have workers of the same ranks."""
+    return KeysInFolder(client, partial(store_keys.of_world, world)) if world else client
 
 
 def how_to_restart(address: StoreAddress) -> str:

@@ -34,6 +34,9 @@ from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.launch.rendezvous.setup import setup_of
 from swift_ft.launch.rendezvous.store_service import run_is_over
+from swift_ft.launch.schedulers.choice import scheduler_of
+from swift_ft.launch.schedulers.requests import MachineRequests
+from swift_ft.launch.schedulers.scheduler import RunPlace
 from swift_ft.launch.settings import MachineJob
 from swift_ft.launch.signals import (
     PassedSignals,
@@ -128,7 +131,11 @@ def run_machine(job: MachineJob) -> Verdict:
             status,
             _source_watch(job),
         )
+        requests = _requests(job, handler)
         agent.run()
+        if requests is not None:
+            left = handler.machine in handler.follower.state.membership.fenced and not agent.run_is_over
+            requests.close(gives_back=left and agent.verdict is not None and agent.verdict.ok)
         job.on_end(handler.follower.state)
         recordings.drain(settings.shutdown_s)
         if agent.run_is_over:
@@ -251,6 +258,15 @@ def _become_guest(job: MachineJob, slot: int, host: str, number: int) -> NoRetur
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _requests(job: MachineJob, handler: JournalRendezvous) -> MachineRequests | None:
+    """Of a machine of its own, if there is a scheduler."""
+    config, store = job.settings.config, str(job.settings.store)
+    if not config.scheduler or job.host:
+        return None
+    place = RunPlace(job.run_id, store, tuple(sys.orig_argv))
+    return MachineRequests(scheduler_of(config.scheduler, place), handler, config.elastic_wait_s)
 
 
 def _source_watch(job: MachineJob) -> SourceWatch | None:

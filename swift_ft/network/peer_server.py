@@ -32,8 +32,9 @@ from swift_ft.network.http_access import RequestCheck
 
 _logger = logging.getLogger(__name__)
 
-LOGS, PARTS, SAMPLES, COPIES = "logs", "parts", "samples", "copies"
-"""The kinds: segments of a log, files of checkpoints, files of samples, copies of a worker's state."""
+LOGS, PARTS, SAMPLES, COPIES, WORLDS = "logs", "parts", "samples", "copies", "worlds"
+"""The kinds: segments of a log, files of checkpoints, files of samples, copies of a worker's state, and the
+state that a worker offers to the next world."""
 
 READ_TIMEOUT_S = 5.0
 """The time for which either side waits for the other's next bytes."""

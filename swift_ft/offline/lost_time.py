@@ -10,6 +10,7 @@ from swift_ft.checkpoint.worker_history import GenerationWork
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.occupancy import Occupancy, PhaseSpan
 from swift_ft.recovery.recoveries import Recovery
+from swift_ft.recovery.world_changes import WorldChange
 
 Works = Mapping[int, Sequence[tuple[int, GenerationWork]]]
 """By generation, the rank and the work of each worker that noted any."""
@@ -28,6 +29,8 @@ class Cause(StrEnum):
     """Workers load checkpoints and replay; the others wait or help."""
     REGROUPING = "regrouping"
     """After a recovery, process groups are formed, and replicas copy state, until the first step begins."""
+    SWITCHING = "handing over to another world"
+    """From the first worker that has stopped for another world until that has its state, or is given up."""
     INTERRUPTED = "interrupted iterations"
     """From the beginning of an iteration to the detection of the loss that ended it."""
     AGAIN = "iterations computed again"
@@ -86,13 +89,16 @@ class _Sums:
     unknown: set[Cause] = field(default_factory=set)
 
 
-def account(occupied: Occupancy, recoveries: Sequence[Recovery], works: Works) -> Goodput:
+def account(
+    occupied: Occupancy, recoveries: Sequence[Recovery], works: Works, worlds: Sequence[WorldChange] = ()
+) -> Goodput:
     """Divide the duration of a run.
 
     Args:
         occupied: the run's phases.
         recoveries: all of them.
         works: what workers noted.
+        worlds: all changes to other worlds.
     """
     sums, phases = _Sums(), occupied.phases
     interrupted = {recovery.detected for recovery in recoveries}
@@ -105,6 +111,10 @@ def account(occupied: Occupancy, recoveries: Sequence[Recovery], works: Works) -
         else:
             cause = Cause.STARTING if number < first_live else CAUSE_OF_PHASE[span.phase]
             sums.seconds[cause] += duration
+    for change in worlds:  # while the journal says that all train
+        until = change.switched if change.switched is not None else change.ended
+        if change.stopped is not None and until is not None:
+            sums.seconds[Cause.SWITCHING] += until - change.stopped
     _account_again(sums, recoveries, works)
     wall = phases[-1].until - phases[0].since if phases else 0.0
     training = max(0.0, wall - sum(sums.seconds.values()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.world_changes import WorldChange
 from swift_ft.storage.files import FileFacts
+from swift_ft.units import counted
 
 _WAYS = {
     RecoveryMode.REPLICA: "replica",
@@ -99,6 +101,7 @@ class RunStatus:
         log_budget_bytes: limit of each worker's log; None for no limit, or if it was not noted.
         machines: by slot.
         spares: machines that wait.
+        worlds: the last change to another world, in a line; empty if none was planned.
         problems: what is missing or damaged, one line each.
     """
 
@@ -121,6 +124,7 @@ class RunStatus:
     log_budget_bytes: int | None
     machines: tuple[MachineStatus, ...]
     spares: tuple[str, ...]
+    worlds: str
     problems: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -182,8 +186,23 @@ def run_status(
         log_budget_bytes=run.settings.get("log_disk_bytes"),
         machines=tuple(_machines(run, journal, state, logs, iteration, ended=verdict is not None)),
         spares=tuple(state.membership.waiting()),
+        worlds=_worlds(journal.history.worlds),
         problems=journal.shortcomings,
     )
+
+
+def _worlds(changes: Sequence[WorldChange]) -> str:
+    """The last change to another world, in a line."""
+    if not changes:
+        return ""
+    last = changes[-1]
+    size = counted(len(last.machines), "machine")
+    if last.ended is not None:
+        return f"world {last.world}, on {size}, was given up: {last.given_up}"
+    if last.switched is not None:
+        return f"world {last.world} trains on {size} since iteration {last.iteration}"
+    how = "is prepared" if last.prepared is not None else "prepares"
+    return f"world {last.world}, on {size}, {how}"
 
 
 def end_of(journal: ArchivedJournal) -> Verdict | None:

@@ -21,6 +21,7 @@ from swift_ft.recovery.memory import newest_in_memory
 from swift_ft.recovery.occupancy import Occupancy, occupancy
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.recoveries import Recovery
+from swift_ft.recovery.world_changes import WorldChange
 from swift_ft.storage.read_only import read_at_once
 
 
@@ -121,6 +122,7 @@ class RunTimeline:
         totals: over all workers.
         checkpoints: that were committed, in order of time.
         memory_checkpoints: that were found in recoveries, in order of time.
+        worlds: changes to other worlds that were planned.
         sharded: the model was sharded over workers.
         problems: damage and gaps, one line each.
         unknown: what cannot be told, and what that means for the numbers, one line each.
@@ -144,6 +146,7 @@ class RunTimeline:
     totals: tuple[WorkerTotals, ...]
     checkpoints: tuple[CommittedCheckpoint, ...]
     memory_checkpoints: tuple[FoundMemoryCheckpoint, ...]
+    worlds: tuple[WorldChange, ...]
     sharded: bool
     problems: tuple[str, ...]
     unknown: tuple[str, ...]
@@ -199,7 +202,7 @@ def run_timeline(
         began=occupied.phases[0].since if occupied.phases else None,
         until=occupied.phases[-1].until if occupied.phases else None,
         entries=len(journal.entries),
-        goodput=account(occupied, found, works),
+        goodput=account(occupied, found, works, history.worlds),
         recoveries=tuple(_reports(found, occupied, works, traced)),
         occupancy=occupied,
         totals=tuple(_totals(state, occupied, histories)),
@@ -209,6 +212,7 @@ def run_timeline(
             if isinstance(change.entry.event, ev.CheckpointCommitted)
         ),
         memory_checkpoints=tuple(_memory_checkpoints(changes)),
+        worlds=tuple(history.worlds),
         sharded=bool(run.topology.get("sharded")),
         problems=(*journal.shortcomings, *damage, *torn),
         unknown=tuple(_unknown(journal, state, occupied, works, len(changes))),

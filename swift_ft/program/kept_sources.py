@@ -5,7 +5,7 @@ must run what the others run. So each source is read once: by the launcher, or b
 to import it.
 They are in a file without a name, which all of these processes have open, and which ends with them:
 
-    length ─▶ (path, module, source, stat, code) ─▶ length ─▶ ... ─▶ 0
+    length ─▶ (edition, path, module, source, stat, code) ─▶ length ─▶ ... ─▶ 0
 
 A record is there once its length is, which is written last. So a process that dies meanwhile leaves nothing.
 """
@@ -70,7 +70,7 @@ class KeptSources:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it is open as long as the process lives)
-        self._read_to = 0
+        self._edition = self._read_to = 0
         self._by_path: dict[str, KeptSource] = {}
         self._tails: set[str] = set()
         self._mutex = threading.RLock()
@@ -79,6 +79,15 @@ class KeptSources:
 
     def _forked(self) -> None:
         self._mutex = threading.RLock()
+
+    def begin_edition(self, number: int) -> None:
+        """Have what this process reads kept apart from what others have read with another number.
+
+        For processes that are to run the files as they are now, though others run earlier ones.
+        """
+        with self._mutex:
+            self._edition, self._read_to = number, 0
+            self._by_path, self._tails = {}, set()
 
     def get(self, path: str) -> KeptSource | None:
         """The source with an absolute path, if it is kept."""
@@ -115,7 +124,7 @@ class KeptSources:
             self._refresh()
             if (known := self._by_path.get(path)) is not None:  # another worker was faster
                 return known
-            self._append(marshal.dumps((path, module, source, stat, code)))
+            self._append(marshal.dumps((self._edition, path, module, source, stat, code)))
             self._refresh()
             return self._by_path[path]
 
@@ -140,10 +149,12 @@ class KeptSources:
             (length,) = _LENGTH.unpack(head)
             if not length:  # whoever began to write there died
                 return
-            kept = KeptSource(*marshal.loads(os.pread(number, length, self._read_to + _LENGTH.size)))
-            self._by_path[kept.path] = kept
-            self._tails.add(kept.module.rpartition(".")[2])
+            edition, *found = marshal.loads(os.pread(number, length, self._read_to + _LENGTH.size))
             self._read_to += _LENGTH.size + length
+            if edition == self._edition:
+                kept = KeptSource(*found)
+                self._by_path[kept.path] = kept
+                self._tails.add(kept.module.rpartition(".")[2])
 
 
 def digest_of(content: bytes) -> str:

@@ -97,6 +97,17 @@ class GuestDeclined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MachinesRequested:
+    """The scheduler is about to be asked for machines, for slots that no machine of their own fills.
+
+    ``machine`` asks, and only if no other one has asked for these slots since they were filled last.
+    """
+
+    machine: str
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCameBack:
     """A worker answers after all, although its machine was just reported lost because the worker was silent.
 
@@ -395,6 +406,103 @@ class LayoutDeclined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChangePlanned:
+    """Another world is to take over: its workers are started beside those that train (`recovery/worlds.py`).
+
+    Attributes:
+        world: its number: one more than that of the last one that was planned.
+        machines: of each of its slots.
+        command: its script, or module, and the arguments; empty for the same ones as before.
+        reload: its workers read the program's files again, instead of those with which the run began.
+        plan: its layout, as text that its workers read; empty for the same one as before.
+        reason: why, in words.
+        asked_by: who asks, in words.
+    """
+
+    world: int
+    machines: tuple[str, ...]
+    command: tuple[str, ...] = ()
+    reload: bool = False
+    plan: str = ""
+    reason: str = ""
+    asked_by: str = "somebody"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NextPrepared:
+    """A worker of the next world has made its model and waits for its state."""
+
+    rank: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchRequested:
+    """The next world is to take over before an iteration that no worker has begun yet.
+
+    Attributes:
+        rank: the worker that asks.
+        generation: the one in which it trains.
+        iteration: completed iterations at which all workers stop for it: :data:`REQUESTED_AHEAD` more than
+            that worker has completed.
+        world: the next world's number.
+    """
+
+    rank: int
+    generation: int
+    iteration: int
+    world: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateOffered:
+    """A worker has stopped for the next world, and serves its state until that has taken over.
+
+    Attributes:
+        rank: the worker.
+        generation: the one in which it trained.
+        iteration: completed iterations of its state.
+        address: ``host:port`` at which it serves the state to other machines.
+        folder: the state's folder in its machine's memory.
+        digest: of the list of the files there.
+        size: of these files, in bytes.
+    """
+
+    rank: int
+    generation: int
+    iteration: int
+    address: str
+    folder: str
+    digest: str
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTaken:
+    """A worker of the next world has its state.
+
+    Attributes:
+        rank: the worker.
+        world: its world's number.
+        own: bytes that it read from its own machine's memory.
+        peers: bytes that came from other machines.
+    """
+
+    rank: int
+    world: int
+    own: int = 0
+    peers: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeGivenUp:
+    """The next world does not take over: the present one trains on as if nothing had been planned."""
+
+    world: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupAwaited:
     """A worker is about to form the group of its replay, or of layers that move, and waits for its members.
 
@@ -497,6 +605,7 @@ Event = (
     | MachineLost
     | DrainRequested
     | GuestDeclined
+    | MachinesRequested
     | WorkerCameBack
     | SessionlessWorkers
     | StatusReported
@@ -512,6 +621,12 @@ Event = (
     | SharesRequested
     | LayoutBoundaryReached
     | LayoutDeclined
+    | ChangePlanned
+    | NextPrepared
+    | SwitchRequested
+    | StateOffered
+    | StateTaken
+    | ChangeGivenUp
     | GroupAwaited
     | PaceNoted
     | WorkerFinished
@@ -535,6 +650,8 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
         SharesRequested,
         LayoutBoundaryReached,
         LayoutDeclined,
+        SwitchRequested,
+        StateOffered,
         GroupAwaited,
         PaceNoted,
         WorkerFinished,

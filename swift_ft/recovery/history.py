@@ -22,6 +22,7 @@ from swift_ft.recovery.layout.stage_layers import (
 )
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.recoveries import INTERRUPTIONS, Course, Recovery, interrupts
+from swift_ft.recovery.world_changes import WorldChange, planned_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,14 @@ class StateChange:
         before: the protocol's state before it.
         after: the state after it.
         ended: the recovery that ends with it, if one does.
+        world: the change to another world that it has planned, or brought further, if it has.
     """
 
     entry: Entry
     before: State
     after: State
     ended: Recovery | None = None
+    world: WorldChange | None = None
 
 
 @dataclass(slots=True)
@@ -103,6 +106,7 @@ class History:
         committed_at: Unix time since when the newest committed checkpoint counts; None if there is none.
         courses: of all recoveries so far; the last one may not have ended.
         layouts: all changes of the layout.
+        worlds: all changes to other worlds that were planned.
     """
 
     def __init__(self, began: State | None = None) -> None:
@@ -113,6 +117,7 @@ class History:
         self.committed_at: float | None = None
         self.courses: list[Course] = []
         self.layouts: list[LayoutChange] = []
+        self.worlds: list[WorldChange] = []
         self._loads: dict[int, CheckpointLoad] = {}  # by generation
         self._fault: Entry | None = None  # the last one since all were live
         self._stopped_at = 0.0  # when the first worker stopped for the change of layout that is under way
@@ -167,7 +172,8 @@ class History:
             case ev.FaultInjected():
                 self._fault = entry
         self._note_layout(before, entry)
-        return StateChange(entry, before, self.state, self._note_recovery(before, entry))
+        world = self._note_world(before, entry)
+        return StateChange(entry, before, self.state, self._note_recovery(before, entry), world)
 
     @property
     def _current(self) -> Course | None:
@@ -185,6 +191,16 @@ class History:
             return None
         self._fault = None
         return course.recovery
+
+    def _note_world(self, before: State, entry: Entry) -> WorldChange | None:
+        if (planned := planned_in(before, self.state, entry)) is not None:
+            self.worlds.append(planned)
+            return planned
+        current = self.worlds[-1] if self.worlds else None
+        if current is None or not current.is_open or self.state is before:
+            return None
+        current.apply(before, self.state, entry)
+        return current
 
     def _note_load(self, ready: ev.WorkerReady) -> None:
         if ready.loaded_own or ready.loaded_peers or ready.loaded_store:

@@ -19,6 +19,7 @@ from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.maps import Numbers
 from swift_ft.recovery.membership import Membership, base_of
 from swift_ft.recovery.plan import Plan
+from swift_ft.recovery.worlds import Worlds
 
 MAX_PATIENCE = 8
 """The largest factor for the deadline of heartbeats: a worker that hangs must still be found."""
@@ -50,7 +51,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class JobShape:
-    """The shape of the job, which the first event of the journal fixes.
+    """The shape of the job, which the first event of the journal fixes; another world has its own machines.
 
     Attributes:
         machines: number of slots.
@@ -109,11 +110,13 @@ class PendingLayout:
         iteration: at which they stop.
         layers: of each stage; empty if no layers move.
         shares: samples of each replica in a global batch; empty if these stay.
+        world: the number of the world that takes over; 0 if none does.
     """
 
     iteration: int
     layers: StageLayers = ()
     shares: tuple[int, ...] = ()
+    world: int = 0
 
 
 class Shares(NamedTuple):
@@ -234,12 +237,13 @@ class State:
     Attributes:
         phase: the phase of the job.
         generation: number of the current membership; grows by one each time AGREEING begins.
-        shape: what never changes.
+        shape: what changes with the world only.
         membership: which machine fills which slot.
         round: what this generation has agreed on.
         checkpoints: which checkpoints and logs count.
         tries: counters and reasons that outlive a generation.
         layouts: which layers are on which stage, and how batches are dealt.
+        worlds: the set of workers that trains, and the one that is to take over.
         has_sessions: some worker has reported: the script, which is the same for all, has a session.
         injected: faults of a test that have happened.
         verdict: set exactly in ENDED.
@@ -253,6 +257,7 @@ class State:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     tries: Tries = field(default_factory=Tries)
     layouts: Layouts = field(default_factory=Layouts)
+    worlds: Worlds = field(default_factory=Worlds)
     has_sessions: bool = False
     injected: frozenset[str] = frozenset()
     verdict: Verdict | None = None

@@ -69,6 +69,8 @@ class Membership:
     """By device (`recovery/devices.py`), how long a slow one takes, in thousandths of what others take."""
     declined: Map[str, str] = field(default_factory=Map)
     """Machines that take no guest for the present loss, with the reason."""
+    requested: Map[int, str] = field(default_factory=Map)
+    """By slot without a machine of its own: the machine that has asked the scheduler for one."""
     exited: Numbers = field(default_factory=Map)
     """Slots whose scripts have all ended with exit code 0."""
     ended: Map[int, int | None] = field(default_factory=Map)

@@ -131,6 +131,9 @@ class _Reader:
             self._note_places(before, state, event, at)
         for rank in _concerned(before, state, event):
             self._note_worker(state, rank, at)
+        for rank in range(state.world_size, before.world_size):  # a smaller world has taken over
+            if (last := self.current.pop(rank, None)) is not None and at > last.since:
+                self.workers.append(replace(last, until=at))
         finished = state.all_finished
         if not finished and state.phase != Phase.ENDED:
             self.training_over = None
@@ -153,7 +156,9 @@ class _Reader:
             slot = state.membership.slots.get(machine)
             if slot is None and machine not in state.membership.spares:
                 self._end_place(machine, at, "left" if left else "lost")
-            elif slot is not None and self.places[machine].slot is None:
+            elif slot != (was := self.places[machine].slot) and was is not None:  # in another world
+                self._end_place(machine, at, "became a spare" if slot is None else f"took slot {slot}")
+            elif slot is not None and was is None:
                 forming = before.generation == 0  # for the first time: there was no spare yet
                 self._end_place(machine, at, "" if forming else f"took slot {slot}", forget=forming)
         for machine in sorted({*state.membership.slots, *state.membership.spares} - self.places.keys()):

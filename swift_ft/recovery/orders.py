@@ -34,10 +34,19 @@ class WorkerOrder(StrEnum):
     """Do its task of the plan, then report that it is ready."""
     RUN = "run"
     """Form the group of this generation and train."""
+    PREPARE = "prepare"
+    """Of the next world: say that it is ready to take its state."""
+    TAKE = "take"
+    """Of the next world: take its state from the present one."""
 
 
-def worker_order(state: State, *, machine: str, rank: int, started_in: int) -> WorkerOrder:
-    """The order of worker ``rank``, which ``machine`` started in generation ``started_in``."""
+def worker_order(state: State, *, machine: str, rank: int, started_in: int, world: int = 0) -> WorkerOrder:
+    """The order of worker ``rank`` of a world, which ``machine`` started in generation ``started_in``."""
+    if world > state.worlds.present.number:
+        return _order_in_next(state, rank, world)
+    # One that was dropped may have been started for the very generation in which another world began.
+    if world < state.worlds.present.number:
+        return WorkerOrder.DIE
     slot = state.slot_of(machine)
     # Before any phase: a worker that was replaced must not act (decision 8).
     if slot is None or state.membership.started_in[slot] != started_in:
@@ -56,6 +65,20 @@ def worker_order(state: State, *, machine: str, rank: int, started_in: int) -> W
             return WorkerOrder.RUN
 
 
+def _order_in_next(state: State, rank: int, world: int) -> WorkerOrder:
+    """The order of a worker whose world has not taken over."""
+    change = state.worlds.change
+    if state.phase == Phase.ENDED:
+        return WorkerOrder.STOP
+    if change is None or change.world.number != world:
+        return WorkerOrder.DIE
+    if rank not in change.prepared:
+        return WorkerOrder.PREPARE
+    if len(change.offered) == state.world_size and rank not in change.taken:
+        return WorkerOrder.TAKE
+    return WorkerOrder.HOLD
+
+
 class AgentTodo(StrEnum):
     """The order of an agent: what it has to do now."""
 
@@ -69,6 +92,8 @@ class AgentTodo(StrEnum):
     """Its machine was fenced: stop all workers and offer itself under a new name."""
     LEAVE = "leave"
     """It was asked to leave, and can, or it is a guest of no use: report it, stop all workers and end."""
+    RETIRE = "retire"
+    """Its slot is gone, as another world has taken over: stop all workers, and wait as a spare."""
     STOP = "stop"
     """The job has ended."""
 
@@ -107,6 +132,8 @@ def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentO
     if machine in state.membership.draining and _may_leave(state, machine):
         return AgentOrder(AgentTodo.LEAVE)
     slot = state.slot_of(machine)
+    if slot is None and started_in is not None and machine in state.membership.spares:
+        return AgentOrder(AgentTodo.RETIRE)
     if slot is None or state.phase == Phase.FORMING or started_in == state.membership.started_in[slot]:
         return AgentOrder(AgentTodo.WAIT, slot, state.generation)
     if slot in state.membership.exited:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.handlers import checkpoints, guests, layouts, membership, pace, recovery
+from swift_ft.recovery.handlers import checkpoints, guests, layouts, membership, pace, recovery, worlds
 from swift_ft.recovery.handlers.runs import NOTED_TOGETHER
 from swift_ft.recovery.job_state import Phase, State
 
@@ -46,6 +46,7 @@ TABLE = (
     (ANY,                      ev.WorkerCameBack,       (STAY,)),
     (ANY,                      ev.DrainRequested,       (STAY,)),            # then it is lost, on request
     (ANY,                      ev.GuestDeclined,        (STAY,)),
+    (ANY,                      ev.MachinesRequested,    (STAY,)),
     ((AGREEING, RECOVERING),   ev.DeadlinePassed,       (FORMING, AGREEING, ENDED)),
     (ANY,                      ev.PartPersisted,        (STAY,)),
     (ANY,                      ev.CheckpointCommitted,  (STAY,)),
@@ -54,6 +55,12 @@ TABLE = (
     ((LIVE,),                  ev.SharesRequested,      (STAY,)),
     ((LIVE,),                  ev.LayoutBoundaryReached, (STAY, AGREEING)),  # the last
     ((RECOVERING,),            ev.LayoutDeclined,       (AGREEING,)),
+    ((LIVE,),                  ev.ChangePlanned,        (STAY,)),
+    ((LIVE,),                  ev.NextPrepared,         (STAY,)),
+    ((LIVE,),                  ev.SwitchRequested,      (STAY,)),
+    ((LIVE,),                  ev.StateOffered,         (STAY,)),
+    ((LIVE,),                  ev.StateTaken,           (STAY, AGREEING)),   # the last: it is switched
+    ((LIVE,),                  ev.ChangeGivenUp,        (STAY,)),
     ((RECOVERING,),            ev.GroupAwaited,         (STAY,)),
     ((LIVE,),                  ev.PaceNoted,            (STAY,)),
     ((LIVE,),                  ev.WorkerFinished,       (STAY,)),
@@ -81,6 +88,7 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.WorkerCameBack: membership.worker_came_back,
     ev.DrainRequested: membership.drain_requested,
     ev.GuestDeclined: guests.guest_declined,
+    ev.MachinesRequested: guests.machines_requested,
     ev.SessionlessWorkers: membership.sessionless_workers,
     ev.StatusReported: recovery.status_reported,
     ev.WorkerReady: recovery.worker_ready,
@@ -95,6 +103,12 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.SharesRequested: layouts.shares_requested,
     ev.LayoutBoundaryReached: layouts.layout_boundary_reached,
     ev.LayoutDeclined: layouts.layout_declined,
+    ev.ChangePlanned: worlds.change_planned,
+    ev.NextPrepared: worlds.next_prepared,
+    ev.SwitchRequested: worlds.switch_requested,
+    ev.StateOffered: worlds.state_offered,
+    ev.StateTaken: worlds.state_taken,
+    ev.ChangeGivenUp: worlds.change_given_up,
     ev.GroupAwaited: recovery.group_awaited,
     ev.PaceNoted: pace.pace_noted,
     ev.WorkerFinished: recovery.worker_finished,

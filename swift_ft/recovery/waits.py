@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
+from swift_ft.recovery.worlds import Change
 from swift_ft.units import named
 
 _MOST_NAMED = 8
@@ -53,6 +54,8 @@ def waiting_for(state: State) -> Wait | None:
             return _for_the_plan(state)
         case Phase.LIVE if state.round.finished:
             return _for_the_end(state)
+        case Phase.LIVE if state.worlds.change is not None and state.worlds.change.offered:
+            return _for_another_world(state, state.worlds.change)
     return None
 
 
@@ -93,6 +96,17 @@ def _task_in_words(plan: Plan, rank: int) -> str:
     if task.load is not None:
         return f"load the checkpoint of iteration {task.load}"
     return "get ready"
+
+
+def _for_another_world(state: State, change: Change) -> Wait:
+    step = (state.generation, state.phase, f"world {change.world.number}")
+    size = len(change.world.machines) * state.shape.workers_per_machine
+    if late := [rank for rank in range(state.world_size) if rank not in change.offered]:
+        return Wait(step, f"{_workers(state, late)} to stop, since world {change.world.number} takes over")
+    late = [rank for rank in range(size) if rank not in change.taken]
+    return Wait(
+        step, f"{named('worker', late)} of world {change.world.number} to take its state", Limit.REPORT
+    )
 
 
 def _for_the_end(state: State) -> Wait | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from swift_ft.costs.job import Worker
 from swift_ft.errors import UsageError
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery.devices import pace_of
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.runtime.checkpoints.part import CheckpointsPart, Elsewhere
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
@@ -50,6 +52,8 @@ from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.part import Part
 from swift_ft.runtime.worker.parts import Parts
 from swift_ft.runtime.worker.ports import NoLayers, NoReplays
+from swift_ft.runtime.worlds.handover import Handover
+from swift_ft.runtime.worlds.part import WorldsPart
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import constructed
@@ -136,13 +140,18 @@ class Assembly(Foundations):
             "log_disk_bytes": self._settings.log.budget.disk_bytes,
         }
         topology, timeout_s = self.attached.topology(self._dealt), self._context.config.report_timeout_s
-        found = claim_store(self._store, self._context, self._rendezvous, topology, timeout_s, noted)
+        found = claim_store(self._store, self._context, self._run_keys, topology, timeout_s, noted)
         self._commits.found(found)
-        if self._archiver is not None:
-            self._archiver.start()
+        if not self._context.world:
+            self._first_live()
         tell_agent(store=self._store.child_url(""))
         check_remade(self._completeness, self._rendezvous, self._context.rank)
         recorder.lap()
+
+    def _first_live(self) -> None:
+        """Begin to archive. A worker of the next world leaves that to the present one until it trains."""
+        if self._archiver is not None:
+            self._archiver.start()
 
     def _end_setup(self) -> None:
         """From now on, what the script communicates belongs to its steps."""
@@ -178,7 +187,11 @@ class Assembly(Foundations):
             parts.append(self._pipeline_part(pipeline))
         if self._requests is not None:
             parts.append(self._requests)
-        ports = Ports(self._participant, self._groups, replays, layers or NoLayers(), checkpoints, hooks)
+        parts.append(WorldsPart(self._participant, self._context.rank, self._first_live))
+        handover = Handover(self._context, self._state, self._peers, self._layout_of(layers))
+        ports = Ports(
+            self._participant, self._groups, replays, layers or NoLayers(), checkpoints, hooks, handover
+        )
         core = self._new_core(Parts(parts), ports)
         if self._context.config.inject:
             inject_faults(
@@ -278,7 +291,7 @@ class Assembly(Foundations):
             self._progress,
             Elsewhere(
                 copy=self._in_memory.load,
-                layout=layers.adopt if layers is not None else lambda _: None,
+                layout=self._layout_of(layers),
                 end_segment=self.log.roll,
                 exact=lambda: self.attached.exact,
                 saving=self._history.saving,
@@ -305,6 +318,10 @@ class Assembly(Foundations):
         if rebalance is None and reshare is None:
             return None
         return Requests(self._participant, context.rank, rebalance, reshare)
+
+    @staticmethod
+    def _layout_of(layers: Repartition | None) -> Callable[[State], StageLayers | None]:
+        return layers.adopt if layers is not None else lambda _: None
 
     def _new_layers(self) -> Repartition | None:
         if self.attached.layered is None:

@@ -25,7 +25,7 @@ from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard, ProgressReader
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.worker_journal import WorkerJournal, journal_of_worker
-from swift_ft.coordination.store_client import connect
+from swift_ft.coordination.store_client import connect, keys_of_world
 from swift_ft.observe.spans import Recording, recorder
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.attachments import Attachments
@@ -104,7 +104,8 @@ class Foundations:
             silence_s=context.config.rendezvous_timeout_s,
             admit=has_begun,
         )
-        self._rendezvous = client()
+        self._run_keys = client()
+        self._rendezvous = keys_of_world(self._run_keys, context.world)
         # As long as nothing fails, the training thread asks the rendezvous store for nothing (decision 56).
         self._writer = writer = BackgroundWriter(self._rendezvous)
         self._batches = BatchCheck(
@@ -115,21 +116,21 @@ class Foundations:
             has_position=any(may_keep_position(name, part) for name, part in self._state.small.items()),
             iterators=iterators_of_script,
         )
-        self._progress = ProgressBoard(agent_channel(), ProgressReader(self._rendezvous), context.rank)
+        self._progress = ProgressBoard(agent_channel(), ProgressReader(self._run_keys), context.rank)
         by = f"worker {context.rank}"
         journal = journal_of_worker(
             lambda: open_journal(client, by=by), by=by, append_s=context.config.rendezvous_timeout_s
         )
         if isinstance(journal, WorkerJournal):
             # A store that comes back empty gets these keys from another machine (decision 55).
-            self._rendezvous.on_set = journal.keep
+            self._run_keys.on_set = journal.keep
         self._background = Housekeeper()
         self._archiver = self._new_archiver()
         self._trace = RecoveryTrace(by, self._write_recording, until_live=False)
         self._participant = Participant(context, journal, self._progress, self._trace, self._archiver)
         self._peers = PeerFiles(self._rendezvous, context, self._participant.is_member)
         self._group = GenerationGroup(
-            self._rendezvous,
+            self._run_keys,
             rank=context.rank,
             world_size=context.world_size,
             timeout_s=context.config.group_timeout_s,
@@ -140,7 +141,7 @@ class Foundations:
     def _new_archiver(self) -> JournalArchiver | None:
         if self._context.rank != 0:
             return None
-        archived = ArchivedPosition(self._rendezvous)
+        archived = ArchivedPosition(self._run_keys)
         # Nothing is archived yet, so no block of the journal may be deleted (decision 9).
         archived.note(0)
         archive = JournalArchive(self._store, self._context.run_id)
@@ -162,17 +163,28 @@ class Foundations:
         )
 
     def _open_store(self) -> None:
-        open_store(self._store, self._context, self._rendezvous)
+        open_store(self._store, self._context, self._run_keys)
 
     def _listeners(self) -> tuple[Callable[[State], None], ...]:
         """The functions that the journal thread calls with each new state."""
         always = (
             self._groups.on_change,
-            self._commits.on_change,
-            self._housekeeping.on_change,
+            self._once_it_trains(self._commits.on_change),
+            self._once_it_trains(self._housekeeping.on_change),
             self._on_state,
         )
-        return always if self._archiver is None else (*always, self._archiver.on_change)
+        if self._archiver is None:
+            return always
+        return (*always, self._once_it_trains(self._archiver.on_change))
+
+    def _once_it_trains(self, listener: Callable[[State], None]) -> Callable[[State], None]:
+        """A duty that the present world's worker of the same rank has until this one's world takes over."""
+
+        def on_change(state: State) -> None:
+            if self._context.world <= state.worlds.present.number:
+                listener(state)
+
+        return on_change
 
     def _on_state(self, state: State) -> None:
         if self._iterations is not None:

@@ -66,14 +66,37 @@ class ElasticAgent(LocalElasticAgent):
         self._shutdown(by)
         self._pcontext = None
 
-    def torch_env(self, worker: Worker, local_rank: int) -> dict[str, str]:
+    def workers_in(self, slot: int, machines: int, master: tuple[str, int]) -> WorkerGroup:
+        """Workers for a slot that no rendezvous has given to this machine yet.
+
+        Args:
+            slot: the machine's number among the machines.
+            machines: how many there will be.
+            master: the address and the port of the store for ``init_process_group``.
+        """
+        group, count = WorkerGroup(self._worker_group.spec), self._worker_group.spec.local_world_size
+        group.workers = [
+            Worker(i, slot * count + i, slot * count + i, machines * count, machines * count)
+            for i in range(count)
+        ]
+        found = {"group_rank": slot, "group_world_size": machines}
+        for name, value in {**found, "master_addr": master[0], "master_port": master[1]}.items():
+            setattr(group, name, value)  # torch declares that they are None
+        return group
+
+    def replace_workers(self, group: WorkerGroup, processes: PContext) -> None:
+        """Have these workers from now on. Those before have been stopped."""
+        self._worker_group, self._pcontext = group, processes
+
+    def torch_env(self, worker: Worker, local_rank: int, group: WorkerGroup | None = None) -> dict[str, str]:
         """Torchrun's own variables for one worker that follow from the rendezvous.
 
         Args:
             worker: which.
             local_rank: its number on its host.
+            group: the workers of its machine; None for the present ones.
         """
-        group = self._worker_group
+        group = group or self._worker_group
         env: dict[str, str | None] = {
             "MASTER_ADDR": str(group.master_addr),
             "MASTER_PORT": str(group.master_port),

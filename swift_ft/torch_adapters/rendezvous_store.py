@@ -272,6 +272,51 @@ class RendezvousStore:
         return found
 
 
+class KeysInFolder(RendezvousStore):
+    """A client whose keys all lie in a folder. The connections are those of another client.
+
+    Args:
+        client: the other one.
+        folder: returns the key there of a key here.
+    """
+
+    def __init__(self, client: RendezvousStore, folder: Callable[[str], str]) -> None:
+        self._client = client
+        self._folder = folder
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+    @property
+    def on_set(self) -> Callable[[str, str | None], None]:  # type: ignore[override]  # it is the client's
+        """Called with each key that was set here."""
+        return lambda key, value: self._client.on_set(self._folder(key), value)
+
+    def set(self, key: str, value: str) -> None:
+        self._client.set(self._folder(key), value)
+
+    def get(self, key: str) -> bytes:
+        return self._client.get(self._folder(key))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._client.multi_get([*map(self._folder, keys)])
+
+    def add(self, key: str, amount: int) -> int:
+        return self._client.add(self._folder(key), amount)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return self._client.check([*map(self._folder, keys)])
+
+    def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
+        self._client.wait([*map(self._folder, keys)], timeout)
+
+    def compare_set(self, key: str, expected: str, desired: str, *, keep: bool = True) -> bytes:
+        return self._client.compare_set(self._folder(key), expected, desired, keep=keep)
+
+    def delete_key(self, key: str) -> bool:
+        return self._client.delete_key(self._folder(key))
+
+
 @runtime_checkable
 class AbortableStore(Protocol):
     """A store in which a wait can be ended otherwise than by the end of its connection."""

@@ -76,7 +76,7 @@ def test_a_job_goes_on_with_fewer_machines(
 ) -> None:
     """The spare leaves first. The last machine to leave is a host: its guest's slot goes with its own."""
     running = Running(tmp_path, 1, "--elastic-wait", "0")
-    assert main(["scale", "1", "--rdzv-endpoint", running.endpoint]) == 0
+    assert main(["scale", "1", "--same-workers", "--rdzv-endpoint", running.endpoint]) == 0
     told = capfd.readouterr().out.splitlines()
     assert sum(" has left after " in line for line in told) == 4
     assert told[-1].startswith("the job goes on with 1 machines: ")

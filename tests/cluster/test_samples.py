@@ -127,7 +127,11 @@ class _Machines:
             self.filled_slots()
         else:
             slot = self._draw.choice(self.filled_slots())
-            order = ["drain", str(slot)] if act == "drain" else ["scale", str(len(processes) - 1)]
+            order = (
+                ["drain", str(slot)]
+                if act == "drain"
+                else ["scale", str(len(processes) - 1), "--same-workers"]
+            )
             asked = main([*order, "--rdzv-endpoint", self._hosts.endpoint, "--rdzv-id", "hosts"])
             assert asked == 0, self.outputs()
             (left,) = wait_until(self._ended, lambda: f"the end of a machine that left\n{self.outputs()}")

@@ -53,7 +53,7 @@ def test_operators_reach_a_run_in_etcd(
     status = hosts.start_command("status", "swift_ft.cli.run", *viewer)
     assert main(["drain", "1", *at]) == 0
     assert capfd.readouterr().out.splitlines()[-1].endswith(" fills its slot")
-    assert main(["scale", "3", *at]) == 0
+    assert main(["scale", "3", "--same-workers", *at]) == 0
     assert capfd.readouterr().out.splitlines()[-1].startswith("the job goes on with 3 machines: ")
     run = running.end()
     assert_identical(run, references(*LONG))

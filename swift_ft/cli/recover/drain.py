@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import socket
 import sys
 import time
 from functools import partial
 from operator import is_not
 
-from swift_ft.cli.recover.running import declare_run, following, who_asks
+from swift_ft.cli.recover.running import declare_run, following, machine_named, who_asks
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.coordination.follower import Follower
 from swift_ft.errors import UsageError
-from swift_ft.network.addresses import split_endpoint
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State
@@ -41,7 +38,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 def _drain(run_id: str, follower: Follower, args: argparse.Namespace) -> ExitCode:
-    machine = _named(follower.state, args.machine)
+    machine = machine_named(follower.state, args.machine)
     slot = follower.state.slot_of(machine)
     began = time.monotonic()
     outcome = leave(follower, machine, timeout_s=args.timeout, tell=not args.json)
@@ -79,52 +76,6 @@ def leave(follower: Follower, machine: str, *, timeout_s: float, tell: bool) -> 
     elif tell:
         sys.stderr.write(f"swift-recover: {machine} {outcome}\n")
     return outcome
-
-
-def _named(state: State, text: str) -> str:
-    """The machine that somebody means.
-
-    Raises:
-        UsageError: if there is none.
-    """
-    members = state.membership.members
-    if text.isdigit() and int(text) < state.shape.machines:
-        if int(text) not in members:
-            raise UsageError(f"slot {text} is empty: its machine was lost")
-        return members[int(text)]
-    known = {*members.values(), *state.membership.spares}
-    if text in known:
-        return text
-    addresses = state.membership.addresses
-    hosts = {machine: split_endpoint(addresses[machine])[0] for machine in known if machine in addresses}
-    meant = _addresses_of(text)
-    there: list[str] = [
-        machine for machine, host in sorted(hosts.items()) if host in meant or _is_host(text, host)
-    ]
-    guests = state.membership.hosts  # they go with their host
-    there = [machine for machine in there if machine not in guests] or there
-    if not there:
-        found = ", ".join(f"{machine} on {host}" for machine, host in sorted(hosts.items()))
-        raise UsageError(
-            f"there is no machine {text}: slots are 0 to {state.shape.machines - 1}, machines are {found}"
-        )
-    if len(there) > 1:
-        raise UsageError(f"{text} has several machines: choose one of {', '.join(there)}")
-    return there[0]
-
-
-def _addresses_of(text: str) -> set[str]:
-    """Those of a host that somebody names; none if it has no such name here."""
-    if text.isdigit():  # the resolver takes a number for an address
-        return set()
-    with contextlib.suppress(OSError):
-        return {str(address[0]) for *_, address in socket.getaddrinfo(text, None)}
-    return set()
-
-
-def _is_host(text: str, host: str) -> bool:
-    """Whether somebody means a host, by its address, its whole name, or the first part of that."""
-    return bool(text) and (text == host or (text == host.partition(".")[0] and not text.isdigit()))
 
 
 def _wait(

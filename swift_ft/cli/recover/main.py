@@ -24,7 +24,10 @@ VERBS = {
     "gc": "delete what no recovery needs",
     "join": "start one more machine for a running job",
     "drain": "let a machine hand over to a spare and leave a running job",
-    "scale": "go on with fewer machines, without losing an iteration",
+    "move": "let a spare take over from a machine, prepared while that one trains on",
+    "scale": "go on with more machines, or with fewer",
+    "reshape": "go on in another layout",
+    "reload": "go on with a changed script, or other arguments",
 }
 """A line for each verb: a module of this folder, which is imported when it is asked for."""
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import getpass
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 from swift_ft.config.store_address import StoreAddress
@@ -15,7 +15,8 @@ from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, UsageError
-from swift_ft.recovery.job_state import Phase
+from swift_ft.network.addresses import split_endpoint
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.torch_adapters.connections import shut_down, tcp_connections
 
 _CONNECT_S = 10.0
@@ -33,7 +34,7 @@ def declare_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rdzv-id", default="run", metavar="RUN", help="the run's name (default run)")
 
 
-@contextmanager
+@contextlib.contextmanager
 def following(endpoint: str, name: str) -> Iterator[tuple[str, Follower]]:
     """The run that goes on under a name, and a follower of its journal that has started.
 
@@ -78,3 +79,49 @@ def who_asks() -> str:
     except (OSError, KeyError):  # a container without a name for its user
         user = "somebody"
     return f"{user}@{socket.gethostname()}"
+
+
+def machine_named(state: State, text: str) -> str:
+    """The machine that somebody means.
+
+    Raises:
+        UsageError: if there is none.
+    """
+    members = state.membership.members
+    if text.isdigit() and int(text) < state.shape.machines:
+        if int(text) not in members:
+            raise UsageError(f"slot {text} is empty: its machine was lost")
+        return members[int(text)]
+    known = {*members.values(), *state.membership.spares}
+    if text in known:
+        return text
+    addresses = state.membership.addresses
+    hosts = {machine: split_endpoint(addresses[machine])[0] for machine in known if machine in addresses}
+    meant = _addresses_of(text)
+    there: list[str] = [
+        machine for machine, host in sorted(hosts.items()) if host in meant or _is_host(text, host)
+    ]
+    guests = state.membership.hosts  # they go with their host
+    there = [machine for machine in there if machine not in guests] or there
+    if not there:
+        found = ", ".join(f"{machine} on {host}" for machine, host in sorted(hosts.items()))
+        raise UsageError(
+            f"there is no machine {text}: slots are 0 to {state.shape.machines - 1}, machines are {found}"
+        )
+    if len(there) > 1:
+        raise UsageError(f"{text} has several machines: choose one of {', '.join(there)}")
+    return there[0]
+
+
+def _addresses_of(text: str) -> set[str]:
+    """Those of a host that somebody names; none if it has no such name here."""
+    if text.isdigit():  # the resolver takes a number for an address
+        return set()
+    with contextlib.suppress(OSError):
+        return {str(address[0]) for *_, address in socket.getaddrinfo(text, None)}
+    return set()
+
+
+def _is_host(text: str, host: str) -> bool:
+    """Whether somebody means a host, by its address, its whole name, or the first part of that."""
+    return bool(text) and (text == host or (text == host.partition(".")[0] and not text.isdigit()))

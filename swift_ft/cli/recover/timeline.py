@@ -13,7 +13,7 @@ from rich.console import Console
 from swift_ft.cli.recover.progress import file_progress
 from swift_ft.cli.timeline.page import html_of
 from swift_ft.cli.timeline.picture import draw
-from swift_ft.cli.timeline.tables import place_table, recovery_table, time_table, work_table
+from swift_ft.cli.timeline.tables import place_table, recovery_table, time_table, work_table, world_table
 from swift_ft.cli.timeline.terminal import print_table
 from swift_ft.cli.timeline.trace_events import trace_events
 from swift_ft.cli.timeline.words import goodput_in_words, outcome, path_in_words
@@ -97,6 +97,8 @@ def _print(timeline: RunTimeline) -> None:
             for report in timeline.recoveries:
                 if report.traced is not None and report.traced.path:
                     say(f"recovery {report.number} waited for: {path_in_words(report.traced.path)}")
+        if timeline.worlds:
+            print_table(console, world_table(timeline))
         print_table(console, place_table(timeline))
         print_table(console, work_table(timeline))
     for unknown in timeline.unknown:

@@ -18,6 +18,7 @@ from swift_ft.cli.timeline.tables import (
     time_table,
     took_in_words,
     work_table,
+    world_table,
 )
 from swift_ft.cli.timeline.words import goodput_in_words, in_seconds, lost_in_words, outcome
 from swift_ft.offline.lost_time import Cause
@@ -96,6 +97,9 @@ def _sections(timeline: RunTimeline) -> Iterator[str]:
     yield _figure(chart)
     yield "<h2>Recoveries</h2>"
     yield from _recoveries(timeline)
+    if timeline.worlds:
+        yield "<h2>Other worlds</h2>"
+        yield _plain_table(world_table(timeline))
     yield "<h2>Who held what, and when</h2>"
     yield _plain_table(place_table(timeline))
     yield "<h2>Work and log of each worker</h2>"

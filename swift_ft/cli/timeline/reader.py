@@ -18,6 +18,7 @@ CAUSES: dict[Cause, str] = {
     Cause.REGROUPING: "connecting workers again",
     Cause.INTERRUPTED: "interrupted iterations",
     Cause.AGAIN: "iterations computed again",
+    Cause.SWITCHING: "handing over to another world",
     Cause.HELD_BACK: "waiting for room for the log",
     Cause.SAVING: "saving checkpoints",
     Cause.ENDING: "ending",

@@ -9,7 +9,7 @@ from swift_ft.cli.timeline.chart import in_words
 from swift_ft.cli.timeline.words import EXPLAINED, in_seconds, lost_in_words, place_in_words
 from swift_ft.offline.lost_time import Goodput
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
-from swift_ft.units import format_bytes, format_seconds
+from swift_ft.units import counted, format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,26 @@ def recovery_table(timeline: RunTimeline) -> ReportTable:
     ]
     columns = ("", "what", "from iteration", "took", "of which", "cost")
     return ReportTable("recoveries", columns, rows, ("", "from iteration", "took"))
+
+
+def world_table(timeline: RunTimeline) -> ReportTable:
+    """One row for each change to another world."""
+    began = timeline.began or 0.0
+    rows = [
+        (
+            str(change.world),
+            counted(len(change.machines), "machine"),
+            format_seconds(change.planned - began),
+            "" if change.prepared is None else format_seconds(change.prepared - change.planned),
+            "" if change.iteration is None else str(change.iteration),
+            "" if change.pause_s is None else format_seconds(change.pause_s),
+            f"given up: {change.given_up}" if change.ended is not None else change.reason,
+        )
+        for change in timeline.worlds
+    ]
+    columns = ("world", "on", "planned at", "prepared in", "from iteration", "pause", "why")
+    numbers = ("world", "planned at", "prepared in", "from iteration", "pause")
+    return ReportTable("other worlds", columns, rows, numbers)
 
 
 def took_in_words(report: RecoveryReport) -> str:

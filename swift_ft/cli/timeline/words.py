@@ -22,6 +22,7 @@ EXPLAINED: dict[Cause, str] = {
     Cause.AGREEING: "processes start, and all workers say where they stand",
     Cause.REBUILDING: "lost state is loaded and replayed; the others wait or help",
     Cause.REGROUPING: "process groups are formed, and replicas copy state",
+    Cause.SWITCHING: "all have stopped for another world, and that takes their state",
     Cause.INTERRUPTED: "from the beginning of an iteration to the detection of the loss that ended it",
     Cause.AGAIN: "completed iterations that a recovery took back",
     Cause.HELD_BACK: "training waits for room in the log's budget",

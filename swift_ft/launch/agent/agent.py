@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
@@ -23,6 +24,7 @@ from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.errors import FencedError, RendezvousLostError, UsageError
 from swift_ft.launch import signals
 from swift_ft.launch.agent.guests import FormingDeadline, Guests
+from swift_ft.launch.agent.next_world import NextWorld
 from swift_ft.launch.agent.run_end import RunEnd
 from swift_ft.launch.agent.source_watch import SourceWatch
 from swift_ft.launch.agent.status import AgentStatus, WorkerFacts
@@ -96,6 +98,9 @@ class MachineAgent(ElasticAgent):
             if source is not None:
                 self._selector.register(source, selectors.EVENT_READ)
         self._heard = WorkerChannels(self._selector, self._run_end.hear)
+        self._next = NextWorld(
+            self, settings, standby, spec.rdzv_handler, logs_specs, self._selector, self._note_report
+        )
         self._watch = WorkerWatch(
             spec.rdzv_handler,
             self._heard,
@@ -154,7 +159,8 @@ class MachineAgent(ElasticAgent):
     def _pause_s(self) -> float:
         """Until something may be due that no event tells of."""
         deadlines = [at for at in (self._rejoin_at, self._guests.due_at) if at is not None]
-        return max(0.0, min([self._watch.pause_s, *(at - time.monotonic() for at in deadlines)]))
+        pauses = self._watch.pause_s, self._next.pause_s
+        return max(0.0, min([*pauses, *(at - time.monotonic() for at in deadlines)]))
 
     def _worker_facts(self) -> list[WorkerFacts]:
         """Called by threads that serve them."""
@@ -223,7 +229,7 @@ class MachineAgent(ElasticAgent):
                 raise TimeoutError(f"the job did not start within {limit_s:g} s: some machines did not join")
         self._membership.join(self._port.address)
 
-    def _handle(self, source: Any, local_rank: int | None) -> None:
+    def _handle(self, source: Any, read: Callable[[], None] | None) -> None:
         if source is self._wake:
             self._wake.recv(4096)
         elif source is self._standby:
@@ -232,14 +238,16 @@ class MachineAgent(ElasticAgent):
             self._pass_signals_on()
         elif source == self._lifeline:
             raise ConnectionAbortedError("the launcher of this agent is gone")
-        elif local_rank is not None:
-            self._heard.read(local_rank)
+        elif read is not None:
+            read()
 
     def _obey(self) -> RunResult | None:
         """Do what the state asks of this machine; returns the job's result when it has ended."""
         membership = self._membership
         state = membership.follower.state
         self._neighbours.look(state)
+        if self._next.look(state, self._processes.pids().values() if self._processes else ()):
+            self._adopt(state)
         order = agent_order(state, machine=membership.machine, started_in=membership.started_in)
         match order.todo:
             case AgentTodo.STOP:
@@ -256,6 +264,9 @@ class MachineAgent(ElasticAgent):
                 raise UsageError(order.reason)
             case AgentTodo.LEAVE:
                 return self._leave()
+            case AgentTodo.RETIRE:
+                self._stop(signal.SIGKILL)
+                membership.started_in, self._prepared = None, False
             case AgentTodo.REJOIN:
                 self._stop()
                 self._rejoin(order.wait_s)
@@ -283,6 +294,18 @@ class MachineAgent(ElasticAgent):
                 self._guests.check(state, self._processes.pids().values() if self._processes else ())
                 self._forming.check(state)
         return None
+
+    def _adopt(self, state: State) -> None:
+        """The next world has taken over: its workers here are this machine's."""
+        group, processes = self._next.leave_to_agent()
+        self._stop(signal.SIGKILL)  # by now they have ended themselves
+        self.replace_workers(group, processes)
+        self._processes = processes
+        self._heard.take_over(self._next.heard)
+        slot = state.membership.slots[self._membership.machine]
+        self._membership.started_in = state.membership.started_in[slot]
+        self._membership.bootstrap.next_takes_over(state.worlds.present)
+        self._sessionless_in, self._prepared = 0, False
 
     def _has_lost_bootstrap(self, state: State) -> bool:
         """Whether workers may wait for a lost machine in ``init_process_group``, which tries again for long.
@@ -330,10 +353,11 @@ class MachineAgent(ElasticAgent):
             generation=generation,
             joins=self._joins_others(state, generation),
             tries=state.tries,
+            world=state.worlds.present,
         )
         self._logs.generation = generation
         prefixes = output_prefixes(self.workers, self.group_rank, workers_per_machine)
-        self._processes = StandbyContext(self._standby, jobs, self._logs, prefixes)
+        self._processes = StandbyContext(self._standby, jobs, self._logs, prefixes, on_other=self._next.note)
         return self._processes
 
     def _prepare(self, state: State) -> None:
@@ -354,6 +378,7 @@ class MachineAgent(ElasticAgent):
         return any(started_in != generation for started_in in state.membership.started_in.values())
 
     def _stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        self._next.drop()
         self._heard.close()
         self.stop_workers(by)
         self._processes = None
@@ -366,6 +391,11 @@ class MachineAgent(ElasticAgent):
         report = self._standby.receive()
         if report is None:
             raise ChildProcessError("the standby process died")
+        if not self._next.note(report):
+            self._note_report(report)
+
+    def _note_report(self, report: dict[str, int]) -> None:
+        """A report of the standby that is not of workers of the next world."""
         if self._processes is None:
             return
         if "stopped" in report:

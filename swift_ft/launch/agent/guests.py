@@ -6,24 +6,17 @@ import select
 import time
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 
-import pynvml
-
-from swift_ft.errors import first_line
-from swift_ft.host.memory import available_bytes
+from swift_ft.launch.agent.room import why_no_room
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted, possible_hosts
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.units import format_bytes
 
 _TRIES = 3
 """The number of times that a guest which ends before it has joined is started again."""
-_ROOM = 1.2
-"""Memory that must be left, by byte that this machine's workers take. A replay takes more than training."""
 
 
 class Guests:
@@ -90,10 +83,7 @@ class Guests:
             return f"its guest ended {_TRIES} times before it had joined"
         if reason := self._standby.unforked.pop(slot, ""):
             return f"it can start no more processes ({reason})"
-        needed, left = int(_ROOM * resident_bytes(workers)), available_bytes()
-        if left is not None and needed > left:
-            return f"{format_bytes(left)} of memory are left, and a guest needs {format_bytes(needed)}"
-        return _why_not_on_devices()
+        return why_no_room(workers, "a guest needs")
 
 
 class FormingDeadline:
@@ -127,34 +117,3 @@ def _nobody_joined(state: State, limit_s: float) -> str:
     if refused := state.membership.refused:
         reason += f" (refused: {len(refused)}, such as {min(refused)}: {refused[min(refused)]})"
     return reason
-
-
-def _why_not_on_devices(devices: Path = Path("/dev")) -> str:
-    """Why the memory of a GPU is too small for the workers of a guest beside this machine's own."""
-    if not (devices / "nvidiactl").exists():
-        return ""
-    try:
-        pynvml.nvmlInit()
-        handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
-        memory = [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in handles]
-        pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        return f"the driver does not say how much memory its GPUs have left ({first_line(error)})"
-    for index, device in enumerate(memory):
-        if (needed := int(device.used * _ROOM)) > device.free:
-            sizes = format_bytes(device.free), format_bytes(needed)
-            return f"{sizes[0]} of the memory of GPU {index} are left, and a guest needs {sizes[1]}"
-    return ""
-
-
-def resident_bytes(pids: Iterable[int], proc: Path = Path("/proc")) -> int:
-    """Bytes of memory that processes have for themselves. Those that have ended have none."""
-    total = 0
-    for pid in pids:
-        try:
-            lines = (proc / str(pid) / "status").read_text().splitlines()
-        except OSError:
-            continue
-        own = (line for line in lines if line.startswith(("RssAnon:", "RssShmem:")))
-        total += sum(int(line.split()[1]) * 1024 for line in own)
-    return total

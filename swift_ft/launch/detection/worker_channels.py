@@ -7,6 +7,7 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from swift_ft.coordination.agent_channel import receive
@@ -19,7 +20,7 @@ class WorkerChannels:
     Owner: the agent's main thread. Threads that serve metrics read :attr:`beats` and :meth:`ages`.
 
     Args:
-        selector: the agent's; a channel is registered with its local rank as data.
+        selector: the agent's; a channel is registered with the function that reads it as data.
         on_message: called with each message.
 
     Attributes:
@@ -54,7 +55,21 @@ class WorkerChannels:
         for local_rank, channel in self._channels.items():
             channel.setblocking(False)
             self.heartbeats.hear(local_rank, time.monotonic())
-            self._selector.register(channel, selectors.EVENT_READ, data=local_rank)
+            self._selector.register(channel, selectors.EVENT_READ, data=partial(self.read, local_rank))
+
+    def take_over(self, other: WorkerChannels) -> None:
+        """Listen to the workers of another one from now on, and know what that has heard of them."""
+        self.close()
+        other._unregister()
+        self.heartbeats, self.sessions, self.after_loop = other.heartbeats, other.sessions, other.after_loop
+        self.failed, self.lost, self.beats, self.shown = other.failed, other.lost, other.beats, other.shown
+        self._channels, other._channels = other._channels, {}
+        for local_rank, channel in self._channels.items():
+            self._selector.register(channel, selectors.EVENT_READ, data=partial(self.read, local_rank))
+
+    def _unregister(self) -> None:
+        for channel in self._channels.values():
+            self._selector.unregister(channel)
 
     def close(self) -> None:
         """Stop listening, before the workers are stopped."""

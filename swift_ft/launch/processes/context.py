@@ -27,6 +27,7 @@ from swift_ft.launch.signals import handles
 from swift_ft.observe.spans import recorder
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import Tries
+from swift_ft.recovery.worlds import World
 from swift_ft.torch_adapters.elastic_agent import MachineLogs
 
 _POLL_S = 0.01
@@ -41,6 +42,8 @@ class StandbyContext(PContext):
         jobs: what they run, by local rank.
         logs_specs: where their output goes, by torchelastic's rules.
         prefixes: what precedes each line of a worker's output, by local rank.
+        first: the number under which the standby knows the first one: two sets may run at once.
+        on_other: called with a report of the standby that is of none of them.
     """
 
     def __init__(
@@ -49,6 +52,9 @@ class StandbyContext(PContext):
         jobs: dict[int, WorkerJob],
         logs_specs: MachineLogs,
         prefixes: dict[int, str],
+        *,
+        first: int = 0,
+        on_other: Callable[[dict[str, int]], object] = lambda _: None,
     ) -> None:
         super().__init__(
             name="worker",
@@ -66,6 +72,8 @@ class StandbyContext(PContext):
         self._tail: OutputTail | None = None
         self._standby = standby
         self._jobs = jobs
+        self._first = first
+        self._on_other = on_other
         self._pids: dict[int, int] = {}
         self.channels: dict[int, socket.socket] = {}
         self.lines: dict[int, LocalLine] = {}
@@ -84,7 +92,7 @@ class StandbyContext(PContext):
             self.lines[local_rank] = LocalLine(our_end)
             self._standby.launch(
                 job,
-                local_rank=local_rank,
+                local_rank=self._first + local_rank,
                 stdout=self.stdouts[local_rank],
                 stderr=self.stderrs[local_rank],
                 channel=theirs,
@@ -102,14 +110,23 @@ class StandbyContext(PContext):
         """
         if report is None:
             raise ChildProcessError("the standby process died, and the workers with it")
+        if not self.owns(report):
+            self._on_other(report)
+            return None
         if "local_rank" in report:
-            self._pids[report["local_rank"]] = report["started"]
+            self._pids[report["local_rank"] - self._first] = report["started"]
             return None
         for local_rank, pid in self._pids.items():
             if pid == report.get("ended"):
                 self.exit_codes[local_rank] = report["status"]
                 return local_rank
         return None
+
+    def owns(self, report: Mapping[str, int]) -> bool:
+        """Whether a report of the standby is of one of these workers."""
+        if "local_rank" in report:
+            return 0 <= report["local_rank"] - self._first < self.nprocs
+        return report.get("ended", report.get("stopped")) in self._pids.values()
 
     def _poll(self) -> RunProcsResult | None:
         failures = {
@@ -202,6 +219,7 @@ def worker_jobs(
     generation: int,
     joins: bool,
     tries: Tries,
+    world: World,
 ) -> dict[int, WorkerJob]:
     """The jobs of one machine's workers, by local rank.
 
@@ -214,8 +232,10 @@ def worker_jobs(
         generation: in which they are started.
         joins: the job's other workers are already training.
         tries: how often all workers were started again, and how often a script that fails still may be.
+        world: what they are part of.
     """
     assert settings.secret is not None  # agreed on before
+    target, *args = world.command or (settings.target, *settings.args)
     jobs = {}
     for worker in workers:
         context = WorkerContext(
@@ -231,6 +251,8 @@ def worker_jobs(
             config=settings.config,
             secret=settings.secret,
             check=settings.check,
+            world=world.number,
+            plan=world.plan,
         )
         number = _number_on_host(settings, worker.local_rank, workers_per_machine)
         # Torch makes it a part of the names of all keys by which the workers of one start meet. A worker
@@ -243,11 +265,12 @@ def worker_jobs(
         }
         jobs[worker.local_rank] = WorkerJob(
             {**context.to_env(), **torch_env(worker, number), **restarts},
-            settings.target,
-            settings.args,
+            target,
+            tuple(args),
             settings.kind,
             joins=joins,
             secret=settings.secret.key.hex(),
+            sources=world.sources,
         )
     return jobs
 

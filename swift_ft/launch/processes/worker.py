@@ -30,6 +30,7 @@ from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.observe.checked import CheckFolder
 from swift_ft.observe.spans import recorder
+from swift_ft.program.kept_sources import kept_sources
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
@@ -55,6 +56,7 @@ class WorkerJob:
         beat_s: seconds between heartbeats to the agent.
         joins: the job's other workers are already training.
         secret: the key of the job's secret, as hexadecimal digits; empty outside of a job.
+        sources: the edition of the program's files (`program/kept_sources.py`).
     """
 
     env: dict[str, str]
@@ -64,6 +66,7 @@ class WorkerJob:
     beat_s: float = timings.WORKER_BEAT_S
     joins: bool = False
     secret: str = field(default="", repr=False)
+    sources: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
@@ -106,6 +109,8 @@ def run_worker(
     distribute_within(setup.left_out, alone=job.joins)
     if job.joins:
         be_given_own_objects(lambda: LastingGroup.interceptor is setup)
+    if job.sources and (sources := kept_sources()) is not None:
+        sources.begin_edition(job.sources)
     show_log("swift_ft")
     use_threads_of_environment()
     # When the agent dies the machine counts as lost: clean nothing up, send nothing more.

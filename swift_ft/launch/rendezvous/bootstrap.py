@@ -19,6 +19,7 @@ from swift_ft.network.addresses import endpoint, split_endpoint
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import AgentTodo, agent_order
+from swift_ft.recovery.worlds import Change, World
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
 
 _POLL = timedelta(seconds=1)
@@ -42,6 +43,7 @@ class Bootstrap:
         self._address = address
         self._served: TCPStore | None = None  # ends when it is replaced, and with it the older workers' store
         self._ready: TCPStore | None = None
+        self._of_next: TCPStore | None = None
 
     def prepare(self) -> None:
         """Have a store ready: this machine will start workers while all others wait for it."""
@@ -72,6 +74,27 @@ class Bootstrap:
                     self._rendezvous.wait([key], _POLL)
                     return RendezvousStoreInfo(*split_endpoint(self._rendezvous.get(key).decode()))
         raise RendezvousStateError(f"{machine} starts no workers in generation {generation} any more.")
+
+    def place_of_next(self, machine: str, change: Change) -> tuple[str, int] | None:
+        """The address and the port of the next world's bootstrap store. Serves it if this machine is to.
+
+        None if the machine that serves it has not said so yet. Nothing is waited for: the present world's
+        workers here train.
+        """
+        key = store_keys.bootstrap_of_world(change.world.number)
+        if change.world.machines[0] == machine:
+            self._of_next = self._ready or serve_store(self._address, 0)
+            self._ready = None
+            self._rendezvous.set(key, endpoint(self._address, self._of_next.port))
+            return self._address, self._of_next.port
+        if not self._rendezvous.check([key]):
+            return None
+        return split_endpoint(self._rendezvous.get(key).decode())
+
+    def next_takes_over(self, world: World) -> None:
+        """The next world's store is the present one from now on."""
+        self.server = world.machines[0]
+        self._served, self._of_next = self._of_next, None
 
 
 def _starts_workers(state: State, machine: str, generation: int) -> bool:

@@ -27,12 +27,14 @@ def part_persisted(state: State, event: ev.PartPersisted) -> State:
 def part_that_counts(state: State, event: ev.PartPersisted) -> SavedPart | None:
     """A part, unless its worker was replaced since it was saved, or has undone the iteration: then None."""
     checkpoints = state.checkpoints
+    if event.epoch != checkpoints.epoch:  # before any look at its rank, which may be one of a larger world
+        return None
     valid_from = max(
         state.membership.started_in[state.slot_of_rank(event.rank)],
         # However late it becomes durable, a part from before an undo does not count (decision 7).
         checkpoints.revoked.get((event.iteration, event.rank), 0),
     )
-    if event.epoch != checkpoints.epoch or _is_past(state, event.iteration) or event.generation < valid_from:
+    if _is_past(state, event.iteration) or event.generation < valid_from:
         return None
     return SavedPart(event.path, event.digest)
 

@@ -12,6 +12,7 @@ from swift_ft.recovery.job_state import Layouts, Phase, RecoveryRound, State, Tr
 from swift_ft.recovery.maps import without
 from swift_ft.recovery.membership import Membership, Spare
 from swift_ft.recovery.values import replace
+from swift_ft.recovery.worlds import without_change
 
 
 def fill_slots(state: State) -> State:
@@ -28,11 +29,13 @@ def fill_slots(state: State) -> State:
     guests = [machine for machine in membership.waiting() if machine in membership.hosts]
     chosen |= _choose_spares([slot for slot in slots if slot not in chosen], guests, membership)
     domains = {slot: membership.spares[machine].domain for slot, machine in chosen.items()}
+    came = [slot for slot in membership.requested if slot in chosen and chosen[slot] not in membership.hosts]
     membership = replace(
         membership,
         members=membership.members.update(chosen),
         slots=membership.slots.update({machine: slot for slot, machine in chosen.items()}),
         domains=membership.domains.update(domains),
+        requested=without(membership.requested, came),
         spares=without(membership.spares, chosen.values()),
     )
     started = range(state.shape.machines) if membership.restart_all else slots
@@ -73,7 +76,8 @@ def vacate(state: State, machine: str) -> State:
     membership = state.membership.without(machine)
     if state.phase == Phase.LIVE or not state.has_sessions:  # a new loss: who has declined is asked again
         membership = replace(membership, declined=Map())
-    return replace(state, phase=Phase.FORMING, membership=membership, round=agreed)
+    worlds = without_change(state.worlds, f"machine {machine} was lost")
+    return replace(state, phase=Phase.FORMING, membership=membership, round=agreed, worlds=worlds)
 
 
 def open_generation(state: State, started: Collection[int] = ()) -> State:
@@ -99,6 +103,8 @@ def open_generation(state: State, started: Collection[int] = ()) -> State:
         # A request for a checkpoint ends with its generation (decision 47), and so does one for a move.
         checkpoints=replace(state.checkpoints, requested=None),
         layouts=replace(state.layouts, pending=None),
+        # The next world counts on the one that was interrupted: it is planned again, or not.
+        worlds=without_change(state.worlds, "a recovery came first"),
         tries=_with_restart(state, started),
     )
 
@@ -130,6 +136,7 @@ def restart_all(state: State, reason: str) -> State:
         tries=replace(state.tries, fallback_reason=reason),
         # Scripts start again with their first layout. Shares stay: they say how earlier batches were dealt.
         layouts=Layouts(shares=state.layouts.shares),
+        worlds=without_change(state.worlds, reason),
     )
     if len(state.membership.members) < state.shape.machines:
         waiting = replace(state.membership, restart_all=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.requests import slots_without_machine
 from swift_ft.recovery.values import replace
 
 
@@ -13,6 +14,17 @@ def guest_declined(state: State, event: ev.GuestDeclined) -> State:
         return state
     declined = state.membership.declined.set(event.machine, event.reason)
     return replace(state, membership=replace(state.membership, declined=declined))
+
+
+def machines_requested(state: State, event: ev.MachinesRequested) -> State:
+    """Note which machine asks the scheduler for machines of these slots. Each is asked for once."""
+    membership = state.membership
+    if event.machine not in membership.slots:
+        return state
+    missing = slots_without_machine(state)
+    asked = {slot: event.machine for slot in event.slots if slot in missing}
+    requested = membership.requested.update({s: m for s, m in asked.items() if s not in membership.requested})
+    return replace(state, membership=replace(membership, requested=requested))
 
 
 def relieve_guests(state: State) -> State:

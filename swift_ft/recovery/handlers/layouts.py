@@ -31,12 +31,12 @@ from swift_ft.recovery.values import replace
 def layout_requested(state: State, event: ev.LayoutRequested) -> State:
     """Accept a request, if there is none, and the layout is another one that can be."""
     # A declined layout would fail again, for want of memory say, and stop all workers each time.
-    if state.layouts.pending is not None or event.layers in state.layouts.declined:
+    if _other_change(state) or event.layers in state.layouts.declined:
         return state
     statuses = state.round.statuses
     report = statuses[event.rank]
     present = present_layout(statuses, state.layouts.current)
-    if _too_late(state, event) or event.layers == present:
+    if too_late(state, event) or event.layers == present:
         return state
     if why_no_layout(event.layers, report.layers, stages_in(statuses)):
         return state
@@ -47,7 +47,7 @@ def layout_requested(state: State, event: ev.LayoutRequested) -> State:
 def shares_requested(state: State, event: ev.SharesRequested) -> State:
     """Accept a request, if there is none, and the shares are others, of as large a batch."""
     shares, before = event.shares, state.layouts.shares
-    if state.layouts.pending is not None or _too_late(state, event):
+    if _other_change(state) or too_late(state, event):
         return state
     if not shares or min(shares) < 1 or state.world_size % len(shares):
         return state
@@ -60,7 +60,13 @@ def shares_requested(state: State, event: ev.SharesRequested) -> State:
     return replace(state, layouts=replace(state.layouts, pending=pending))
 
 
-def _too_late(state: State, event: ev.LayoutRequested | ev.SharesRequested) -> bool:
+def _other_change(state: State) -> bool:
+    """Whether all are about to stop anyway: one change comes after the other."""
+    # A generation that moves layers would end the change to the next world, which has been prepared for long.
+    return state.layouts.pending is not None or state.worlds.change is not None
+
+
+def too_late(state: State, event: ev.LayoutRequested | ev.SharesRequested | ev.SwitchRequested) -> bool:
     """Whether the run ends before all could stop."""
     steps = state.round.statuses[event.rank].steps
     # A worker that is done with its loop never comes to the iteration at which all stop.
@@ -73,7 +79,7 @@ def layout_boundary_reached(state: State, event: ev.LayoutBoundaryReached) -> St
     Its plan moves layers. Shares count at once.
     """
     pending = state.layouts.pending
-    if pending is None or pending.iteration != event.iteration:
+    if pending is None or pending.world or pending.iteration != event.iteration:
         return state
     stopped = state.round.stopped.set(event.rank, None)
     if len(stopped) < state.world_size:

@@ -19,6 +19,7 @@ from swift_ft.recovery.handlers.newcomers import (
     refuse_strange_script,
     why_refused,
 )
+from swift_ft.recovery.handlers.worlds import give_up_change
 from swift_ft.recovery.job_state import JobShape, Layouts, Phase, State, Verdict
 from swift_ft.recovery.membership import Spare, base_of
 from swift_ft.recovery.values import replace
@@ -160,6 +161,9 @@ def _fence(state: State, machine: str) -> State:
         membership = replace(membership, spares=membership.spares.delete(machine))
     if machine in membership.draining:
         membership = replace(membership, draining=membership.draining.delete(machine))
+    change = state.worlds.change
+    if change is not None and change.slot_of(machine) is not None:  # a spare's loss interrupts nothing else
+        state = give_up_change(state, f"machine {machine} was lost")
     return replace(state, membership=replace(membership, fenced=membership.fenced.set(machine, None)))
 
 
@@ -198,6 +202,7 @@ def script_exited(state: State, event: ev.ScriptExited) -> State:
         return replace(state, phase=Phase.ENDED, round=replace(state.round, plan=None), verdict=verdict)
     if state.phase == Phase.LIVE:  # no worker has to wait for this worker's last iteration
         finished = state.round.finished.update(dict.fromkeys(ranks))
+        state = give_up_change(state, "a script has ended")
         return replace(state, round=replace(state.round, finished=finished))
     if not state.membership.restart_all and (too_early := end_too_early(state)) is not None:
         return too_early

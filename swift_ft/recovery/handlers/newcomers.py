@@ -30,6 +30,8 @@ _REMEDIES = (
 )
 """Remedies by the name of a difference, or by its beginning where that ends with a space."""
 
+_OF_PROGRAM = ("the script", "the module", "the script's ")
+
 _NUMBER = re.compile(r"\d+")
 
 
@@ -37,6 +39,8 @@ def why_refused(state: State, event: ev.MachineJoined) -> str:
     """The differences between a machine and the job, in one line. Empty if it may join."""
     jobs, own = _by_name(state.shape.setup), _by_name(event.setup)
     names = [name for name in dict.fromkeys((*jobs, *own)) if own.get(name) != jobs.get(name)]
+    if state.worlds.present.has_own_program:  # whoever joins runs that, whatever it was started with
+        names = [name for name in names if not _is_of(_OF_PROGRAM, name)]
     differences = [
         f"{name} is {own.get(name, _MISSING)} here and {jobs.get(name, _MISSING)} in the job"
         for name in names

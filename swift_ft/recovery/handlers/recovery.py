@@ -19,6 +19,7 @@ from swift_ft.recovery.handlers.newcomers import (
     refuse_other_steps,
     refuse_stranger,
 )
+from swift_ft.recovery.handlers.worlds import give_up_change
 from swift_ft.recovery.job_state import Checkpoints, Layouts, Phase, SavedPart, State
 from swift_ft.recovery.layout.stage_layers import replicated_layers
 from swift_ft.recovery.maps import kept, without
@@ -313,7 +314,8 @@ def group_awaited(state: State, event: ev.GroupAwaited) -> State:
 
 
 def worker_finished(state: State, event: ev.WorkerFinished) -> State:
-    """Note that a worker has completed its last iteration: layers do not move any more."""
+    """Note that a worker has completed its last iteration: layers do not move, and no other world follows."""
+    state = give_up_change(state, "the training is complete")
     finished = state.round.finished.set(event.rank, None)
     layouts = replace(state.layouts, pending=None)
     return replace(state, round=replace(state.round, finished=finished), layouts=layouts)

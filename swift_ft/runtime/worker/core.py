@@ -6,11 +6,13 @@ All of it are decisions. Calls that may wait are yielded to whoever drives the f
                        ┌── a loss ◀──────────────────────────────────────────┐
 start ─▶ recover: REPORT ─▶ EXECUTE (load, move, help) ─▶ RUN ─▶ begin ─▶ completed ─▶ ... ─▶ finish
                                         └▶ begin ─▶ completed: replayed steps ─▶ recover
+
+A worker of the next world begins with PREPARE and TAKE, and reports once its world has taken over.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swift_ft.errors import CheckpointError, DivergenceError, RecoveryError, SwiftError
 from swift_ft.faults.failpoints import Point, hit
@@ -20,9 +22,19 @@ from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder, leaves_after_checkpoint, saves_again
 from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.recovery.worlds import Change
 from swift_ft.runtime.worker.flow import Call, Flow
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
-from swift_ft.runtime.worker.ports import Checkpoints, Hooks, Job, Layers, Links, Replays
+from swift_ft.runtime.worker.ports import (
+    Checkpoints,
+    Handover,
+    Hooks,
+    Job,
+    Layers,
+    Links,
+    NoHandover,
+    Replays,
+)
 from swift_ft.runtime.worker.status import WorkerStatus
 
 _WAITS_FOR = {
@@ -43,6 +55,7 @@ class Ports:
     layers: Layers
     checkpoints: Checkpoints
     hooks: Hooks
+    handover: Handover = field(default_factory=NoHandover)
     recorder: Recorder = recorder
 
 
@@ -76,6 +89,7 @@ class WorkerCore:
         self._layers = ports.layers
         self._checkpoints = ports.checkpoints
         self._hooks = ports.hooks
+        self._handover = ports.handover
         self._recorder = ports.recorder
 
     # --------------------------------------------------------------------------------------- recovery
@@ -93,6 +107,11 @@ class WorkerCore:
             order, state = yield self._job.next_order
             self._recorder.add(_WAITS_FOR.get(order, ""), began)
             match order:
+                case WorkerOrder.PREPARE:
+                    yield from self._prepared(state)
+                case WorkerOrder.TAKE:
+                    with self._recorder.span("take the state"):
+                        yield from self._take(state)
                 case WorkerOrder.REPORT:
                     with self._recorder.span("report", generation=state.generation):
                         yield from self._report(state)
@@ -104,6 +123,28 @@ class WorkerCore:
                 case WorkerOrder.RUN:
                     with self._recorder.span("go live"):
                         has_step = yield from self._run(state)
+
+    def _prepared(self, state: State) -> Flow[None]:
+        """All that can be made without the state is made."""
+        hit(Point.PREPARED, self.status.iteration)
+        change = state.worlds.change
+        assert change is not None
+        yield Call(self._job.append, ev.NextPrepared(rank=self.rank, world=change.world.number))
+
+    def _take(self, state: State) -> Flow[None]:
+        """Take the state of the present world. If that fails, it trains on."""
+        change, pending = state.worlds.change, state.layouts.pending
+        assert change is not None
+        assert pending is not None
+        hit(Point.TAKE, pending.iteration)
+        try:
+            taken = yield Call(self._handover.take, state)
+        except (RecoveryError, CheckpointError) as error:
+            reason = f"worker {self.rank} of the next world cannot take its state: {error}"
+            yield Call(self._job.append, ev.ChangeGivenUp(world=change.world.number, reason=reason))
+            return
+        self.status.iteration, self.status.known, self.status.fresh = pending.iteration, True, False
+        yield Call(self._job.append, taken)
 
     def _report(self, state: State) -> Flow[None]:
         """Let others read what is logged, then report the status of the state."""
@@ -225,6 +266,8 @@ class WorkerCore:
             return True  # so that there is always a checkpoint to return to
         if plan.new_layout is not None:
             return True  # the logs of before are of no use
+        if state.worlds.present.number and state.worlds.present.since == self.status.iteration:
+            return True  # so are those of another world
         return self._checkpoints.due(self.status.iteration) and saves_again(state, self.rank)
 
     def _settle_hooks(self, plan: Plan) -> None:
@@ -415,23 +458,52 @@ class WorkerCore:
         self.next = self.status.iteration  # before the look at the state: the journal thread looks here after
         if self._replays.active or not self.layers_move_next:
             return False
-        return (yield from self._stop_for_layout())
+        stopped = yield from self._stop_for_layout()
+        if not stopped:  # it was given up, and this iteration begins after all
+            self.next = self.status.iteration
+        return stopped
 
     def _stop_for_layout(self) -> Flow[bool]:
         """Wait for the others. False if layers do not move after all, and this generation goes on."""
         self.next = None
         self.parts.pause()
-        stopped = ev.LayoutBoundaryReached(
-            rank=self.rank, generation=self.generation, iteration=self.status.iteration
-        )
-        yield Call(self._job.append, stopped)
+        pending = self._job.state.layouts.pending
+        if pending is not None and pending.world:
+            yield from self._offer()
+        else:
+            stopped = ev.LayoutBoundaryReached(
+                rank=self.rank, generation=self.generation, iteration=self.status.iteration
+            )
+            yield Call(self._job.append, stopped)
         state = yield self._job.wait_for_others
+        self._handover.withdraw()
         if not self._job.generation_over(state):
             if not state.membership.ended:
                 return False
             yield Call(self._links.on_connection_broken, "the script of another worker has left its loop")
         yield from self.recover()
         return True
+
+    def _offer(self) -> Flow[None]:
+        """Serve the state to the next world, which takes over once all its workers have what they need."""
+        state = self._job.state
+        change = state.worlds.change
+        if change is None:  # it was given up just now
+            return
+        hit(Point.OFFER, self.status.iteration)
+        if self.status.dirty:  # others have stopped before a step that this one had begun
+            yield from self._offers_nothing(change, f"it is in the middle of an update: {self.status.dirty}")
+            return
+        try:
+            offered = yield Call(self._handover.offer, state, self.status.iteration)
+        except (RecoveryError, CheckpointError) as error:
+            yield from self._offers_nothing(change, str(error))
+            return
+        yield Call(self._job.append, offered)
+
+    def _offers_nothing(self, change: Change, why: str) -> Flow[None]:
+        reason = f"worker {self.rank} cannot hand its state over: {why}"
+        yield Call(self._job.append, ev.ChangeGivenUp(world=change.world.number, reason=reason))
 
     # -------------------------------------------------------------------------------------------- end
 

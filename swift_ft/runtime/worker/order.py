@@ -22,6 +22,7 @@ ORDER = (
     "measures",
     "slowness",
     "sending",
+    "worlds",
 )
 """Names of parts. One that is not here comes after them."""
 

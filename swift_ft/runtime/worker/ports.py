@@ -162,12 +162,44 @@ class Hooks(Protocol):
         """Let the results of some of them have the consequences that they had."""
 
 
+class Handover(Protocol):
+    """Hands the state of one world to the next (`recovery/worlds.py`)."""
+
+    def offer(self, state: State, iteration: int) -> ev.Event:
+        """Serve this worker's state to the next world. Returns what the journal is to be told."""
+
+    def withdraw(self) -> None:
+        """The next world does not take over: serve the state no longer."""
+
+    def take(self, state: State) -> ev.Event:
+        """Load the state from what the present world offers. Returns what the journal is to be told.
+
+        Raises:
+            CheckpointError, RecoveryError: it cannot be loaded.
+        """
+
+
 class NoLayers:
     """No layer can move."""
 
     def move(self, state: State) -> bool:
         """No plan asks for it."""
         raise AssertionError("a plan moves layers of a model that has none to move")
+
+
+class NoHandover:
+    """No other world follows."""
+
+    def offer(self, state: State, iteration: int) -> ev.Event:
+        """No change asks for it."""
+        raise AssertionError("another world takes over from a worker that cannot hand its state over")
+
+    def withdraw(self) -> None:
+        """Nothing is served."""
+
+    def take(self, state: State) -> ev.Event:
+        """No change asks for it."""
+        raise AssertionError("another world takes over with a worker that cannot take its state")
 
 
 class NoReplays:

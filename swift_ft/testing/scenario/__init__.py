@@ -2,7 +2,8 @@
 
 One event or expectation per line, words as in a shell, ``#`` begins a comment. ``R`` is a rank, a list
 (``0,2``) or ``all``; ``M`` is a machine. An event is of the current generation (epoch, start of the workers)
-unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
+unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise. ``R`` in ``prepared``, ``taken`` and ``next`` is
+of the world that was planned last.
 
     open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9] [min=2]
     join M ... [slot=1] [on=M] [torch=2.9]
@@ -16,6 +17,9 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     replay-failed R ["why"] [diverged] [differs-at=20] [doubts=20]
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
     persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
+    plan-change M ... [world=1] [plan=p] [command="train.py --wide"] ["why"]
+    prepared R [world=1]                   request-switch R at 32 [world=1]
+    offered R at 32                        taken R [world=1]              given-up ["why"] [world=1]
     awaiting R                             layout-declined R ["why"]      pace R 2900
     finished R                             exited M ... [rank=1] [at=12]
     script-failed M "why" [code=3] [usage] [differs] [alike] deadline-passed M ... ["why"] [phase=agreeing]
@@ -24,8 +28,11 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise.
     expect phase live                      expect generation 2            expect epoch 1
     expect members A E - D                 expect spares F                expect committed 20 | nothing
     expect mode replay | nothing           expect resume 47               expect reason "part of the text"
-    expect worker R run                    expect worker R of M started_in 1 die
-    expect agent M launch | wait | rejoin | refused | leave | stop
+    expect worker R run                    expect worker R of M started_in 1 [world=0] die
+    expect worker R next prepare | take | hold | die
+    expect change 1 | nothing              expect world 1                 expect given-up ["part of the text"]
+    expect next M start | adopt | drop | nothing [started=1]
+    expect agent M launch | wait | rejoin | refused | leave | retire | stop
     expect agent M started_in 1 launch     expect checkpoint-needed M ...
     expect guests A:1,2 C:3 | nothing
     expect task R idle | resend | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]

@@ -6,7 +6,15 @@ from collections.abc import Callable, Sequence
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.testing.scenario.line import NOTHING, Line, ScenarioError, numbers, ranks_of, started_in_of
+from swift_ft.testing.scenario.line import (
+    NOTHING,
+    Line,
+    ScenarioError,
+    next_ranks_of,
+    numbers,
+    ranks_of,
+    started_in_of,
+)
 
 
 def read_events(name: str, line: Line, state: State) -> Sequence[ev.Event]:
@@ -212,6 +220,64 @@ def _stopped(line: Line, state: State) -> list[ev.Event]:
     return [ev.LayoutBoundaryReached(rank=rank, generation=generation, iteration=at) for rank in ranks]
 
 
+def _plan_change(line: Line, state: State) -> list[ev.Event]:
+    world, plan = line.number("world", state.worlds.planned + 1), line.option("plan") or ""
+    command = tuple((line.option("command") or "").split())
+    words = line.rest()
+    machines, reasons = tuple(w for w in words if " " not in w), [w for w in words if " " in w]
+    reason = reasons[0] if reasons else ""
+    return [
+        ev.ChangePlanned(
+            world=world,
+            machines=machines,
+            command=command,
+            plan=plan,
+            reason=reason,
+            asked_by="an operator",
+        )
+    ]
+
+
+def _prepared(line: Line, state: State) -> list[ev.Event]:
+    world = line.number("world", state.worlds.planned)
+    return [ev.NextPrepared(rank=rank, world=world) for rank in next_ranks_of(state, line.take())]
+
+
+def _request_switch(line: Line, state: State) -> list[ev.Event]:
+    rank, generation = int(line.take()), _generation(line, state)
+    world = line.number("world", state.worlds.planned)
+    line.skip("at")
+    iteration = int(line.take())
+    return [ev.SwitchRequested(rank=rank, generation=generation, iteration=iteration, world=world)]
+
+
+def _offered(line: Line, state: State) -> list[ev.Event]:
+    ranks, generation = ranks_of(state, line.take()), _generation(line, state)
+    line.skip("at")
+    at = int(line.take())
+    return [
+        ev.StateOffered(
+            rank=rank,
+            generation=generation,
+            iteration=at,
+            address=f"host-{rank}:1",
+            folder=f"state-{rank}",
+            digest="d",
+        )
+        for rank in ranks
+    ]
+
+
+def _taken(line: Line, state: State) -> list[ev.Event]:
+    world = line.number("world", state.worlds.planned)
+    return [ev.StateTaken(rank=rank, world=world) for rank in next_ranks_of(state, line.take())]
+
+
+def _given_up(line: Line, state: State) -> list[ev.Event]:
+    world = line.number("world", state.worlds.planned)
+    return [ev.ChangeGivenUp(world=world, reason=line.text("its script cannot be started"))]
+
+
 def _awaiting(line: Line, state: State) -> list[ev.Event]:
     ranks, generation = ranks_of(state, line.take()), _generation(line, state)
     return [ev.GroupAwaited(rank=rank, generation=generation) for rank in ranks]
@@ -305,6 +371,12 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "request-layout": _request_layout,
     "request-shares": _request_shares,
     "stopped": _stopped,
+    "plan-change": _plan_change,
+    "prepared": _prepared,
+    "request-switch": _request_switch,
+    "offered": _offered,
+    "taken": _taken,
+    "given-up": _given_up,
     "awaiting": _awaiting,
     "layout-declined": _layout_declined,
     "pace": _pace,

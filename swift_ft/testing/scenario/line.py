@@ -87,6 +87,15 @@ def ranks_of(state: State, word: str) -> list[int]:
     return list(range(state.world_size)) if word == "all" else [int(rank) for rank in word.split(",")]
 
 
+def next_ranks_of(state: State, word: str) -> list[int]:
+    """The same for workers of the next world; ``all`` of them are none if no change is under way."""
+    change = state.worlds.change
+    machines = change.world.machines if change is not None else ()
+    if word == "all":
+        return list(range(len(machines) * state.shape.workers_per_machine))
+    return [int(rank) for rank in word.split(",")]
+
+
 def started_in_of(state: State, machine: str) -> int:
     """The generation in which a member's workers were started; -1 for a machine that is not a member."""
     slot = state.slot_of(machine)

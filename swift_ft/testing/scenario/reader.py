@@ -18,11 +18,13 @@ from swift_ft.recovery.orders import (
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.reconcile import Transfer
+from swift_ft.recovery.worlds import next_todo
 from swift_ft.testing.scenario.events import read_events
 from swift_ft.testing.scenario.line import (
     NOTHING,
     Line,
     ScenarioError,
+    next_ranks_of,
     number_or_none,
     numbers,
     ranks_of,
@@ -147,6 +149,8 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
         lambda line: [*map(int, line.rest())],
     ),
     "stops-at": (lambda state: state.layouts.pending and state.layouts.pending.iteration, _number_or_none),
+    "world": (lambda state: state.worlds.present.number, _number),
+    "change": (lambda state: state.worlds.change and state.worlds.change.world.number, _number_or_none),
     "mode": (lambda state: state.plan.mode.value if state.plan else NOTHING, Line.take),
     "resume": (lambda state: state.plan and state.plan.resume, _number),
     "guests": (
@@ -163,22 +167,54 @@ def _listed(numbers: Iterable[int]) -> str:
 
 def _check_reason(line: Line, state: State) -> None:
     """An empty line expects an empty reason."""
-    reason, expected = state.plan.reason if state.plan else None, line.text()
+    _check_text(line, state.plan.reason if state.plan else None)
+
+
+def _check_given_up(line: Line, state: State) -> None:
+    _check_text(line, state.worlds.given_up)
+
+
+def _check_text(line: Line, reason: str | None) -> None:
+    expected = line.text()
     if reason is None or (expected not in reason if expected else reason):
         raise ScenarioError(f"the reason is {reason!r}")
 
 
 def _check_worker(line: Line, state: State) -> None:
-    ranks, machine, started_in = ranks_of(state, line.take()), None, None
+    word, machine, started_in = line.take(), None, None
+    if line.flag("next"):
+        _check_next_worker(word, line, state)
+        return
+    ranks = ranks_of(state, word)
     if line.flag("of"):
         machine = line.take()
     if line.flag("started_in"):
         started_in = int(line.take())
+    world = line.number("world", state.worlds.present.number)
     expected = line.take()
     for rank in ranks:
         member = machine or state.members[rank // state.shape.workers_per_machine] or "-"
         generation = started_in_of(state, member) if started_in is None else started_in
-        _equal(worker_order(state, machine=member, rank=rank, started_in=generation).value, expected)
+        order = worker_order(state, machine=member, rank=rank, started_in=generation, world=world)
+        _equal(order.value, expected)
+
+
+def _check_next_worker(word: str, line: Line, state: State) -> None:
+    """Of the last world that was planned."""
+    change, world, expected = state.worlds.change, state.worlds.planned, line.take()
+    for rank in next_ranks_of(state, word):
+        machine, started_in = "-", state.generation + 1
+        if change is not None:
+            machine = change.world.machines[rank // state.shape.workers_per_machine]
+            started_in = change.started_in
+        order = worker_order(state, machine=machine, rank=rank, started_in=started_in, world=world)
+        _equal(order.value, expected)
+
+
+def _check_next(line: Line, state: State) -> None:
+    started, machine = line.option("started"), line.take()
+    todo = next_todo(state.worlds, machine, None if started is None else int(started))
+    _equal(todo.value, line.take())
 
 
 def _check_agent(line: Line, state: State) -> None:
@@ -275,6 +311,8 @@ def _plan_of(state: State) -> Plan:
 _CHECKS: dict[str, Callable[[Line, State], None]] = {
     "reason": _check_reason,
     "worker": _check_worker,
+    "next": _check_next,
+    "given-up": _check_given_up,
     "agent": _check_agent,
     "task": _check_task,
     "undo": _check_undo,

@@ -36,7 +36,7 @@ class Clock:
     def freeze(self, machine: Machine, ticks: Sequence[int] = (20, 100, 400, 1000)) -> None:
         """Freeze a machine for one of these numbers of ticks."""
         machine.frozen = True
-        for worker in machine.workers:
+        for worker in machine.processes:
             worker.frozen = True
         self._thaws.append((self._cluster.ticks + self._cluster.rng.choice(ticks), machine))
         self._cluster.membership_changed()
@@ -93,7 +93,7 @@ class Clock:
         cluster.membership_changed()
         if isinstance(frozen, Machine) and frozen.alive and cluster.rng.random() < 0.2:
             frozen.wake_up()
-        for worker in [*frozen.workers] if isinstance(frozen, Machine) else [frozen]:
+        for worker in [*frozen.processes] if isinstance(frozen, Machine) else [frozen]:
             self._thaw_worker(worker)
 
     def _thaw_worker(self, worker: Worker) -> None:
@@ -131,7 +131,7 @@ class Clock:
             return True
         workers = [w for w in cluster.workers if not w.frozen]
         cluster.rng.shuffle(workers)
-        if self._pass_workers_deadline(workers):
+        if self._pass_workers_deadline(workers) or self._pass_change_deadline(agents, workers):
             return True
         if self._thaws:
             self._thaw_first()
@@ -158,6 +158,22 @@ class Clock:
             if worker.mode == Mode.HELP:  # an operation of its group takes too long
                 worker.fail_communication()
                 return True
+        return False
+
+    def _pass_change_deadline(self, agents: Sequence[Machine], workers: Sequence[Worker]) -> bool:
+        """All have waited for the next world too long: an agent that has its workers, or who has stopped."""
+        return self.give_up_change([*agents, *(w for w in workers if w.mode == Mode.STOPPED)])
+
+    def give_up_change(self, participants: Sequence[Machine | Worker]) -> bool:
+        """One of them has waited for too long. False if none of them waits."""
+        for participant in participants:
+            change = participant.view.worlds.change
+            if change is None or (isinstance(participant, Machine) and participant.next_world is None):
+                continue
+            who = "an agent" if isinstance(participant, Machine) else "a worker that had stopped"
+            self._cluster.seen[f"given up by {who}"] += 1
+            participant.append(ev.ChangeGivenUp(world=change.world.number, reason="it takes too long"))
+            return True
         return False
 
     def _pass_forming_deadline(self, worker: Worker) -> bool:

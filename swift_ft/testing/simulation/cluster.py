@@ -88,7 +88,7 @@ class Cluster(World):
         """The participants that can act. Workers are in it three times: they have more to do."""
         if self._candidates_outdated:
             machines = [m for m in self.machines if m.alive]
-            self.workers = [w for m in machines for w in m.workers if w.alive]
+            self.workers = [w for m in machines for w in m.processes if w.alive]
             self._candidates = [m for m in machines if not m.frozen]
             self._candidates += 3 * [w for w in self.workers if not w.frozen]
             self._candidates_outdated = False
@@ -115,7 +115,7 @@ class Cluster(World):
         started_in = self.states[-1].membership.started_in
         workers = (worker for machine in self.machines if machine.alive for worker in machine.workers)
         return any(
-            w.rank == rank and w.alive and not w.frozen and w.started_in == started_in[w.slot]
+            w.rank == rank and w.alive and not w.frozen and w.started_in == started_in.get(w.slot)
             for w in workers
         )
 

@@ -239,6 +239,9 @@ class Faults:
         worker = self._random_worker()
         if worker is None:
             return False
+        if worker.is_next:
+            worker.exit(1)  # its world does not take over, and nothing else comes of it
+            return True
         self._cluster.excuses.may_fail = True
         if self._rng.random() < 0.1:
             self._cluster.machine_named(worker.machine.name).usage_failure = True
@@ -271,6 +274,7 @@ class Faults:
             worker
             for worker in self._cluster.workers
             if worker.machine.name in state.members and worker.started_in > 1 and not state.membership.ended
+            if not worker.is_next
         ]
         if not new:
             return False
@@ -278,6 +282,21 @@ class Faults:
         self._cluster.machine_named(worker.machine.name).stranger = True
         worker.exit(1)
         return True
+
+    def give_up_change_early(self) -> bool:
+        """A deadline of a change to another world was too short."""
+        stopped = [w for w in self._cluster.workers if w.mode == Mode.STOPPED and not w.frozen]
+        agents = [m for m in self._cluster.machines if m.alive and not m.frozen]
+        waiting: list[Machine | Worker] = [*stopped, *agents]
+        self._rng.shuffle(waiting)
+        return self._clock.give_up_change(waiting)
+
+    def kill_next(self) -> bool:
+        """A worker of the next world is killed."""
+        workers = [w for w in self._cluster.workers if w.is_next]
+        if workers:
+            self._rng.choice(workers).exit(-9)
+        return bool(workers)
 
     def close_job(self) -> bool:
         """The user presses Ctrl-C."""

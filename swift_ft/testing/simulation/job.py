@@ -175,8 +175,11 @@ class SimulatedJob(Cluster):
             return
         self._checked_groups.add(generation)
         group = [w for w in self.workers if generation in (w.active_generation, w.joining_generation)]
+        present = self.states[-1].worlds.present.number
         if len(group) != self.world_size or len({w.rank for w in group}) != self.world_size:
             raise Violation(f"the group of generation {generation} is {group}")
+        if {w.world_number for w in group} != {present} and self.states[-1].generation == generation:
+            raise Violation(f"the group of generation {generation} is not of world {present}: {group}")
         self._check_contents(generation, plan, group)
         self.seen["formed"] += 1
 
@@ -198,6 +201,7 @@ class SimulatedJob(Cluster):
                 raise Violation(f"no end after {MAX_TICKS} ticks in phase {self.states[-1].phase}")
             candidates = self.candidates()
             self.heads.act()
+            self.each_tick()
             if self.fault_timing.is_due(self.ticks):
                 self._faults.strike()
                 continue
@@ -218,6 +222,9 @@ class SimulatedJob(Cluster):
                 if not self._clock.pass_deadline():
                     raise Violation(f"stuck in phase {self.states[-1].phase}: {self.workers}")
         return self._outcome()
+
+    def each_tick(self) -> None:
+        """Called before anybody acts: what operators of the job do."""
 
     def _take_turn(self, participant: Worker | Machine) -> bool:
         """Let a participant read some of the journal, and act. False if it did neither."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, agent_order, neighbours_of
+from swift_ft.recovery.worlds import Change, NextTodo, next_todo
 from swift_ft.testing.simulation.connection import Mode
 from swift_ft.testing.simulation.process import FENCED
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import World
+
+_NO_ROOM = 0.02
+"""The chance that a machine has no room for workers of the next world."""
+_NEXT_TAKES = 800
+"""Ticks after which an agent gives a change up."""
 
 
 class Machine:
@@ -31,6 +37,8 @@ class Machine:
         sessionless_in: the last generation in which it reported that its workers have no session.
         usage_failure: a worker failed because it was used wrongly.
         stranger: its workers run another program than the job's, and find that out.
+        next_world: the world that is to take over whose workers it has started; None for none.
+        next_workers: these.
         unanswered: its joins that are on their way through heads.
     """
 
@@ -50,6 +58,10 @@ class Machine:
         self.name = f"{base}.0"
         self.position = len(world.events)
         self.workers: list[Worker] = []
+        self.next_world: int | None = None
+        self.next_workers: list[Worker] = []
+        self._next_since = 0
+        self._next_failed = False
         self.started_in: int | None = None
         self.sessionless_in = 0
         self.reported_lost: set[str] = set()
@@ -65,9 +77,14 @@ class Machine:
         return f"agent {self.name}"
 
     @property
+    def processes(self) -> list[Worker]:
+        """Its workers, and those of the next world."""
+        return [*self.workers, *self.next_workers]
+
+    @property
     def has_unwritten_events(self) -> bool:
         """Whether a worker has decided to append an event, and has not appended it yet."""
-        return any(worker.unwritten_event is not None for worker in self.workers)
+        return any(worker.unwritten_event is not None for worker in self.processes)
 
     @property
     def view(self) -> State:
@@ -107,10 +124,14 @@ class Machine:
 
     def stop_workers(self) -> None:
         """Kill all workers."""
-        for worker in self.workers:
+        self._drop_next()
+        self._kill(self.workers)
+        self.workers = []
+
+    def _kill(self, workers: Sequence[Worker]) -> None:
+        for worker in workers:
             if worker.alive:
                 worker.exit(-9)
-        self.workers = []
         self.world.membership_changed()
 
     # ----------------------------------------------------------------------------------- one small step
@@ -118,6 +139,8 @@ class Machine:
     def act(self) -> bool:
         """Take one small step. False if there was nothing to do."""
         steps = [self._watch_neighbours, self._watch_workers, self._obey]
+        if self.next_world is not None:
+            steps.append(self._watch_next)
         self.world.rng.shuffle(steps)
         done = [step() for step in steps if self.alive]
         return any(done)
@@ -199,6 +222,8 @@ class Machine:
     def _obey(self) -> bool:
         state = self.view
         order = agent_order(state, machine=self.name, started_in=self.started_in)
+        if order.todo in (AgentTodo.WAIT, AgentTodo.LAUNCH, AgentTodo.RETIRE) and self._obey_for_next(state):
+            return True
         match order.todo:
             case AgentTodo.STOP | AgentTodo.REFUSED:
                 self.die()
@@ -213,19 +238,91 @@ class Machine:
                 self.reported_lost.clear()  # what it reported under the old name did not count
                 self.world.membership_changed()
                 self.join()
+            case AgentTodo.RETIRE:
+                self.stop_workers()
+                self.started_in = None
+                self.world.seen["a machine became a spare"] += 1
             case AgentTodo.LAUNCH:
                 assert order.slot is not None
-                self._launch(order.generation, state.ranks_of(order.slot))
+                self._launch(state, order.generation, state.ranks_of(order.slot))
             case AgentTodo.WAIT:
                 return self._report_sessionless(state)
         return True
 
-    def _launch(self, generation: int, ranks: range) -> None:
+    def _launch(self, state: State, generation: int, ranks: range) -> None:
         self.stop_workers()
         self.started_in, self.sessionless_in = generation, 0
-        self.world.store.replace_machine(ranks)
-        self.workers = [self._make_worker(self, rank, generation) for rank in ranks]
+        # Not if it has not read yet that it was replaced itself: the disk of the others is another one.
+        if self.name in self.world.states[-1].membership.slots:
+            self.world.store.replace_machine(ranks)
+        world, size = state.worlds.present.number, state.world_size
+        self.workers = [self._worker_of(world, size, rank, generation) for rank in ranks]
         self.world.membership_changed()
+
+    def _worker_of(self, world: int, size: int, rank: int, generation: int) -> Worker:
+        worker = self._make_worker(self, rank, generation)
+        worker.belongs_to(world, size)
+        return worker
+
+    # ---------------------------------------------------------------------------------- the next world
+
+    def _obey_for_next(self, state: State) -> bool:
+        """Start workers of the next world, end them, or take them over. False if there is nothing to do."""
+        match next_todo(state.worlds, self.name, self.next_world):
+            case NextTodo.START:
+                assert state.worlds.change is not None
+                self._start_next(state, state.worlds.change)
+            case NextTodo.DROP:
+                self._drop_next()
+            case NextTodo.ADOPT:
+                self._adopt()
+            case NextTodo.NOTHING:
+                return False
+        return True
+
+    def _start_next(self, state: State, change: Change) -> None:
+        slot, workers = change.slot_of(self.name), state.shape.workers_per_machine
+        assert slot is not None
+        self.next_world, self._next_since, self._next_failed = change.world.number, self.world.ticks, False
+        if self.world.rng.random() < _NO_ROOM:
+            self._give_up_next("too little memory")
+            return
+        size = len(change.world.machines) * workers
+        self.next_workers = [
+            self._worker_of(change.world.number, size, rank, change.started_in)
+            for rank in state.ranks_of(slot)
+        ]
+        self.world.membership_changed()
+
+    def _drop_next(self) -> None:
+        self._kill(self.next_workers)
+        self.next_world, self.next_workers = None, []
+
+    def _adopt(self) -> None:
+        """The next world has taken over. What has ended of it until now counts as a loss from now on."""
+        self._kill(self.workers)
+        self.workers, self.next_workers = self.next_workers, []
+        self.next_world, self.started_in = None, self.workers[0].started_in
+        self.sessionless_in = 0
+        self.world.seen["a machine adopted"] += 1
+        self.world.membership_changed()
+
+    def _watch_next(self) -> bool:
+        """Give the change up if a worker of the next world has ended, or if all takes too long."""
+        if self.next_world is None or self._next_failed:
+            return False
+        ended = [w for w in self.next_workers if w.exit_code not in (None, FENCED)]
+        if ended:
+            self._give_up_next(f"worker {ended[0].rank} of the next world ended with {ended[0].exit_code}")
+        elif self.world.ticks - self._next_since > _NEXT_TAKES:
+            self._give_up_next("the next world takes too long")
+        return self._next_failed
+
+    def _give_up_next(self, reason: str) -> None:
+        assert self.next_world is not None
+        self._next_failed = True
+        self.world.seen["given up by an agent"] += 1
+        self.append(ev.ChangeGivenUp(world=self.next_world, reason=reason))
 
     def _report_sessionless(self, state: State) -> bool:
         if state.phase != Phase.AGREEING or self.sessionless_in >= state.generation:

@@ -26,6 +26,7 @@ def ports_of(worker: ReplayingProcess) -> Ports:
         _Layers(worker),  # type: ignore[arg-type]
         _Checkpoints(worker),
         _NoHooks(),
+        _Handover(worker),  # type: ignore[arg-type]
         _NothingRecorded(),
     )
 
@@ -61,13 +62,15 @@ class _Job:
     def wait_for_others(self) -> Ticks[State]:
         worker = self._worker
         worker.mode = Mode.STOPPED
-        while not (
-            self.generation_over(worker.view)
-            or worker.view.layouts.pending is None
-            or worker.view.membership.ended
-        ):
+        while not self._may_go_on(worker.view):
             yield Pending.IDLE
         return worker.view
+
+    def _may_go_on(self, state: State) -> bool:
+        # Another change may have been planned since this one was given up: nobody waits for it here.
+        pending, here = state.layouts.pending, self._worker.core.status.iteration
+        stops_here = pending is not None and pending.iteration == here
+        return self.generation_over(state) or not stops_here or bool(state.membership.ended)
 
     def wait_for_finish(self) -> Ticks[State]:
         worker = self._worker
@@ -136,6 +139,18 @@ class _Layers:
 
     def move(self, state: State) -> Ticks[bool]:
         return self._worker.move_layers(state)
+
+
+class _Handover:
+    def __init__(self, worker: ReplayingProcess) -> None:
+        self._worker = worker
+        self.take = worker.take
+
+    def offer(self, state: State, iteration: int) -> ev.Event:
+        return self._worker.offer(state, iteration)
+
+    def withdraw(self) -> None:
+        self._worker.withdraw()
 
 
 class _Checkpoints:

@@ -41,6 +41,8 @@ class Process:
 
     Attributes:
         started_in: the generation that started it.
+        world_number: of the world that it belongs to.
+        size: number of workers of that world.
         position: events that it has read.
         unwritten_event: an event that it decided to append, and has not appended yet.
         unanswered: its events that are on their way. It waits for them.
@@ -60,6 +62,7 @@ class Process:
     def __init__(self, world: World, machine: Host, rank: int, started_in: int) -> None:
         self.world, self.machine, self.rank, self.started_in = world, machine, rank, started_in
         self.machine_name = machine.name
+        self.world_number, self.size = world.states[-1].worlds.present.number, world.world_size
         self.position = len(world.events)  # the follower catches up before the script begins
         self.exit_code: int | None = None
         self.frozen = False
@@ -89,6 +92,15 @@ class Process:
         return self.exit_code is None
 
     @property
+    def is_next(self) -> bool:
+        """Whether its world has not taken over."""
+        return self.world_number > self.world.states[-1].worlds.present.number
+
+    def belongs_to(self, world: int, size: int) -> None:
+        """Say to which world it belongs, before it does anything."""
+        self.world_number, self.size = world, size
+
+    @property
     def slot(self) -> int:
         """The slot of its machine."""
         return self.rank // self.world.states[-1].shape.workers_per_machine
@@ -100,7 +112,13 @@ class Process:
 
     def order(self, state: State) -> WorkerOrder:
         """The order of this worker in a state."""
-        return worker_order(state, machine=self.machine_name, rank=self.rank, started_in=self.started_in)
+        return worker_order(
+            state,
+            machine=self.machine_name,
+            rank=self.rank,
+            started_in=self.started_in,
+            world=self.world_number,
+        )
 
     def generation_over(self, state: State) -> bool:
         """Whether the generation that it is active in has ended."""
@@ -121,7 +139,7 @@ class Process:
     @property
     def after(self) -> int | None:
         """The worker with the next stage."""
-        return self.rank + 1 if self.rank + 1 < self.world.world_size else None
+        return self.rank + 1 if self.rank + 1 < self.size else None
 
     def neighbours(self) -> list[int]:
         """The workers with the previous and the next stage."""
@@ -138,6 +156,8 @@ class Process:
         for number in range(bisect_right(ends, self.position), bisect_right(ends, until)):
             self.position = ends[number]
             state = self.world.states[self.position]
+            if self.world_number != state.worlds.present.number:
+                continue  # duties are those of the present world's workers
             if self.rank == 0 and (due := commit_due(state, 0)) is not None:
                 self._begin_commit(due, state)
             known = state.checkpoints.committed
@@ -155,7 +175,7 @@ class Process:
 
         If the event travels through a head, the process waits, and reads on when it is there.
         """
-        if self in self.machine.workers and self.world.freezes_before_write(self.machine, event):
+        if self in self.machine.processes and self.world.freezes_before_write(self.machine, event):
             self.unwritten_event = event
             return True
         position = self.world.heads.send(self, event, repr(self))
@@ -296,17 +316,23 @@ class Process:
     def flush(self) -> None:
         """Write to the log what was sent since the last flush."""
         if self.unflushed:
-            replaced = self.world.states[-1].membership.started_in[self.slot] != self.started_in
-            if self.world.store.logs_survive or not replaced:
+            if self.world.store.logs_survive or self._fills_its_slot:
                 self.world.store.write_log(self.rank, self.log_generation, self.unflushed)
             self.unflushed = {}
+
+    @property
+    def _fills_its_slot(self) -> bool:
+        """Whether it was neither replaced, nor is of another world."""
+        state = self.world.states[-1]
+        here = self.world_number == state.worlds.present.number
+        return here and state.membership.started_in.get(self.slot) == self.started_in
 
     def lose_log(self) -> bool:
         """The log could not be written, up to now. False without a state whose log that could be."""
         if self.content is None:
             return False
         self.unflushed = {}
-        if self.world.states[-1].membership.started_in[self.slot] == self.started_in:
+        if self._fills_its_slot:
             self.world.store.logs.pop(self.rank, None)
         self.log_gap_before = self.content.iteration + 1  # the iteration that is under way is not whole
         return True

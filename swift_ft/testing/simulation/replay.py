@@ -13,8 +13,12 @@ from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Task
-from swift_ft.testing.simulation.connection import ConnectedProcess, Mode, Ticks
+from swift_ft.testing.simulation.connection import ConnectedProcess, Mode, Pending, Ticks
 from swift_ft.testing.simulation.store import Content, Violation
+from swift_ft.testing.simulation.world import Offer
+
+_HANDOVER_FAILS = 0.01
+"""The chance that a worker cannot offer its state, or take one."""
 
 
 class ReplayingProcess(ConnectedProcess):
@@ -31,6 +35,7 @@ class ReplayingProcess(ConnectedProcess):
     parallel_replay: ParallelReplay | None = None
     replay_until = 0
     completes_alone = False
+    _offered = ""
     _acted = True
     _helped = False
     _step_done = False
@@ -54,6 +59,59 @@ class ReplayingProcess(ConnectedProcess):
             if not may_fail and not self._outdated(state):
                 raise Violation(f"{self} cannot load checkpoint {task.load}, which counts as committed")
             raise RecoveryError("the checkpoint cannot be read")
+
+    # ---------------------------------------------------------------------------- from world to world
+
+    def offer(self, state: State, iteration: int) -> ev.Event:
+        """Offer its state to the next world.
+
+        Raises:
+            RecoveryError: it cannot.
+        """
+        change = state.worlds.change
+        assert change is not None
+        if self.content is None or self.content.iteration != iteration:
+            raise Violation(f"{self} offers {self.content} as a state of iteration {iteration}")
+        if self.world.rng.random() < _HANDOVER_FAILS:
+            raise RecoveryError("too little memory for a copy")
+        self._offered = f"{change.world.number}/rank-{self.rank}"
+        self.world.offers[self._offered] = Offer(self.content)
+        return ev.StateOffered(
+            rank=self.rank,
+            generation=state.generation,
+            iteration=iteration,
+            address=self.machine_name,
+            folder=self._offered,
+            digest="",
+        )
+
+    def withdraw(self) -> None:
+        """Offer nothing any more."""
+        if self._offered:
+            self.world.offers[self._offered].served = False
+            self._offered = ""
+
+    def take(self, state: State) -> Ticks[ev.Event]:
+        """Take a state from all that is offered, one worker's after the other.
+
+        Raises:
+            RecoveryError: one of them is gone.
+        """
+        change, pending = state.worlds.change, state.layouts.pending
+        assert change is not None
+        assert pending is not None
+        taken: set[Content] = set()
+        for _, offered in sorted(change.offered.items()):
+            offer = self.world.offers[offered.folder]
+            if not offer.served or self.world.rng.random() < _HANDOVER_FAILS:
+                raise RecoveryError(f"what {offered.machine} offers cannot be read")
+            taken.add(offer.content)
+            self.world.provoke_fault(0.1, (1, 2, 4))
+            yield Pending.ACTED
+        self.content = taken.pop()
+        if taken or self.content.iteration != pending.iteration:
+            raise Violation(f"{self} takes {self.content} at iteration {pending.iteration}, beside {taken}")
+        return ev.StateTaken(rank=self.rank, world=self.world_number)
 
     # ---------------------------------------------------------------------------------- with others
 

@@ -12,6 +12,7 @@ from swift_ft.testing.simulation.jobs.memory import MemoryJob
 from swift_ft.testing.simulation.jobs.pipelines import PipelinesJob
 from swift_ft.testing.simulation.jobs.replicated import ReplicatedJob
 from swift_ft.testing.simulation.jobs.staged import StagedJob
+from swift_ft.testing.simulation.jobs.worlds import ReplicatedWorldsJob, WorldsJob
 from swift_ft.testing.simulation.store import Violation
 
 
@@ -32,6 +33,10 @@ class JobKind(StrEnum):
     """A pipeline whose layers move between its stages."""
     PIPELINES = "pipelines"
     """Two pipelines of a stack of layers, each layer's replicas wherever the cuts put them."""
+    WORLDS = "worlds"
+    """A pipeline that changes to other worlds: with more machines, fewer, or the same in other slots."""
+    REPLICATED_WORLDS = "replicated-worlds"
+    """The same with data-parallel replicas."""
     BARE = "bare"
     """Scripts without a session, which can only be restarted."""
 
@@ -60,6 +65,10 @@ def make_job(
             return LayeredJob(seed, machines, workers, trace=trace)
         case JobKind.PIPELINES:
             return PipelinesJob(seed, machines, workers, trace=trace)
+        case JobKind.WORLDS:
+            return WorldsJob(seed, machines, workers, trace=trace)
+        case JobKind.REPLICATED_WORLDS:
+            return ReplicatedWorldsJob(seed, machines, workers, trace=trace)
         case JobKind.BARE:
             return SimulatedJob(seed, machines, workers, sessionless=True, trace=trace)
 

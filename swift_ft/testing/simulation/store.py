@@ -125,7 +125,12 @@ class SharedStore:
 
     def is_damaged(self, iteration: int, rank: int) -> bool:
         """Whether a worker's part of a committed checkpoint is not what was saved."""
-        return self.markers.get(iteration, {}).get(rank) in self.damaged
+        return self._part_for(iteration, rank) in self.damaged
+
+    def _part_for(self, iteration: int, rank: int) -> str:
+        """The part that a worker loads, also one of a world with more workers than had saved it."""
+        parts = self.markers.get(iteration, {})
+        return parts.get(rank) or parts.get(rank % max(1, len(parts)), "")
 
     def check_kept(self, iterations: Iterable[int]) -> None:
         """Committed checkpoints that count are there, damaged or not.
@@ -143,7 +148,7 @@ class SharedStore:
         if self.failing_loads > 0:
             self.failing_loads -= 1
             return None
-        return self.parts.get(self.markers.get(iteration, {}).get(rank, ""))
+        return self.parts.get(self._part_for(iteration, rank))
 
     def clean(self, kept: Sequence[int], generation: int) -> None:
         """Keep only these checkpoints of those up to the last of them, and parts of later generations."""

@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 
 from swift_ft.errors import DivergenceError, SwiftError
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.handlers.worlds import all_prepared
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.flow import Flow
-from swift_ft.runtime.worker.part import Interruption, Part, Round
+from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.testing.simulation.connection import Mode, Pending, Ticks
 from swift_ft.testing.simulation.ports import ports_of
@@ -195,6 +196,22 @@ class Worker(ReplayingProcess, Part):
         """Like a worker whose log nears its budget, but more often."""
         return "chance" if self.world.rng.random() < self.world.settings.request_rate else ""
 
+    def boundary(self, step: StepInfo) -> None:
+        """Once the next world is prepared, some worker says where all stop for it, sometimes a bit late."""
+        state = self.view
+        change = state.worlds.change
+        if change is None or state.layouts.pending is not None or not all_prepared(state, change):
+            return
+        ahead = 1 if self.world.rng.random() < 0.2 else ev.REQUESTED_AHEAD
+        self.append(
+            ev.SwitchRequested(
+                rank=self.rank,
+                generation=step.generation,
+                iteration=step.completed + ahead,
+                world=change.world.number,
+            )
+        )
+
     def interrupted(self, interruption: Interruption) -> None:
         """Undo what an incomplete step changed. Here, that is nothing."""
         if self._half_updated:
@@ -342,7 +359,7 @@ class Worker(ReplayingProcess, Part):
         group = self.world.group(-self.started_in)
         group.joined.add(self.rank)
         self.joining_generation = -self.started_in
-        if len(group.joined) < self.world.world_size:
+        if len(group.joined) < self.size:
             return False
         iterations = self.world.settings.iterations
         if group.broken or (group.gone and self._iterations_without_session < iterations):

@@ -47,6 +47,19 @@ class Group:
     mail: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Offer:
+    """The state that a worker offers to the next world.
+
+    Attributes:
+        content: a copy.
+        served: it can be read.
+    """
+
+    content: Content
+    served: bool = True
+
+
 class Host(Protocol):
     """A machine, as its own processes and other machines see it."""
 
@@ -55,8 +68,8 @@ class Host(Protocol):
     frozen: bool
 
     @property
-    def workers(self) -> Sequence[object]:
-        """The processes that run on it."""
+    def processes(self) -> Sequence[object]:
+        """The workers that run on it, of whichever world."""
 
 
 class World(ABC):
@@ -80,6 +93,7 @@ class World(ABC):
         settings: what the seed decided.
         claimed: worker 0 has claimed the store.
         shapes_known: the workers have trained, so the shapes of their messages are known.
+        offers: states that are offered to the next world, by folder.
         results: the final content of each worker that completed its script, by rank.
         max_replay_shards: among how many workers a replay can be spread; with more than 1, survivors help.
         setup: what all machines of the job have in common.
@@ -107,7 +121,8 @@ class World(ABC):
         self._sequencer = Sequencer()
         self._newcomers = Newcomers(seed, self.seen)
         self.ticks = 0
-        self.world_size = machines * workers
+        self._size = machines * workers
+        self.offers: dict[str, Offer] = {}
         self.settings = Settings.draw(seed, self.rng, sessionless=sessionless)
         self.store = self.make_store()
         self.store.logs_survive = self.settings.logs_survive
@@ -116,6 +131,11 @@ class World(ABC):
         self.results: dict[int, Content] = {}
         self._groups: dict[tuple[int, bool], Group] = {}
         self._trace = trace
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers of the present world."""
+        return self.states[-1].world_size or self._size
 
     def domain_of(self, base: str) -> str:
         """The failure domain of a machine; empty if each is one of its own."""

@@ -19,6 +19,7 @@ from swift_ft.launch.processes.context import worker_jobs
 from swift_ft.launch.settings import MachineJob
 from swift_ft.network import JobSecret
 from swift_ft.recovery.job_state import Tries
+from swift_ft.recovery.worlds import World
 from tests.support.strangers import issue, new_authority
 
 FILES = ("plan", "token_file", "tls_cert", "tls_key", "tls_ca")
@@ -66,6 +67,7 @@ def environment_of_worker(job: MachineJob, tries: Tries, *, joins: bool = False)
         generation=3,
         joins=joins,
         tries=tries,
+        world=World(),
     )
     return found[1].env
 

@@ -321,7 +321,7 @@ class ReplicaWorker(Worker):
         return self._replicas.contributions(self.active_generation, self.model.iteration, bucket)
 
     def _is_full(self, bucket: int) -> bool:
-        return len(self._contributions(bucket)) == self.world.world_size
+        return len(self._contributions(bucket)) == self.size
 
     def _receive_average(self, bucket: int) -> None:
         contributions = self._contributions(bucket)

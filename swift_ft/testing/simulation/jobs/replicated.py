@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
@@ -15,7 +15,7 @@ from swift_ft.testing.simulation.machine import Machine
 from swift_ft.testing.simulation.store import Violation
 from swift_ft.testing.simulation.worker import Worker
 
-_FAULTS = FAULTS | {
+FAULTS_OF_REPLICAS = FAULTS | {
     "kill_neighbours": 0,
     "corrupt_log": 0,
     "break_network": 8,
@@ -32,10 +32,16 @@ class ReplicatedJob(SimulatedJob):
     patience = 0.8
 
     def __init__(
-        self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
+        self,
+        seed: int,
+        machines: int,
+        workers: int = 1,
+        *,
+        trace: Callable[[str], None] | None = None,
+        faults: Mapping[str, int] = FAULTS_OF_REPLICAS,
     ) -> None:
         self._replicas = Replicas()
-        super().__init__(seed, machines, workers, trace=trace, faults=_FAULTS)
+        super().__init__(seed, machines, workers, trace=trace, faults=faults)
         self._replicas.optimizer = self.rng.choice([*Optimizer])
         self._replicas.exact_undo = self.rng.random() < 0.2
         self._replicas.reduces_after_step = self.rng.random() < 0.4

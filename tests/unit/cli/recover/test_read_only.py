@@ -18,7 +18,8 @@ from swift_ft.errors import StoreNotWritableError
 from swift_ft.offline.run_store import open_run_store
 from tests.support.stored_run import make_run
 
-WRITES = {"gc": "what it is for", **dict.fromkeys(("join", "drain", "scale"), "asks a running job")}
+ASKS = ("join", "drain", "move", "scale", "reshape", "reload")
+WRITES = {"gc": "what it is for", **dict.fromkeys(ASKS, "asks a running job")}
 REPLAYS = (
     "replay"  # it starts workers: tests/cluster/test_offline_replay.py compares its store before and after
 )

@@ -103,7 +103,7 @@ def test_a_number_of_machines_that_cannot_be(
     service: StoreService, machines: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
-    assert main(["scale", machines, "--rdzv-endpoint", str(service.address)]) == 2
+    assert main(["scale", machines, "--same-workers", "--rdzv-endpoint", str(service.address)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert words in line
     assert asked(journal) == []
@@ -114,7 +114,7 @@ def test_the_first_that_does_not_leave_ends_it(
 ) -> None:
     journal = opened(service)
     endpoint = str(service.address)
-    assert main(["scale", "2", "--rdzv-endpoint", endpoint, "--timeout", "0.1"]) == 1
+    assert main(["scale", "2", "--same-workers", "--rdzv-endpoint", endpoint, "--timeout", "0.1"]) == 1
     assert "m-4.0 has not left within 0.1 s" in capsys.readouterr().err
     assert asked(journal) == ["m-4.0"]
 
@@ -123,7 +123,7 @@ def test_as_many_as_there_are_is_nothing_to_do(
     service: StoreService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
-    assert main(["scale", "5", "--rdzv-endpoint", str(service.address)]) == 0
+    assert main(["scale", "5", "--same-workers", "--rdzv-endpoint", str(service.address)]) == 0
     assert "the job goes on with 5 machines: m-0.0, m-1.0, m-2.0, m-3.0, m-4.0" in capsys.readouterr().out
     assert asked(journal) == []
 

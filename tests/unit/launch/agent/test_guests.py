@@ -11,8 +11,9 @@ from typing import Any, NoReturn
 import pynvml
 import pytest
 
-from swift_ft.launch.agent import guests
-from swift_ft.launch.agent.guests import FormingDeadline, Guests, resident_bytes
+from swift_ft.launch.agent import guests, room
+from swift_ft.launch.agent.guests import FormingDeadline, Guests
+from swift_ft.launch.agent.room import resident_bytes
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
@@ -172,9 +173,9 @@ def test_the_memory_of_gpus(
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(known))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", memory)
-    assert not guests._why_not_on_devices(tmp_path)  # no device file, so no driver is asked
+    assert not room.why_not_on_devices("a guest needs", tmp_path)  # no device file, so no driver is asked
     (tmp_path / "nvidiactl").touch()
-    found = guests._why_not_on_devices(tmp_path)
+    found = room.why_not_on_devices("a guest needs", tmp_path)
     assert reason in found
     assert bool(found) == bool(reason)
 

@@ -653,7 +653,7 @@ def all_stop_where_layers_move(core: Core) -> None:
     around = live(core, generation_over=True)
     around.state = a_state(pending=4)
     assert ends_in_recovery(around, around.core.stops_for_layout()) == [
-        *("pause", "append LayoutBoundaryReached", "wait for others", "generation over?"),
+        *("pause", "append LayoutBoundaryReached", "wait for others", "withdraw", "generation over?"),
     ]
     assert around.events == [ev.LayoutBoundaryReached(rank=RANK, generation=1, iteration=4)]
     assert around.core.next is None
@@ -668,6 +668,7 @@ def it_goes_on_if_layers_do_not_move_after_all(core: Core) -> None:
     around = live(core)
     around.state = a_state(pending=4)
     assert around.says(around.core.stops_for_layout())[-1] == "-> False"
+    assert around.core.next == 4
 
 
 @check
@@ -687,8 +688,8 @@ def a_step_that_ended_because_others_stopped_is_no_loss(core: Core) -> None:
     around.core.begin()
     around.orders = [(WorkerOrder.RUN, a_state(2, of_task(STAY)))]
     said = around.says(around.core.interrupted("aborted", None))
-    assert said[5:10] == [
-        *("pause", "append LayoutBoundaryReached", "wait for others", "generation over?"),
+    assert said[5:11] == [
+        *("pause", "append LayoutBoundaryReached", "wait for others", "withdraw", "generation over?"),
         "leave generation",
     ]
     assert not any("broken" in line for line in said)
@@ -707,6 +708,162 @@ def unless_layers_do_not_move_after_all(core: Core) -> None:
         said = ends_in_recovery(around, around.core.interrupted("aborted", failure))
         assert said[-1] == last
         assert ("wait for others" in said) == (pending == 4 and failure is None)
+
+
+# --------------------------------------------------------------------------------------------- other worlds
+
+
+@check
+def a_worker_of_the_next_world_prepares_takes_its_state_and_reports_it(core: Core) -> None:
+    plan = of_task(STAY)
+    orders = [
+        (WorkerOrder.PREPARE, a_state(3, next=2)),
+        (WorkerOrder.TAKE, a_state(3, next=2, pending=4)),
+        (WorkerOrder.REPORT, a_state(4, since=4)),
+        (WorkerOrder.RUN, a_state(4, plan, since=4)),
+    ]
+    around = Surroundings(core, orders=orders)
+    assert around.says(around.core.recover()) == [
+        *("leave generation", f"order {WorkerOrder.PREPARE}", "append NextPrepared without a state"),
+        *(f"order {WorkerOrder.TAKE}", "take in 3, known: False", "append StateTaken"),
+        *(f"order {WorkerOrder.REPORT}", "settle 4", "end replay", "flush notes", "report"),
+        *("append StatusReported", f"order {WorkerOrder.RUN}"),
+        *("prepare 4", "open 4 in 4", "enter 4", "join 1", "live 4", "save 4"),
+    ]
+    prepared, taken, report = around.events
+    assert prepared == ev.NextPrepared(rank=RANK, world=2)
+    assert taken == ev.StateTaken(rank=RANK, world=2)
+    assert isinstance(report, ev.StatusReported)
+    assert (report.iteration, report.live, report.fresh) == (4, True, False)
+
+
+@check
+def a_state_that_cannot_be_taken_ends_the_change(core: Core) -> None:
+    for error in (RecoveryError("gone"), CheckpointError("damaged")):
+        around = Surroundings(core, orders=[(WorkerOrder.TAKE, a_state(3, next=2, pending=4))], take=error)
+        assert stops_after_its_orders(around)[2:] == [
+            *("take in 3, known: False", "append ChangeGivenUp without a state")
+        ]
+        reason = f"worker {RANK} of the next world cannot take its state: {error}"
+        assert around.events == [ev.ChangeGivenUp(world=2, reason=reason)]
+        assert around.status == WorkerStatus()
+
+
+@check
+def another_error_is_not_a_state_that_cannot_be_taken(core: Core) -> None:
+    around = Surroundings(core, orders=[(WorkerOrder.TAKE, a_state(3, next=2, pending=4))], take=OSError("x"))
+    with pytest.raises(OSError, match="x"):
+        around.says(around.core.recover())
+    assert not around.events
+
+
+@check
+def a_world_saves_the_state_that_it_began_with(core: Core) -> None:
+    for since, saved in ((4, True), (3, False), (None, False)):
+        more = {} if since is None else {"since": since}
+        around = Surroundings(core, orders=[(WorkerOrder.RUN, a_state(1, of_task(STAY), **more))])
+        around.status.iteration, around.status.known = 4, True
+        assert ("save 4" in around.says(around.core.recover())) == saved
+
+
+@check
+def the_first_world_does_not_save_because_it_began_with_nothing(core: Core) -> None:
+    plan = of_task(Task(load=None, begin=0, replay_until=0), RecoveryMode.CONTINUE)
+    around = Surroundings(core, orders=[(WorkerOrder.RUN, a_state(1, plan))])
+    around.status.known = True
+    assert not any("save" in line for line in around.says(around.core.recover()))
+
+
+@check
+def all_stop_for_the_next_world_and_offer_their_state(core: Core) -> None:
+    around = live(core, generation_over=True)
+    around.state = a_state(pending=4, next=1)
+    assert ends_in_recovery(around, around.core.stops_for_layout()) == [
+        *("pause", "offer 4 to 1", "append StateOffered", "wait for others", "withdraw", "generation over?"),
+    ]
+    assert around.events == [
+        ev.StateOffered(rank=RANK, generation=1, iteration=4, address="", folder="", digest="")
+    ]
+    assert around.core.next is None
+
+
+@check
+def who_has_stopped_goes_on_if_the_change_is_given_up(core: Core) -> None:
+    around = live(core)
+    around.state = a_state(pending=4, next=1)
+    assert around.says(around.core.stops_for_layout()) == [
+        *("pause", "offer 4 to 1", "append StateOffered", "wait for others", "withdraw", "generation over?"),
+        "-> False",
+    ]
+    assert around.core.next == 4
+
+
+@check
+def what_cannot_be_offered_ends_the_change(core: Core) -> None:
+    for error in (RecoveryError("no room"), CheckpointError("no room")):
+        around = live(core, offer=error)
+        around.state = a_state(pending=4, next=3)
+        said = around.says(around.core.stops_for_layout())
+        assert said[1:4] == ["offer 4 to 3", "append ChangeGivenUp", "wait for others"]
+        reason = f"worker {RANK} cannot hand its state over: no room"
+        assert around.events == [ev.ChangeGivenUp(world=3, reason=reason)]
+    around = live(core, offer=OSError("x"))
+    around.state = a_state(pending=4, next=3)
+    with pytest.raises(OSError, match="x"):
+        around.says(around.core.stops_for_layout())
+
+
+@check
+def half_a_state_is_not_offered(core: Core) -> None:
+    """Others have stopped before a step that it had begun, and its update had begun, too."""
+    around = live(core, dirty="optimizer")
+    around.state = a_state(pending=4, next=1)
+    around.core.begin()
+    said = ends_in_recovery(around, around.core.interrupted("aborted", None))
+    assert not any("offer" in line for line in said)
+    (given_up,) = around.events
+    assert isinstance(given_up, ev.ChangeGivenUp)
+    assert "is in the middle of an update: optimizer" in given_up.reason
+    assert said[-1] == "broken aborted"
+
+
+@check
+def a_change_that_was_given_up_just_now_is_offered_nothing(core: Core) -> None:
+    around = live(core)
+    given_up = a_state(pending=4, next=1)
+    around.state = replace(given_up, worlds=replace(given_up.worlds, change=None))
+    assert around.says(around.core.stops_for_layout()) == [
+        *("pause", "wait for others", "withdraw", "generation over?", "-> False"),
+    ]
+    assert not around.events
+
+
+@check
+def failpoints_of_a_change_are_where_their_names_say(core: Core) -> None:
+    seen: list[str] = []
+
+    def at(point: failpoints.Point, iteration: int, _: int | None) -> None:
+        seen.append(f"{point} {iteration} after {around.said[-1] if around.said else 'nothing'}")
+
+    failpoints.listen(at)
+    try:
+        orders = [
+            (WorkerOrder.PREPARE, a_state(3, next=2)),
+            (WorkerOrder.TAKE, a_state(3, next=2, pending=4)),
+        ]
+        around = Surroundings(core, orders=orders)
+        stops_after_its_orders(around)
+        around = live(core)
+        around.state = a_state(pending=4, next=1)
+        around.says(around.core.stops_for_layout())
+    finally:
+        failpoints.listen(None)
+    assert seen == [
+        "leave 0 after leave generation",
+        f"prepared 0 after order {WorkerOrder.PREPARE}",
+        f"take 4 after order {WorkerOrder.TAKE}",
+        "offer 4 after pause",
+    ]
 
 
 # -------------------------------------------------------------------------------------------------- the end

@@ -10,6 +10,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Checkpoints, Layouts, PendingLayout, Phase, RecoveryRound, State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Plan, RecoveryMode, Task
+from swift_ft.recovery.worlds import Change, World, Worlds
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.flow import Flow, perform
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
@@ -22,14 +23,21 @@ MANY = 1000
 
 
 def a_state(generation: int = 1, plan: Plan | None = None, **more: Any) -> State:
-    """A live state, with ``more``: ``committed``, ``asked_in``, ``pending`` (where layers move)."""
-    pending = more.get("pending")
+    """A live state, with ``more``: ``committed``, ``asked_in``, ``pending`` (where layers move).
+
+    With ``next`` another world of that number is to take over (at ``pending``, if that is there), and with
+    ``since`` the present one is the first that has done so, at that iteration.
+    """
+    pending, following = more.get("pending"), more.get("next", 0)
+    change = Change(World(following), generation + 1) if following else None
+    present = World(1, since=more["since"]) if "since" in more else World()
     return State(
         phase=Phase.LIVE,
         generation=generation,
         round=RecoveryRound(asked_in=more.get("asked_in", generation), plan=plan),
         checkpoints=Checkpoints(committed=more.get("committed", 0), log_since=more.get("log_since", 0)),
-        layouts=Layouts(pending=PendingLayout(pending) if pending is not None else None),
+        layouts=Layouts(pending=PendingLayout(pending, world=following) if pending is not None else None),
+        worlds=Worlds(present, change),
     )
 
 
@@ -70,7 +78,7 @@ class Surroundings(Part):
         self.answers = answers
         self.state = a_state()
         self.status = WorkerStatus()
-        ports: Any = Ports(self, self, _Replays(self), self, _Checkpoints(self), _Hooks(self))
+        ports: Any = Ports(self, self, _Replays(self), self, _Checkpoints(self), _Hooks(self), self)
         self.core = core(RANK, self.status, Parts([self]), ports)
         self.core.generation = 1
 
@@ -129,6 +137,21 @@ class Surroundings(Part):
     def wait_for_finish(self) -> State:
         self.note("wait for finish")
         return self.state
+
+    # ----------------------------------------------------------------------------------- the next world
+
+    def offer(self, state: State, iteration: int) -> ev.Event:
+        self.note("offer", f"{iteration} to {state.worlds.change and state.worlds.change.world.number}")
+        return ev.StateOffered(
+            rank=RANK, generation=state.generation, iteration=iteration, address="", folder="", digest=""
+        )
+
+    def withdraw(self) -> None:
+        self.note("withdraw")
+
+    def take(self, state: State) -> ev.Event:
+        self.note("take", f"in {state.generation}, known: {self.status.known}")
+        return ev.StateTaken(rank=RANK, world=state.worlds.change.world.number if state.worlds.change else 0)
 
     # -------------------------------------------------------------------------------------- the links
 

@@ -47,6 +47,9 @@ SAME = {
     "`if self.step.replayed and failure is None and (not self._replays.joint):` before "
     "`self._links.abort()`": ("a look at what the other does not change"),
     "`state = self._job.state` before `self.parts.pause()`": "a look at what the other does not change",
+    "`pending = self._job.state.layouts.pending` before `self.parts.pause()`": (
+        "a look at what the other does not change"
+    ),
     "`if plan.new_layout is not None and (not (yield Call(self._layers.move, state))):` before "
     "`if shared is not None and self.rank in shared.helpers:`": "no plan has both",
 }

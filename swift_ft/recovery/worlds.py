@@ -1,0 +1,130 @@
+"""Worlds: sets of workers with a layout of their own, and the change from one to the next. Pure.
+
+    planned ──▶ workers of the next world start, and make their models, while the present one trains
+            ──▶ all are prepared: the present world stops at one iteration, and offers its state
+            ──▶ all have taken what they need: the next world is the present one
+                └── whatever fails before that: the present world trains on
+
+A world is what its workers agree on: machines by slot, the script with its arguments, the layout. All its
+processes are its own. So nothing of the present world is touched before the next one has its state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from immutables import Map
+
+from swift_ft.recovery.maps import Numbers
+from swift_ft.recovery.values import replace
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A set of workers that train together.
+
+    Attributes:
+        number: 0 for the first one; each one that was planned has another.
+        machines: of each slot, when it was planned; empty for the first one.
+        command: its script, or module, and the arguments; empty for those of the launchers.
+        sources: the number of the world for which the program's files were read: 0 for the start of the run.
+        plan: its layout, as its workers read it; empty if they find one by their number.
+        since: iterations that were completed when it began.
+    """
+
+    number: int = 0
+    machines: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    sources: int = 0
+    plan: str = ""
+    since: int = 0
+
+    @property
+    def has_own_program(self) -> bool:
+        """Whether its script, or the arguments, are not those with which the run began."""
+        return bool(self.command or self.sources)
+
+
+class OfferedState(NamedTuple):
+    """The state that a worker offers: see :class:`swift_ft.recovery.events.StateOffered`."""
+
+    address: str
+    machine: str
+    folder: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The change to another world that is under way.
+
+    Attributes:
+        world: the next one.
+        started_in: the generation with which it will begin. Any other change of the generation ends this one.
+        prepared: its workers that wait for their state.
+        offered: by rank in the present world, the state that a worker offers.
+        taken: workers of the next world that have their state.
+    """
+
+    world: World
+    started_in: int
+    prepared: Numbers = field(default_factory=Map)
+    offered: Map[int, OfferedState] = field(default_factory=Map)
+    taken: Numbers = field(default_factory=Map)
+
+    def slot_of(self, machine: str) -> int | None:
+        """The slot of a machine in the next world; None if it has none."""
+        machines = self.world.machines
+        return machines.index(machine) if machine in machines else None
+
+
+@dataclass(frozen=True, slots=True)
+class Worlds:
+    """The present world, and the one that is to follow.
+
+    Attributes:
+        present: the one that trains.
+        change: to the next one; None if none is under way.
+        planned: the number of the last world that was planned.
+        given_up: why the last change did not come about; empty if it did.
+    """
+
+    present: World = World()
+    change: Change | None = None
+    planned: int = 0
+    given_up: str = ""
+
+
+def without_change(worlds: Worlds, reason: str) -> Worlds:
+    """The worlds without a change that was under way, if one was: it is given up for this reason."""
+    return worlds if worlds.change is None else replace(worlds, change=None, given_up=reason)
+
+
+class NextTodo(StrEnum):
+    """The order of an agent for workers of the next world on its machine."""
+
+    NOTHING = "nothing"
+    """There are none, or they are as they should be."""
+    START = "start"
+    """Start them beside those that train."""
+    DROP = "drop"
+    """End them: their world does not take over."""
+    ADOPT = "adopt"
+    """Their world has taken over: end the workers that trained until now."""
+
+
+def next_todo(worlds: Worlds, machine: str, started: int | None) -> NextTodo:
+    """The order of a machine's agent, which has started workers of the next world ``started``; None if none.
+
+    It may start each world once: workers that end before they take over end the change.
+    """
+    change = worlds.change
+    if started is not None and started == worlds.present.number:
+        return NextTodo.ADOPT
+    if started is not None and (change is None or change.world.number != started):
+        return NextTodo.DROP
+    if started is None and change is not None and change.slot_of(machine) is not None:
+        return NextTodo.START
+    return NextTodo.NOTHING

@@ -1,0 +1,208 @@
+"""Hands a worker's state to the next world: from memory to memory, as a checkpoint that no store holds.
+
+    /dev/shm/swift-ft-AGENT-MACHINE-w1/rank-00000/   a part of a checkpoint, as worker 0 offers it
+
+A worker of the next world reads what it needs from its own machine's memory, and the rest from the workers
+that offer it. Each file is the one that was offered, by its digest, or it is not used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.layered_part import file_by_layer
+from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.manifest import MANIFEST, manifest_from, write_manifest
+from swift_ft.checkpoint.sliced_part import file_of_value, is_sharded
+from swift_ft.checkpoint.training_state import TrainingState, bytes_of
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.errors import CheckpointError
+from swift_ft.host.handover_memory import handover_memory
+from swift_ft.host.memory import available_bytes
+from swift_ft.network.peer_client import PeerFile
+from swift_ft.network.peer_server import WORLDS, files
+from swift_ft.program.open_files import flush_open_files
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import Layouts, SavedPart, State
+from swift_ft.recovery.layout.stage_layers import StageLayers
+from swift_ft.recovery.worlds import OfferedState
+from swift_ft.runtime.peer_files import PeerFiles
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.dcp.reader import PartReader
+from swift_ft.torch_adapters.dcp.verified_files import NearFiles
+from swift_ft.torch_adapters.dcp.writer import write_part
+from swift_ft.units import format_bytes
+
+_ROOM = 1.1
+"""Memory that must be left, by byte of the state that is offered."""
+
+
+class Handover:
+    """See :class:`swift_ft.runtime.worker.ports.Handover`.
+
+    Args:
+        context: the worker's place.
+        state: what is handed over.
+        peers: serves files to other workers, and opens theirs.
+        layout: has the layers that a state has in which a plan was made; None if no layer can move.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        state: TrainingState,
+        peers: PeerFiles,
+        layout: Callable[[State], StageLayers | None],
+    ) -> None:
+        self._context = context
+        self._state = state
+        self._peers = peers
+        self._layout = layout
+        self._offered: Path | None = None
+
+    def offer(self, state: State, iteration: int) -> ev.Event:
+        """See :class:`swift_ft.runtime.worker.ports.Handover`."""
+        assert state.worlds.change is not None
+        flush_open_files()  # this process may end without another line of the script
+        context, saved = self._context, self._state.to_save()
+        size, left = bytes_of(saved), available_bytes()
+        if left is not None and left < _ROOM * size:
+            raise CheckpointError(
+                f"{format_bytes(left)} of memory are left, and its state has {format_bytes(size)}"
+            )
+        folder = handover_memory(context.agent_pid, context.machine, state.worlds.change.world.number)
+        self._offered = folder / f"rank-{context.rank:05d}"
+        store = Store(folder.as_uri())
+        file_of = file_by_layer(LayeredState(self._state))
+        if file_of is None and is_sharded(self._state):
+            file_of = file_of_value
+        written = write_part(store, self._offered.name, saved, file_of=file_of)
+        digest = write_manifest(store, self._offered.name, written)
+        address = self._peers.serve(WORLDS, files(self._find))
+        return ev.StateOffered(
+            rank=context.rank,
+            generation=state.generation,
+            iteration=iteration,
+            address=address,
+            folder=str(self._offered),
+            digest=digest,
+            size=sum(file.size for file in written.values()),
+        )
+
+    def _find(self, name: str) -> Path:
+        if self._offered is None or "/" in name or not (found := self._offered / name).is_file():
+            raise FileNotFoundError(name)
+        return found
+
+    def withdraw(self) -> None:
+        """See :class:`swift_ft.runtime.worker.ports.Handover`."""
+        if self._offered is not None:
+            self._peers.stop(WORLDS)
+            shutil.rmtree(self._offered, ignore_errors=True)
+            self._offered = None
+
+    def take(self, state: State) -> ev.Event:
+        """See :class:`swift_ft.runtime.worker.ports.Handover`."""
+        change, pending = state.worlds.change, state.layouts.pending
+        assert change is not None
+        assert pending is not None
+        context = self._context
+        folder = _OfferedStates(
+            Store(handover_memory(context.agent_pid, context.machine, change.world.number).as_uri()),
+            _nearest(state, change.offered, context),
+            state.layouts.placed if self._layout(_begun(state)) is not None else {},
+            lambda address, name: PeerFile(address, context.secret, f"{WORLDS}/{name}").download(),
+            context.machine,
+        )
+        checkpointer = Checkpointer(folder, self._state)
+        checkpointer.files.peer = folder.open
+        # Ranges are asked for, even of as many workers: their layout may be another one.
+        workers = None if not is_sharded(self._state) else 0
+        checkpointer.load(pending.iteration, context.rank, self._layout(_begun(state)), workers)
+        loaded = checkpointer.files.take_loaded()
+        return ev.StateTaken(
+            rank=context.rank, world=change.world.number, own=loaded.store, peers=loaded.peers
+        )
+
+
+def _begun(state: State) -> State:
+    """The state as a plan of the next world finds it, whose script begins with a layout of its own."""
+    return dataclasses.replace(state, layouts=Layouts())
+
+
+def _nearest(
+    state: State, offered: Mapping[int, OfferedState], context: WorkerContext
+) -> dict[int, OfferedState]:
+    """For each worker of the present world the offer to read: of replicas the nearest, dealt to readers."""
+    found = {}
+    for rank in sorted(offered):
+        holds = state.round.statuses[rank].holds
+        alike = [r for r in sorted(offered) if holds and state.round.statuses[r].holds == holds] or [rank]
+        here = [r for r in alike if offered[r].machine == context.machine]
+        found[rank] = offered[here[0] if here else alike[context.rank % len(alike)]]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _OfferedStates(CheckpointFolder):
+    """The states that the present world offers, as a checkpoint.
+
+    Attributes:
+        offers: by rank.
+        placed: the layers of a LayerStack in each of them.
+        fetch: opens a file that a worker serves at an address.
+        machine: the reader's.
+    """
+
+    offers: Mapping[int, OfferedState] = field(default_factory=dict)
+    placed: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    fetch: Callable[[str, str], IO[bytes]] = field(default=lambda _address, _name: _missing(_name))
+    machine: str = ""
+
+    def parts_of(self, iteration: int) -> dict[int, SavedPart]:
+        """By rank, what is offered."""
+        return {rank: SavedPart(_name_of(offer), offer.digest) for rank, offer in self.offers.items()}
+
+    def part_of(self, iteration: int, rank: int) -> SavedPart:
+        """The state of the same rank, for a model that cannot be cut in another way."""
+        if rank not in self.offers:
+            raise CheckpointError(
+                f"the present world has no worker {rank}, and this model cannot be cut otherwise: the layers of "
+                "a LayerStack can, and modules of which fully_shard or parallelize_module makes shards"
+            )
+        return CheckpointFolder.part_of(self, iteration, rank)
+
+    def layers_of(self, iteration: int) -> dict[int, tuple[int, ...]]:
+        """By rank, the layers of a LayerStack."""
+        return {rank: tuple(layers) for rank, layers in sorted(self.placed.items())}
+
+    def reader(self, part: SavedPart, near: NearFiles | None = None) -> PartReader:
+        """Reads what one worker offers, here or where that worker is."""
+        offer = next(offer for offer in self.offers.values() if _name_of(offer) == part.path)
+        if offer.machine == self.machine:
+            return CheckpointFolder.reader(self, SavedPart(Path(offer.folder).name, part.digest))
+        with self.fetch(offer.address, MANIFEST) as file:
+            listed = manifest_from(file.read(), part.digest)
+        return PartReader(self.store, part.path, listed, near)
+
+    def open(self, path: str) -> IO[bytes]:
+        """Open a file that is offered on another machine."""
+        part, _, name = path.rpartition("/")
+        offer = next(offer for offer in self.offers.values() if _name_of(offer) == part)
+        return self.fetch(offer.address, name)
+
+
+def _name_of(offer: OfferedState) -> str:
+    """The name of what is offered, unlike all others."""
+    return f"{offer.machine}/{Path(offer.folder).name}"
+
+
+def _missing(name: str) -> IO[bytes]:
+    raise FileNotFoundError(name)

@@ -1,0 +1,196 @@
+"""A running job changes to another world, from memory to memory, and trains on as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_ft.recovery.entries import event_from_dict
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.protocol import step
+from tests.support.cluster import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+
+CHANGES_WORLD = Path(__file__).parent / "scripts" / "changes_world.py"
+ITERATIONS = 60
+Change = tuple[int, list[int], list[str]]
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ClusterRun]:
+    """Runs an example whose worker 0 plans changes."""
+
+    def run(
+        example: str,
+        *changes: Change,
+        machines: int,
+        spares: int = 0,
+        inject: str = "",
+        flags: Sequence[str] = (),
+    ) -> ClusterRun:
+        script = [*training(tmp_path, CHANGES_WORLD, iterations=ITERATIONS), "--checkpoint-every=20"]
+        monkeypatch.setenv("EXAMPLE", example)
+        monkeypatch.setenv("CHANGES", json.dumps(changes))
+        all_flags = ["--spares", str(spares), *flags]
+        found = run_cluster(tmp_path, machines=machines, script=script, inject=inject, flags=all_flags)
+        assert found.code == 0, found.output[-3000:]
+        assert bool(found.events("FaultInjected")) == bool(inject), "the fault did not strike"
+        assert_no_memory_left(found)
+        return found
+
+    return run
+
+
+def undisturbed(folder: Path, example: str, *, machines: int, workers: int = 1) -> ClusterRun:
+    script = [*training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS), "--checkpoint-every=20"]
+    run = run_cluster(folder, machines=machines, script=script, flags=["--nproc-per-node", str(workers)])
+    assert run.code == 0, run.output[-3000:]
+    return run
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Undisturbed runs, by example, machines and workers of each."""
+    made: dict[Any, ClusterRun] = {}
+
+    def reference(example: str, machines: int, workers: int = 1) -> ClusterRun:
+        key = (example, machines, workers)
+        if key not in made:
+            made[key] = undisturbed(
+                tmp_path_factory.mktemp("undisturbed"), example, machines=machines, workers=workers
+            )
+        return made[key]
+
+    return reference
+
+
+def worlds_of(run: ClusterRun) -> list[State]:
+    """The state of the job after each switch."""
+    state, found = State(), []
+    for event in run.report["events"]:
+        before, state = state, step(state, event_from_dict(event))
+        if state.worlds.present.number != before.worlds.present.number:
+            found.append(state)
+    return found
+
+
+def given_up(run: ClusterRun) -> list[str]:
+    """Why changes were given up."""
+    state, found = State(), []
+    for event in run.report["events"]:
+        before, state = state, step(state, event_from_dict(event))
+        if before.worlds.change is not None and state.worlds.change is None and state.worlds.given_up:
+            found.append(state.worlds.given_up)
+    return found
+
+
+def assert_no_memory_left(run: ClusterRun) -> None:
+    """Checks that nothing of a handover is left in shared memory."""
+    for joined in run.events("MachineJoined"):
+        assert not [*Path("/dev/shm").glob(f"swift-ft-*-{joined['machine']}-w*")]
+
+
+def test_replicas_change_places(changed: Any, references: Any) -> None:
+    run = changed("train_ddp", (3, [1, 0], []), machines=2)
+    assert_identical(run, references("train_ddp", 2))
+    (world,) = worlds_of(run)
+    assert not given_up(run)
+    assert world.worlds.present.since >= 3
+    assert_clean(run)
+
+
+def test_layers_are_dealt_to_other_numbers_of_machines(changed: Any, references: Any) -> None:
+    """Fewer, then more: the spare of the beginning is in use at the end."""
+    changes: list[Change] = [(2, [0, 2], []), (20, [1, 0, 3, 2], [])]
+    run = changed("train_elastic", *changes, machines=3, spares=1)
+    few, many = worlds_of(run)
+    assert (few.world_size, many.world_size) == (2, 4)
+    assert not given_up(run)
+    assert_identical(run, references("train_elastic", 4))
+    assert_clean(run)
+
+
+def test_a_stage_moves_to_a_spare(changed: Any, references: Any) -> None:
+    """No message is replayed."""
+    run = changed("train_swift", (3, [0, 3, 2], []), machines=3, spares=1)
+    assert len(worlds_of(run)) == 1
+    assert_identical(run, references("train_swift", 3))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "kill machine=1 iteration=any point=prepared",
+        "kill worker=1 iteration=any point=prepared",
+        "kill machine=0 iteration=any point=offer",
+        "kill worker=1 iteration=any point=offer",
+        "kill machine=1 iteration=any point=take",
+        "kill worker=0 iteration=any point=take",
+        "raise worker=1 iteration=any point=prepared",
+    ],
+)
+def test_a_loss_before_the_next_world_takes_over(changed: Any, references: Any, fault: str) -> None:
+    """The present world trains on, and recovers if it has lost somebody. The change is planned again."""
+    run = changed(
+        "train_ddp",
+        (3, [1, 0], []),
+        machines=2,
+        spares=1,
+        inject=fault,
+        flags=("--max-restarts=0",),
+    )
+    assert len(given_up(run)) == 1
+    assert len(worlds_of(run)) == 1
+    assert_identical(run, references("train_ddp", 2))
+
+
+@pytest.mark.parametrize("point", ["forward", "optimizer", "between"])
+@pytest.mark.parametrize("example", ["train_ddp", "train_elastic", "train_swift"])
+def test_a_loss_after_the_next_world_has_taken_over(
+    changed: Any, references: Any, example: str, point: str
+) -> None:
+    machines = 2 if example == "train_ddp" else 3
+    point = "reduce" if (example, point) == ("train_ddp", "forward") else point
+    fault = f"kill machine=1 iteration=45 point={point}"
+    run = changed(
+        example,
+        (3, [*range(machines)][::-1], []),
+        machines=machines,
+        spares=1,
+        inject=fault,
+    )
+    assert len(worlds_of(run)) == 1
+    assert [recovery["mode"] for recovery in run.recoveries] == [
+        "replica" if example == "train_ddp" else "replay"
+    ]
+    assert_identical(run, references(example, machines))
+
+
+@pytest.mark.parametrize(
+    ("example", "machines", "slots", "arguments"),
+    [
+        ("train_fsdp", 2, [1, 0, 2], []),
+        ("train_fsdp", 3, [2, 0], []),
+        ("train_tensor_parallel", 2, [1, 0], ["--parts", "1"]),
+        ("train_tensor_parallel", 4, [2, 0], ["pp=1,tp=2"]),
+        ("train_tensor_parallel", 4, [0, 1, 2, 3], ["--parts", "4"]),
+    ],
+)
+def test_shards_are_cut_anew(
+    changed: Any, tmp_path: Path, example: str, machines: int, slots: list[int], arguments: list[str]
+) -> None:
+    """The state is what a checkpoint of that iteration would have given to a run of the same layout."""
+    run = changed(example, (3, slots, arguments), machines=machines, spares=1)
+    (world,) = worlds_of(run)
+    since, folder = world.worlds.present.since, tmp_path / "from_store"
+    script = [*training(folder, EXAMPLES / f"{example}.py", iterations=since), f"--checkpoint-every={since}"]
+    assert run_cluster(folder, machines=machines, script=script).code == 0
+    shutil.rmtree(folder / "weights")
+    parts = [f"--parts={len(slots)}"] if arguments == ["pp=1,tp=2"] else arguments
+    script = [*training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS), *parts]
+    resumed = run_cluster(folder, machines=len(slots), script=script, flags=["--resume"])
+    assert_identical(run, resumed)

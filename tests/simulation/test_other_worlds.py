@@ -1,0 +1,185 @@
+"""Simulated jobs that change to other worlds while machines are lost: one world trains, whatever fails."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from immutables import Map
+
+from swift_ft.recovery import orders, worlds
+from swift_ft.recovery.handlers import checkpoints
+from swift_ft.recovery.handlers import worlds as changes
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.worlds import Change, NextTodo, Worlds
+from swift_ft.testing.simulation import JobKind, Violation, simulate
+from swift_ft.testing.simulation.clock import Clock
+from swift_ft.testing.simulation.machine import Machine
+from swift_ft.testing.simulation.process import Process
+from tests.support.simulation import run_seeds
+
+KINDS = (JobKind.WORLDS, JobKind.REPLICATED_WORLDS)
+PROGRESS = ("nobody prepared", "some prepared", "all prepared", "a switch requested", "some offered")
+LATE = ("all offered", "some taken")
+
+
+def check_changes(seen: Counter[str], seeds: int) -> None:
+    """Worlds of all sizes take over, and changes are given up at each stage."""
+    for size in ("more", "fewer", "as many"):
+        assert seen[f"switched to {size} machines"] > seeds // 40, seen
+    for progress in (*PROGRESS, *LATE):
+        assert seen[f"given up with {progress}"] > seeds // 100, (progress, seen)
+    assert seen["a machine became a spare"] > seeds // 20
+    assert seen["given up by an agent"] > seeds // 10
+    assert seen["finished"] > 4 * seen["gave up"]
+
+
+def test_pipelines() -> None:
+    seen = run_seeds(JobKind.WORLDS, 3, 1, 400)
+    check_changes(seen, 400)
+    assert seen[f"mode: {RecoveryMode.REPLAY}"] > 100
+    assert seen[f"mode: {RecoveryMode.FALLBACK}"] > 10
+
+
+def test_replicas() -> None:
+    seen = run_seeds(JobKind.REPLICATED_WORLDS, 3, 1, 400)
+    check_changes(seen, 400)
+    assert seen[f"mode: {RecoveryMode.REPLICA}"] > 200
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("machines", "workers", "seeds"), [(4, 1, 4_000), (3, 1, 4_000), (2, 2, 1_500)])
+def test_many(kind: JobKind, machines: int, workers: int, seeds: int) -> None:
+    check_changes(run_seeds(kind, machines, workers, seeds), seeds)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", KINDS)
+def test_through_heads(kind: JobKind) -> None:
+    for seed in range(1_000):
+        simulate(kind, seed, 3, heads=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_is_the_same_run_every_time(kind: JobKind) -> None:
+    for seed in range(10):
+        assert simulate(kind, seed, 3) == simulate(kind, seed, 3)
+
+
+# ------------------------------------------------------------------------------- defects that are found
+
+
+def find(defect: str, kind: JobKind = JobKind.WORLDS, seeds: int = 1_500) -> None:
+    with pytest.raises(Violation, match=defect):
+        run_seeds(kind, 3, 1, seeds)
+
+
+def test_a_world_takes_over_before_all_have_their_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    def state_taken(state: State, event: Any) -> State:
+        change = state.worlds.change
+        if change is None or change.world.number != event.world or not changes.all_offered(state, change):
+            return state
+        return changes._switch(state, change)
+
+    monkeypatch.setitem(handlers(), event_of("StateTaken"), state_taken)
+    find("have not taken the state of iteration")
+
+
+def test_a_world_takes_over_before_all_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "all_offered", lambda state, change: len(change.offered) >= 1)
+    monkeypatch.setattr(orders, "_order_in_next", _eager_order)
+    find("begins with another state than its last one had|have stopped")
+
+
+def _eager_order(state: State, rank: int, world: int) -> orders.WorkerOrder:
+    change = state.worlds.change
+    if change is not None and change.world.number == world and change.offered and rank not in change.taken:
+        return orders.WorkerOrder.TAKE if rank in change.prepared else orders.WorkerOrder.PREPARE
+    return _ORDER_IN_NEXT(state, rank, world)
+
+
+_ORDER_IN_NEXT = orders._order_in_next
+
+
+def test_logs_of_the_world_before_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = changes._switch
+
+    def without_gaps(state: State, change: Change) -> State:
+        after = switch(state, change)
+        return replace(after, checkpoints=replace(after.checkpoints, log_gap_before=Map()))
+
+    monkeypatch.setattr(changes, "_switch", without_gaps)
+    find("needs iteration .* log: missing")
+
+
+def test_parts_of_the_world_before_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch = changes._switch
+
+    def in_the_same_epoch(state: State, change: Change) -> State:
+        after, before = switch(state, change), state.checkpoints
+        same = replace(after.checkpoints, epoch=before.epoch, parts=before.parts)
+        return replace(after, checkpoints=same)
+
+    monkeypatch.setattr(changes, "_switch", in_the_same_epoch)
+    find("")
+
+
+def test_a_late_part_of_a_larger_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part_that_counts(state: State, event: Any) -> object:
+        assert state.membership.started_in[state.slot_of_rank(event.rank)] >= 0
+        return _PART_THAT_COUNTS(state, event)
+
+    monkeypatch.setattr(checkpoints, "part_that_counts", part_that_counts)
+    find("seed")
+
+
+_PART_THAT_COUNTS = checkpoints.part_that_counts
+
+
+def test_nobody_gives_a_change_up_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clock, "give_up_change", lambda self, participants: False)
+    monkeypatch.setattr(Machine, "_watch_next", lambda self: False)
+    find("stuck in phase live|has been under way")
+
+
+def test_a_loss_does_not_end_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_change(worlds: Worlds, reason: str) -> Worlds:
+        return worlds
+
+    for module in ("generations", "worlds"):
+        monkeypatch.setattr(f"swift_ft.recovery.handlers.{module}.without_change", without_change)
+    find("")
+
+
+def test_workers_of_a_dropped_world_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be taken for those of a world that was planned later, in the same generation."""
+
+    def next_todo(of: Worlds, machine: str, started: int | None) -> NextTodo:
+        todo = worlds.next_todo(of, machine, started)
+        return NextTodo.NOTHING if todo == NextTodo.DROP and of.change is None else todo
+
+    def order(self: Process, state: State) -> orders.WorkerOrder:
+        number = state.worlds.present.number if self.world_number < 9 else 9
+        return orders.worker_order(
+            state, machine=self.machine_name, rank=self.rank, started_in=self.started_in, world=number
+        )
+
+    monkeypatch.setattr("swift_ft.testing.simulation.machine.next_todo", next_todo)
+    monkeypatch.setattr(Process, "order", order)
+    find("")
+
+
+def handlers() -> dict[type[Any], Any]:
+    from swift_ft.recovery import protocol
+
+    return protocol._HANDLERS  # type: ignore[return-value]
+
+
+def event_of(name: str) -> type[Any]:
+    from swift_ft.recovery import events
+
+    return events.EVENTS[name]
