@@ -115,7 +115,7 @@ def _refusal(before: State, after: State, slot: int) -> dict[str, str]:
 
 
 def _of_world(change: StateChange) -> Iterator[_Told]:
-    """How far a change to another world has come."""
+    """The phase of a change to another world."""
     world, before, after = change.world, change.before, change.after
     if world is None or after.phase == Phase.ENDED:
         return

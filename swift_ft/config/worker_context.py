@@ -11,6 +11,7 @@ from typing import Any
 
 from swift_ft.config.plain_python import NOT_LAUNCHED
 from swift_ft.config.run_config import RunConfig
+from swift_ft.config.run_plan import plan_from_json
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.errors import NotLaunchedError
 from swift_ft.network import JobSecret, held_secret
@@ -76,6 +77,16 @@ class WorkerContext:
     def slot(self) -> int:
         """The machine's slot."""
         return self.rank // self.workers_per_machine
+
+    @property
+    def layer_plan(self) -> str | None:
+        """The plan of the world's pipelines, as JSON (`config/run_plan.py`); None without one."""
+        if self.plan.startswith("{"):
+            return self.plan
+        # The run's own is one for the machines with which it began.
+        if (of_run := self.config.plan) is None or not self.world:
+            return of_run
+        return of_run if plan_from_json(of_run).workers == self.world_size else None
 
     def to_env(self) -> dict[str, str]:
         """The context in one variable, and torchelastic's own variables for scripts that read them."""

@@ -411,7 +411,7 @@ class ChangePlanned:
 
     Attributes:
         world: its number: one more than that of the last one that was planned.
-        machines: of each of its slots.
+        machines: by slot.
         command: its script, or module, and the arguments; empty for the same ones as before.
         reload: its workers read the program's files again, instead of those with which the run began.
         plan: its layout, as text that its workers read; empty for the same one as before.

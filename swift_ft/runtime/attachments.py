@@ -289,7 +289,7 @@ class Attachments:
                 "The pipelines of the LayerStack would each train a model of their own: give its stages to a "
                 "schedule, and call session.attach_pipeline(schedule) before the first step."
             )
-        if self.context.config.plan is not None:
+        if self.context.layer_plan is not None:
             raise UsageError(
                 "swift-run --plan says which layers a stage has, and the script trains no LayerStack: leave "
                 "it out, or make the model a swift_ft.LayerStack."

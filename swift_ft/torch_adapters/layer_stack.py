@@ -353,7 +353,7 @@ def _plan(plan: str | os.PathLike[str] | None, costs: object) -> RunPlan | None:
     """The plan of the script or of the run; None if neither has one."""
     try:
         context = WorkerContext.from_env()
-        of_run, per_machine = context.config.plan, context.workers_per_machine
+        of_run, per_machine = context.layer_plan, context.workers_per_machine
     except NotLaunchedError:
         of_run, per_machine = None, 1
     ways = {"swift-run --plan": of_run, "plan=": plan, "costs=": costs}

@@ -79,6 +79,7 @@ def machines_in(text: str, workers_per_machine: int) -> int | None:
     Raises:
         UsageError: if its workers do not fill whole machines.
     """
+    workers: int | None
     if not text.startswith("{"):
         workers = parse_degrees(text).workers
     else:

@@ -28,7 +28,8 @@ def change_planned(state: State, event: ev.ChangePlanned) -> State:
         event.machines,
         event.command or present.command,
         event.world if event.reload else present.sources,
-        event.plan or present.plan,
+        # A plan is one for a number of machines.
+        event.plan or (present.plan if len(event.machines) == state.shape.machines else ""),
     )
     change = Change(world, started_in=state.generation + 1)
     return replace(state, worlds=Worlds(present, change, planned=event.world))

@@ -174,8 +174,8 @@ class _OfferedStates(CheckpointFolder):
         """The state of the same rank, for a model that cannot be cut in another way."""
         if rank not in self.offers:
             raise CheckpointError(
-                f"the present world has no worker {rank}, and this model cannot be cut otherwise: the layers of "
-                "a LayerStack can, and modules of which fully_shard or parallelize_module makes shards"
+                f"the present world has no worker {rank}, and this model cannot be cut otherwise: the layers "
+                "of a LayerStack can, and modules that fully_shard or parallelize_module has cut"
             )
         return CheckpointFolder.part_of(self, iteration, rank)
 
