@@ -10,6 +10,7 @@ from typing import Any
 from swift_ft.cli.recover.change import declare_change, planned, run_change, script_of
 from swift_ft.cli.recover.running import following
 from swift_ft.cli.verb import ExitCode, Verb
+from swift_ft.config.run_plan import plan_from_json
 from swift_ft.errors import UsageError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
@@ -86,7 +87,7 @@ def machines_in(text: str, workers_per_machine: int) -> int | None:
         content = json.loads(text)
         if (machines := content.get("machines")) is not None:
             return _whole("machines", machines)
-        if (workers := _workers_in(content)) is None:
+        if (workers := _workers_in(text, content)) is None:
             return None
     if workers % workers_per_machine:
         raise UsageError(
@@ -96,17 +97,11 @@ def machines_in(text: str, workers_per_machine: int) -> int | None:
     return workers // workers_per_machine
 
 
-def _workers_in(content: dict[str, Any]) -> int | None:
+def _workers_in(text: str, content: dict[str, Any]) -> int | None:
     """The number of workers that a JSON plan names, or that its pipelines have."""
     if (workers := content.get("workers")) is not None:
         return _whole("workers", workers)
-    match content.get("pipelines"):
-        case [*pipelines] if all(
-            isinstance(one, dict) and isinstance(one.get("stages"), list) for one in pipelines
-        ):
-            stages = sum(len(one["stages"]) for one in pipelines)
-            return stages // _whole("stages_per_worker", content.get("stages_per_worker", 1)) or None
-    return None
+    return plan_from_json(text).workers if "pipelines" in content else None
 
 
 def _whole(name: str, value: object) -> int:

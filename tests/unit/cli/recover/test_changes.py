@@ -201,7 +201,6 @@ def test_another_layout(service: StoreService, tmp_path: Path) -> None:
         ({"workers": 4}, 2),
         ({"pipelines": [{"stages": [[0, 4], [5, 9]]}, {"stages": [[0, 3], [4, 5], [6, 7], [8, 9]]}]}, 3),
         ({"pipelines": [{"stages": [[0, 4], [5, 9], [10, 11], [12, 13]]}], "stages_per_worker": 2}, 1),
-        ({"pipelines": 3}, None),
         ({"cut": [4, 4]}, None),
     ],
 )
@@ -317,7 +316,9 @@ def test_what_cannot_be_is_one_line(
     assert job.planned() == []
 
 
-@pytest.mark.parametrize("content", ["no JSON", "[1]", '{"machines": "three"}', '{"workers": 0}'])
+@pytest.mark.parametrize(
+    "content", ["no JSON", "[1]", '{"machines": "three"}', '{"workers": 0}', '{"pipelines": 3}']
+)
 def test_a_plan_that_is_none(
     service: StoreService, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
