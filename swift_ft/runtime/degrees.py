@@ -12,7 +12,7 @@ from swift_ft.recovery.layout.degrees import Degrees, parse_degrees
 def degrees(**first: int) -> Degrees:
     """The degrees with which this worker's world is to train.
 
-    A script that makes its meshes of them can be changed while it runs: ``swift-recover reshape --plan dp=2,tp=2``.
+    A script that makes its meshes of them can be changed while it runs (``swift-recover reshape``).
 
     Args:
         first: the degrees with which the run begins, by name: ``dp``, ``dp_shard``, ``pp``, ``tp``, ``cp``,

@@ -9,6 +9,7 @@ random numbers do not depend on which worker has a layer, and layers can move.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -350,12 +351,13 @@ def stack_of_pipeline(modules: Mapping[int, nn.Module], num_stages: int) -> Laye
 
 
 def _plan(plan: str | os.PathLike[str] | None, costs: object) -> RunPlan | None:
-    """The plan of the script or of the run; None if neither has one."""
-    try:
+    """The plan of the present world, of the run, or of the script; None if nobody has one."""
+    of_run, per_machine = None, 1
+    with contextlib.suppress(NotLaunchedError):
         context = WorkerContext.from_env()
         of_run, per_machine = context.layer_plan, context.workers_per_machine
-    except NotLaunchedError:
-        of_run, per_machine = None, 1
+        if of_run is not None and of_run == context.plan:  # a change comes after what the script begins with
+            plan, costs = None, None
     ways = {"swift-run --plan": of_run, "plan=": plan, "costs=": costs}
     if len(given := [name for name, value in ways.items() if value is not None]) > 1:
         raise UsageError(f"{' and '.join(given)} say which layers a stage has: give one of them.")
