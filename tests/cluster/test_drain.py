@@ -16,11 +16,11 @@ LONG = ("--iterations", "120")
 
 
 class Running(threading.Thread):
-    """A run of four machines in the background, which can be asked for something once it trains."""
+    """A run in the background, of four machines unless told otherwise. It can be asked for something."""
 
-    def __init__(self, folder: Path, spares: int, *more: str) -> None:
+    def __init__(self, folder: Path, spares: int, *more: str, **job: Any) -> None:
         super().__init__(daemon=True)
-        self._folder, self._spares, self._more = folder, spares, more
+        self._folder, self._spares, self._more, self._job = folder, spares, more, job
         self.outcome: ClusterRun | None = None
         self.start()
         wait_until(lambda: any((folder / "store").glob("checkpoints/*/committed.json")), "a checkpoint")
@@ -28,7 +28,8 @@ class Running(threading.Thread):
 
     def run(self) -> None:
         flags = ["--spares", str(self._spares), "--endpoint-out", str(self._folder / "endpoint")]
-        self.outcome = run_cluster(self._folder, *LONG, flags=[*flags, *self._more])
+        arguments = () if "script" in self._job else LONG
+        self.outcome = run_cluster(self._folder, *arguments, flags=[*flags, *self._more], **self._job)
 
     def end(self) -> ClusterRun:
         self.join(200)

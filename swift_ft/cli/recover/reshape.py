@@ -80,15 +80,12 @@ def machines_in(text: str, workers_per_machine: int) -> int | None:
     Raises:
         UsageError: if its workers do not fill whole machines.
     """
-    workers: int | None
-    if not text.startswith("{"):
-        workers = parse_degrees(text).workers
-    else:
-        content = json.loads(text)
-        if (machines := content.get("machines")) is not None:
-            return _whole("machines", machines)
-        if (workers := _workers_in(text, content)) is None:
-            return None
+    content = json.loads(text) if text.startswith("{") else {}
+    if (machines := content.get("machines")) is not None:
+        return _whole("machines", machines)
+    workers = _workers_in(text, content) if content else parse_degrees(text).workers
+    if workers is None:
+        return None
     if workers % workers_per_machine:
         raise UsageError(
             f"the plan is for {counted(workers, 'worker')}, and each machine of the job has "

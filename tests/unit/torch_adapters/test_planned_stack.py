@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import UsageError
-from swift_ft.torch_adapters import layer_stack
 from swift_ft.torch_adapters.layer_stack import LayerStack
 
 LAYERS = 8
@@ -92,17 +92,17 @@ def test_a_plan_of_something_else(
 
 
 def test_the_plan_of_a_change_comes_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the one of the run, which ``swift-run --plan`` gave, and that of the script."""
+    """Before that of the script, too, which one of the run does not come before."""
     of_run, of_world = (
         json.dumps({"pipelines": [{"stages": [[0, first], [first + 1, 7]]}], "stages_per_worker": 2})
         for first in (2, 5)
     )
-    context = SimpleNamespace(plan="", config=SimpleNamespace(plan=of_run), workers_per_machine=1)
-    monkeypatch.setattr(layer_stack.WorkerContext, "from_env", lambda: context)
+    context = SimpleNamespace(plan="", layer_plan=of_run, workers_per_machine=1)
+    monkeypatch.setattr(WorkerContext, "from_env", lambda: context)
     assert stack(stages_per_worker=2).begun == (3, 5)
-    context.plan = of_world
-    assert stack(stages_per_worker=2).begun == (6, 2)
-    context.config.plan = None
+    with pytest.raises(UsageError, match="swift-run --plan and costs= say"):
+        stack(stages_per_worker=2, costs=[1.0] * 8)
+    context.plan = context.layer_plan = of_world
     assert stack(stages_per_worker=2, costs=[1.0] * 8).begun == (6, 2)
-    context.plan = "pp=2"  # degrees say nothing of layers
+    context.plan, context.layer_plan = "pp=2", None  # degrees say nothing of layers
     assert stack(stages_per_worker=2, costs=[1.0] * 8).begun == (4, 4)
