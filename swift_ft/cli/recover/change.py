@@ -244,13 +244,13 @@ class _Wait:
             self._stopped_at = now
         if self._live_at is None and _has_switched(state, self._change) and state.phase == Phase.LIVE:
             self._live_at = now
-        words = _phase_of(state, self._change)
+        words = phase_of(state, self._change)
         if self._tell and words and words != self._told:
             self._told = words
             print(f"world {self._change.world}: {words}", flush=True)
 
 
-def _phase_of(state: State, change: ev.ChangePlanned) -> str:
+def phase_of(state: State, change: ev.ChangePlanned) -> str:
     """The phase of a change, in words; empty once it is over."""
     if _has_switched(state, change):
         return "" if state.phase == Phase.LIVE else "all have their state: it takes over"
