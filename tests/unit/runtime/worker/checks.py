@@ -856,13 +856,15 @@ def failpoints_of_a_change_are_where_their_names_say(core: Core) -> None:
         around = live(core)
         around.state = a_state(pending=4, next=1)
         around.says(around.core.stops_for_layout())
+        around.status.dirty = "optimizer"
+        around.says(around.core.stops_for_layout())
     finally:
         failpoints.listen(None)
     assert seen == [
         "leave 0 after leave generation",
         f"prepared 0 after order {WorkerOrder.PREPARE}",
         f"take 4 after order {WorkerOrder.TAKE}",
-        "offer 4 after pause",
+        *("offer 4 after pause", "offer 4 after pause"),
     ]
 
 
