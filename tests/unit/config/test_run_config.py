@@ -30,6 +30,7 @@ TEXTS = {
     "inject": "kill machine=0 iteration=8 point=forward",
     "metrics_address": "127.0.0.7",
     "preload": "wave, xml.dom",
+    "scheduler": "slurm",
     "stragglers": "replace",
 }
 TYPES = get_type_hints(RunConfig)

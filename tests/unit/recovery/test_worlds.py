@@ -82,9 +82,12 @@ def test_what_a_plan_leaves_out_stays_as_it_was() -> None:
         [ev.StatusReported(rank=r, generation=2, iteration=7, live=True, holds=("model",)) for r in (0, 1)],
     )
     assert again.phase == Phase.LIVE
-    planned = step(again, ev.ChangePlanned(world=2, machines=("B",))).worlds.change
+    planned = step(again, ev.ChangePlanned(world=2, machines=("B", "A"))).worlds.change
     assert planned is not None
     assert (planned.world.command, planned.world.plan) == (("wide.py",), "wide")
+    fewer = step(again, ev.ChangePlanned(world=2, machines=("B",))).worlds.change
+    assert fewer is not None
+    assert (fewer.world.command, fewer.world.plan) == (("wide.py",), "")
 
 
 def test_offers_are_where_the_next_world_finds_them() -> None:

@@ -127,13 +127,13 @@ def test_a_machine_without_memory_declines(monkeypatch: pytest.MonkeyPatch) -> N
     fakes = Fakes()
     own = resident_bytes([os.getpid()])
     assert own > 10_000_000  # torch is imported
-    monkeypatch.setattr(guests, "available_bytes", lambda: own)
+    monkeypatch.setattr(room, "available_bytes", lambda: own)
     guests_of(fakes).check(LOSS, [os.getpid()])
     assert not fakes.launched
     (declined,) = fakes.events
     assert isinstance(declined, ev.GuestDeclined)
     assert "of memory are left, and a guest needs" in declined.reason
-    monkeypatch.setattr(guests, "available_bytes", lambda: 2 * own)
+    monkeypatch.setattr(room, "available_bytes", lambda: 2 * own)
     guests_of(fakes).check(LOSS, [os.getpid()])
     assert fakes.launched == [(1, "A")]
 
