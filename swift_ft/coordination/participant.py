@@ -207,9 +207,12 @@ class Participant:
         It is also over if one of them is lost; a worker that hangs is found by its heartbeat. The wait ends
         as well where the others have no further iteration, or where a script has left its loop.
         """
+        pending = self.state.layouts.pending
 
         def done(state: State) -> bool:
-            over = self.generation_over(state) or state.layouts.pending is None
+            # Another change may have been planned in the place of the one that this worker has stopped for.
+            now = state.layouts.pending
+            over = self.generation_over(state) or now is None or now != pending
             return over or bool(state.membership.ended)
 
         limit_s, seen = self.context.config.report_timeout_s, self.state.worlds.change

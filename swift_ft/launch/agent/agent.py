@@ -247,7 +247,10 @@ class MachineAgent(ElasticAgent):
         state = membership.follower.state
         self._neighbours.look(state)
         if self._next.look(state, self._processes.pids().values() if self._processes else ()):
-            self._adopt(state)
+            if membership.machine in state.membership.slots:
+                self._adopt(state)
+            else:  # it was lost right after the switch
+                self._next.drop()
         order = agent_order(state, machine=membership.machine, started_in=membership.started_in)
         match order.todo:
             case AgentTodo.STOP:
@@ -302,10 +305,12 @@ class MachineAgent(ElasticAgent):
         self.replace_workers(group, processes)
         self._processes = processes
         self._heard.take_over(self._next.heard)
-        slot = state.membership.slots[self._membership.machine]
-        self._membership.started_in = state.membership.started_in[slot]
+        # Not the newest one of its slot: all processes may have been started again since.
+        self._membership.started_in = self._next.started_in
         self._membership.bootstrap.next_takes_over(state.worlds.present)
         self._sessionless_in, self._prepared = 0, False
+        for local_rank, code in processes.exit_codes.items():  # it ended as its world took over
+            self._watch.ended(local_rank, self.workers[local_rank].global_rank, code)
 
     def _has_lost_bootstrap(self, state: State) -> bool:
         """Whether workers may wait for a lost machine in ``init_process_group``, which tries again for long.

@@ -54,6 +54,7 @@ class NextWorld:
 
     Attributes:
         number: of the world whose workers run here; None if there are none.
+        started_in: the generation for which they were started.
         group: their description.
         processes: they themselves.
         heard: what they say.
@@ -80,6 +81,7 @@ class NextWorld:
         self._tidied = 0
         self._waits_for_place = False
         self.number: int | None = None
+        self.started_in = 0
         self.group: WorkerGroup | None = None
         self.processes: StandbyContext | None = None
         self.heard = WorkerChannels(selector)
@@ -150,7 +152,8 @@ class NextWorld:
             on_other=self._on_other,
         )
         self.processes.start()
-        self.number, self._since = world.number, time.monotonic()
+        self.number, self.started_in = world.number, change.started_in
+        self._since = time.monotonic()
         self.heard.open(self.processes.channels)
         self._membership.serve(self.processes.lines.values())
 
