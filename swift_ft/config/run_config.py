@@ -10,6 +10,7 @@ import dataclasses
 import importlib.util
 import ipaddress
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -165,6 +166,22 @@ class RunConfig:
         "how many times as long as its peers a straggler takes for its own work, at least (default: 1.5)",
         metavar="F",
         above=1,
+        same_everywhere=True,
+    )
+    policy: str = option(
+        Topic.MACHINES,
+        "off",
+        "when the job changes to other machines by itself: advise says which change pays now, and what it "
+        "would cost and bring, and auto also makes it (default: off; docs/how-to/policy.md)",
+        choices=("off", "advise", "auto"),
+        same_everywhere=True,
+    )
+    policy_machines: str = option(
+        Topic.MACHINES,
+        "",
+        "the fewest and the most machines that --policy may choose, if it may choose; either may be left out "
+        "(default: as many as there are)",
+        metavar="MIN:MAX",
         same_everywhere=True,
     )
     inject: str = option(
@@ -375,6 +392,24 @@ class RunConfig:
         return tuple(name.strip() for name in self.may_differ.split(",") if name.strip())
 
     @property
+    def policy_limits(self) -> tuple[int, int | None]:
+        """The fewest machines that the policy may choose, and the most; None for any number.
+
+        Raises:
+            UsageError: it is another text.
+        """
+        if not self.policy_machines:
+            return 1, None
+        match = re.fullmatch(r"(\d*):(\d*)", self.policy_machines)
+        least, most = (int(text) if text else None for text in match.groups()) if match else (0, 0)
+        if not (least or 1) <= (most or MOST_WORKERS) or 0 in (least, most):
+            raise UsageError(
+                f"--policy-machines {self.policy_machines!r}: give the fewest and the most machines, "
+                "such as 2:6."
+            )
+        return least or 1, most
+
+    @property
     def on_one_host(self) -> bool:
         """Whether all machines are on this host, and so share its processors."""
         return self.machines is not None
@@ -420,6 +455,7 @@ class RunConfig:
             yield f"--events-log: there is no folder {Path(self.events_log).parent}: create it."
         yield from self._mistakes_of_security()
         try:
+            _ = self.policy_limits
             parse_faults(self.inject)
         except UsageError as error:
             yield str(error)

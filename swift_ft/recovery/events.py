@@ -417,6 +417,9 @@ class ChangePlanned:
         plan: its layout, as text that its workers read; empty for the same one as before.
         reason: why, in words.
         asked_by: who asks, in words.
+        before_ns: where a policy asks, the time of an iteration in the present world.
+        after_ns: the forecast of it in the next one.
+        cost_ns: the forecast of the time for which training stands still.
     """
 
     world: int
@@ -426,6 +429,9 @@ class ChangePlanned:
     plan: str = ""
     reason: str = ""
     asked_by: str = "somebody"
+    before_ns: int = 0
+    after_ns: int = 0
+    cost_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -152,11 +152,14 @@ def _may_leave(state: State, machine: str) -> bool:
     """Whether a machine that was asked to leave can do so without a loss: a spare at once.
 
     A member waits for a spare, for the end of a recovery, and for a checkpoint: its replacement then replays
-    the few iterations since.
+    the few iterations since. If another world is about to take over that does without it, it waits for that.
     """
     membership, committed = state.membership, state.checkpoints.committed
     if machine in membership.spares:
         return True
+    change = state.worlds.change
+    if change is not None and change.slot_of(machine) is None:
+        return False
     # A guest hands over to a machine of its own only: another guest would be no gain.
     own = machine not in membership.hosts
     spare = any(

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from immutables import Map
 
+from swift_ft.recovery.layout.change import Change as Forecast
 from swift_ft.recovery.maps import Numbers
 from swift_ft.recovery.values import replace
 
@@ -32,6 +33,7 @@ class World:
         sources: the number of the world for which the program's files were read: 0 for the start of the run.
         plan: its layout, as its workers read it; empty if they find one by their number.
         since: iterations that were completed when it began.
+        forecast: what the change to it was to cost and to bring; None if no policy asked for it.
     """
 
     number: int = 0
@@ -40,6 +42,7 @@ class World:
     sources: int = 0
     plan: str = ""
     since: int = 0
+    forecast: Forecast | None = None
 
     @property
     def has_own_program(self) -> bool:

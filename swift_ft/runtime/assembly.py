@@ -15,11 +15,13 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.costs.job import Worker
+from swift_ft.costs.next_world import Pipelines
 from swift_ft.errors import UsageError
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
+from swift_ft.recovery.policy import Limits
 from swift_ft.runtime.checkpoints.part import CheckpointsPart, Elsewhere
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
@@ -39,6 +41,8 @@ from swift_ft.runtime.metrics import SessionMetrics
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.pipeline.part import LogPart, PipelinePart
 from swift_ft.runtime.pipeline.replay import Replays
+from swift_ft.runtime.policy.forecasts import Forecasts, LayerForecasts, no_forecast, replica_forecast
+from swift_ft.runtime.policy.part import Measures, PolicyPart
 from swift_ft.runtime.program_check import check_program
 from swift_ft.runtime.replicas.part import ReplicasPart
 from swift_ft.runtime.replicas.state_sync import PreparedState, StateSync
@@ -83,6 +87,7 @@ class Assembly(Foundations):
         # From the first step on:
         self._costs: LayerCosts | None = None
         self._slowness: SlownessPart | None = None
+        self._policy: PolicyPart | None = None
 
     # ------------------------------------------------------------------------------------------ ready
 
@@ -240,6 +245,7 @@ class Assembly(Foundations):
         # Asked at each report: the script may communicate for the first time in a later step.
         yield LogPart(self.log, group, lambda: self._replicas.attached or attached.script_is_logged)
         yield MemoryPart(self._in_memory)
+        own_work = OwnWork(pipeline, self._replicas, self._dealt)
         self._slowness = slowness = SlownessPart(context.rank)
         yield MeasuresPart(
             self.status,
@@ -247,7 +253,7 @@ class Assembly(Foundations):
             self.log,
             self._history,
             self.profiler,
-            OwnWork(pipeline, self._replicas, self._dealt),
+            own_work,
             self._trace,
             self._progress,
             lambda: slowness.link,
@@ -255,8 +261,34 @@ class Assembly(Foundations):
             write_s=context.config.report_timeout_s,
         )
         yield slowness
+        self._policy = self._new_policy(pipeline, own_work)
+        if self._policy is not None:
+            yield self._policy
         only_replicas = not (pipeline or layers or self._dealt)
         yield PreparedState(self.status, self._replicas, only_replicas=only_replicas)
+
+    def _new_policy(self, pipeline: LoggedPipeline | None, own_work: OwnWork) -> PolicyPart | None:
+        context, config = self._context, self._context.config
+        if context.rank or config.policy == "off":
+            return None
+        forecasts: Forecasts = no_forecast
+        layered = self.attached.layered
+        if layered is not None and layered.stack is not None and self._costs is not None:
+            stack, each = layered.stack, context.workers_per_machine
+            stages = len(stack.stages)
+            shape = Pipelines(layered.kind, layered.microbatches, stages, stack.pipelines, each)
+            forecasts = LayerForecasts(self._costs.read, shape)
+        elif pipeline is None and self._dealt:
+            forecasts = replica_forecast
+        chooses = config.policy == "auto"
+        limits = Limits(*config.policy_limits)
+        measures = Measures(own_work.medians, self.profiler.workers, forecasts)
+        return PolicyPart(self._participant, limits, measures, chooses=chooses)
+
+    def _on_state(self, state: State) -> None:
+        super()._on_state(state)
+        if self._policy is not None:
+            self._policy.on_change(state)
 
     def _pipeline_part(self, pipeline: LoggedPipeline) -> PipelinePart:
         return PipelinePart(

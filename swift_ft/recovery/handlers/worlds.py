@@ -7,6 +7,7 @@ from immutables import Map
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.layouts import too_late
 from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, State
+from swift_ft.recovery.layout.change import Change as Forecast
 from swift_ft.recovery.membership import Membership, Spare
 from swift_ft.recovery.values import replace
 from swift_ft.recovery.worlds import Change, OfferedState, World, Worlds, without_change
@@ -30,6 +31,7 @@ def change_planned(state: State, event: ev.ChangePlanned) -> State:
         event.world if event.reload else present.sources,
         # A plan is one for a number of machines.
         event.plan or (present.plan if len(event.machines) == state.shape.machines else ""),
+        forecast=Forecast(event.before_ns, event.after_ns, event.cost_ns) if event.before_ns else None,
     )
     change = Change(world, started_in=state.generation + 1)
     return replace(state, worlds=Worlds(present, change, planned=event.world))

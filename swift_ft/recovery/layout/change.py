@@ -34,3 +34,19 @@ class Change:
     def pays_after(self) -> int | None:
         """Iterations after which it has paid; None if it never does."""
         return None if self.gain_ns <= 0 else -(-self.cost_ns // self.gain_ns)
+
+    def is_due(self, waited: int) -> bool:
+        """Whether as much was lost by waiting as it costs.
+
+        Args:
+            waited: iterations for which it has been possible.
+        """
+        return self.pays_after is not None and waited >= self.pays_after
+
+    def pays_within(self, left: int) -> bool:
+        """Whether it gains more than it costs before the end.
+
+        Args:
+            left: iterations to come.
+        """
+        return self.gain_ns * left > self.cost_ns

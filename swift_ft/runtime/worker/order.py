@@ -23,6 +23,7 @@ ORDER = (
     "slowness",
     "sending",
     "worlds",
+    "policy",
 )
 """Names of parts. One that is not here comes after them."""
 

@@ -25,11 +25,13 @@ from tests.support.strangers import issue, new_authority
 FILES = ("plan", "token_file", "tls_cert", "tls_key", "tls_ca")
 """Options whose files are read at once."""
 ELSEWHERE = ("check", "scheduler")
-"""A check runs another job than it was given, and a scheduler is for several hosts: see the tests of these."""
+"""A check runs another job than it was given, and a scheduler is for several hosts: see their tests."""
 FIELDS = [field.name for field in dataclasses.fields(RunConfig) if field.name not in (*FILES, *ELSEWHERE)]
 TEXTS = {
     "inject": "kill machine=0 iteration=8 point=forward",
     "metrics_address": "127.0.0.7",
+    "policy": "advise",
+    "policy_machines": "2:6",
     "preload": "wave, xml.dom",
     "stragglers": "replace",
 }
@@ -283,3 +285,18 @@ def test_a_program_of_another_kind_has_nothing_imported_ahead(
     assert swift_run(tmp_path, "--preload", "wave", "--no-python") == EXIT_USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert line == "swift-run: --preload is of no use to a program that is started with --no-python: omit it."
+
+
+@pytest.mark.parametrize(
+    ("text", "limits"), [("", (1, None)), ("2:6", (2, 6)), (":6", (1, 6)), ("2:", (2, None)), ("3:3", (3, 3))]
+)
+def test_the_limits_of_a_policy(text: str, limits: tuple[int, int | None]) -> None:
+    config = RunConfig(policy="auto", policy_machines=text)
+    config.validate()
+    assert config.policy_limits == limits
+
+
+@pytest.mark.parametrize("text", ["6:2", "0:2", "2:0", "4", "a:b", "1:2:3", "-1:2"])
+def test_limits_of_a_policy_that_cannot_be(text: str) -> None:
+    with pytest.raises(UsageError, match="such as 2:6"):
+        RunConfig(policy="auto", policy_machines=text).validate()

@@ -1,0 +1,1 @@
+"""Asks for another world by itself, where that pays (`recovery/policy.py`)."""

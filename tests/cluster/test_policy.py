@@ -1,0 +1,104 @@
+"""A job changes to other machines by itself, where that pays, and says what it forecast and what came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_ft.recovery.entries import event_from_dict
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.protocol import step
+from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, run_cluster, training
+
+SLOW_LAYERS = Path(__file__).parent / "scripts" / "slow_layers.py"
+OPTIONS = ["--layers=10", "--checkpoint-every=100"]
+"""Twelve layers: 6 and 6, or 4, 4 and 4."""
+ITERATIONS = 40
+Run = Callable[..., ClusterRun]
+
+
+@pytest.fixture
+def policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
+    """Runs an example on two machines, whose layers take their time, with a spare."""
+
+    def run(policy: str, *flags: str, iterations: int = ITERATIONS, drain: str = "") -> ClusterRun:
+        monkeypatch.setenv("LAYER_S", "0.01")
+        monkeypatch.setenv("DRAIN", drain)
+        script = [*training(tmp_path, SLOW_LAYERS, iterations=iterations), *OPTIONS]
+        log = tmp_path / "log.jsonl"
+        all_flags = ["--policy", policy, "--spares", "1", "--events-log", str(log), *flags]
+        found = run_cluster(tmp_path, machines=2, script=script, flags=all_flags)
+        assert found.code == 0, found.output[-3000:]
+        return found
+
+    return run
+
+
+def undisturbed(folder: Path, machines: int) -> ClusterRun:
+    script = [*training(folder, EXAMPLES / "train_elastic.py", iterations=ITERATIONS), *OPTIONS]
+    run = run_cluster(folder, machines=machines, script=script)
+    assert run.code == 0, run.output[-3000:]
+    return run
+
+
+def told(run: ClusterRun, event: str) -> list[dict[str, Any]]:
+    """The facts of the log events of one kind."""
+    lines = map(json.loads, (run.folder / "log.jsonl").read_text().splitlines())
+    return [line["fields"] for line in lines if line["event"] == event]
+
+
+def last_state(run: ClusterRun) -> State:
+    state = State()
+    for event in run.report["events"]:
+        state = step(state, event_from_dict(event))
+    return state
+
+
+def test_a_job_with_a_spare_grows_by_itself(policy: Run, tmp_path: Path) -> None:
+    run = policy("auto")
+    state = last_state(run)
+    assert (state.worlds.present.number, state.world_size) == (1, 3)
+    assert_identical(run, undisturbed(tmp_path / "undisturbed", 3))
+    (planned,) = run.events("ChangePlanned")
+    assert planned["asked_by"] == "--policy auto"
+    assert 0 < planned["after_ns"] < planned["before_ns"]
+    (compared,) = told(run, "change_compared")
+    assert compared["after_s"] == planned["after_ns"] / 1e9
+    assert compared["cost_s"] == planned["cost_ns"] / 1e9
+    assert compared["came_after_s"] > 0
+    assert compared["came_cost_s"] > 0
+
+
+def test_growing_is_advised_once_and_nothing_changes(policy: Run) -> None:
+    run = policy("advise")
+    (advised,) = told(run, "change_advised")
+    assert (advised["kind"], advised["machines"]) == ("grow", 3)
+    assert 0 < advised["after_s"] < advised["before_s"]
+    assert advised["cost_s"] > 0
+    assert advised["pays_after"] > 0
+    assert not run.events("ChangePlanned")
+    assert run.output.count("--policy advises a change") == 1
+
+
+@pytest.mark.thorough
+def test_a_machine_that_is_asked_to_leave_is_moved_away_from(policy: Run, tmp_path: Path) -> None:
+    """No message is replayed, as after a drain."""
+    run = policy("auto", "--policy-machines", "2:2", drain="1")
+    state = last_state(run)
+    assert state.worlds.present.number == 1
+    (planned,) = run.events("ChangePlanned")
+    assert "was asked to leave" in planned["reason"]
+    (left,) = run.events("MachineLost")
+    assert left["on_request"]
+    assert left["machine"] not in planned["machines"]
+    assert not any(recovery["replayed_iterations"] for recovery in run.recoveries)
+    assert_identical(run, undisturbed(tmp_path / "undisturbed", 2))
+
+
+@pytest.mark.thorough
+def test_no_change_beyond_the_limits(policy: Run) -> None:
+    assert not policy("auto", "--policy-machines", "1:2").events("ChangePlanned")
