@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic test test-all durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
+.PHONY: help install demo demo-elastic demo-reshape test test-all durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ demo: $(VENV)/.installed  ## kill a machine in mid-training, rebuild it, compare
 
 demo-elastic: $(VENV)/.installed  ## kill two machines for which none comes, add two later, compare all weights
 	$(BIN)/python -m examples.demo_elastic
+
+demo-reshape: $(VENV)/.installed  ## change a running job from four machines to three, two, and four again, compare all weights
+	$(BIN)/python -m examples.demo_reshape
 
 # Two tests at a time: tests of whole clusters wait more than they compute.
 test: test-packages test-unit  ## run the tests, of those of clusters as many as a budget allows
@@ -145,6 +148,7 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 	$(BIN)/python -m benchmarks.elastic.straggler
 	$(BIN)/python -m benchmarks.elastic.size
 	$(BIN)/python -m benchmarks.elastic.replicas
+	$(BIN)/python -m benchmarks.elastic.worlds
 
 bench-chaos: $(VENV)/.installed-dev  ## run 500 random plans of faults over all topologies (an hour)
 	$(BIN)/python -m benchmarks.recovery.campaign

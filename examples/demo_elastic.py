@@ -61,6 +61,7 @@ class Machines:
     folder: Path
     stack: ExitStack
     endpoint: str
+    script: list[str]
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     numbers: count[int] = field(default_factory=count)
 
@@ -69,13 +70,20 @@ class Machines:
         """Where the machines write the endpoint and the name of the run that they joined."""
         return self.folder / "joined.txt"
 
+    @property
+    def events(self) -> Path:
+        """Where the first machine writes what the journal tells, when the run has ended."""
+        return self.folder / "events.json"
+
     def start(self) -> None:
         """One more machine."""
         number = next(self.numbers)
         command = [sys.executable, "-m", "swift_ft.cli.run", "--nnodes", f"1:{MACHINES}"]
         command += ["--rdzv-endpoint", self.endpoint, "--rdzv-id", "elastic", "--elastic-wait", "2"]
         command += ["--node-rank", str(number % MACHINES), "--log-dir", str(self.folder / "logs")]
-        command += ["--endpoint-out", str(self.joined), *script(self.folder)]
+        command += ["--endpoint-out", str(self.joined)]
+        command += ["--events-out", str(self.events)] * (number == 0)
+        command += self.script
         output = self.folder / f"machine{number}.txt"
         # Machines of their own would have their own cores; these share the host's.
         self.processes[number] = self.stack.enter_context(started(command, output, OMP_NUM_THREADS="1"))
@@ -149,10 +157,10 @@ def disturbed(folder: Path, console: Console) -> list[Layout]:
     folder.mkdir()
     layouts: list[Layout] = []
     with ExitStack() as stack:
-        machines = Machines(folder, stack, f"127.0.0.1:{_free_port()}")
+        machines = Machines(folder, stack, f"127.0.0.1:{free_port()}", script(folder))
         for _ in range(MACHINES):
             machines.start()
-        watch = _watch(machines)
+        watch = watching(machines, View(ITERATIONS))
         kills, new = dict(KILLS), MACHINES - len(KILLS)
         while not watch.lost and watch.view.state.verdict is None:
             for news in watch.poll():
@@ -228,7 +236,12 @@ def _in_order(layouts: list[Layout], layers: dict[str, list[int]]) -> list[str]:
     return list(dict.fromkeys([*known, *layers]))
 
 
-def _watch(machines: Machines) -> Watch:
+def watching(machines: Machines, view: View) -> Watch:
+    """The run that the machines have joined, once one has.
+
+    Raises:
+        CommandError: if none does.
+    """
     deadline = time.monotonic() + _STARTS_S
     while not machines.joined.exists() or not machines.joined.read_text().endswith("\n"):
         if ended := [number for number, process in machines.processes.items() if process.poll() is not None]:
@@ -238,10 +251,11 @@ def _watch(machines: Machines) -> Watch:
             raise CommandError(f"no machine has joined a run within {_STARTS_S:g} s")
         time.sleep(_LOOK_S)
     address, run_id = machines.joined.read_text().split()
-    return Watch(StoreAddress.parse(address), run_id, View(ITERATIONS))
+    return Watch(StoreAddress.parse(address), run_id, view)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody uses now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -148,6 +148,7 @@ SUBJECTS = {
     ),
     # ------------------------------------------------------------------------------------ fewer machines
     "layout-change": Subject("A change of the layout", "benchmarks.elastic.change", ("a change",)),
+    "worlds": Subject("A running job is changed", "benchmarks.elastic.worlds"),
     "slow-machine": Subject(
         "A slow machine",
         "benchmarks.elastic.straggler",

@@ -1,4 +1,4 @@
-"""`make demo` and `make demo-elastic`, as a new user runs them."""
+"""`make demo`, `make demo-elastic` and `make demo-reshape`, as a new user runs them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tests.support.cluster import EXAMPLES
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("demo", ["demo", "demo_elastic"])
+@pytest.mark.parametrize("demo", ["demo", "demo_elastic", "demo_reshape --small"])
 def test_it_ends_with_the_same_weights(demo: str) -> None:
-    command = [sys.executable, "-m", f"examples.{demo}"]
+    command = [sys.executable, "-m", *f"examples.{demo}".split()]
     done = subprocess.run(
         command, cwd=EXAMPLES.parent, capture_output=True, text=True, timeout=1200, check=False
     )

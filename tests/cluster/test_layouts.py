@@ -18,6 +18,7 @@ from tests.support.cluster import (
     SMALL,
     ClusterRun,
     assert_clean,
+    assert_same_layers,
     one_line,
     over_backend,
     recover,
@@ -77,27 +78,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> References:
     return reference
 
 
-def by_layer(run: ClusterRun) -> dict[str, torch.Tensor]:
-    """The final weights by the name of the parameter, on whichever worker it is."""
-    found: dict[str, torch.Tensor] = {}
-    for name, tensor in run.weights().items():
-        found[name.partition(".")[2]] = tensor
-    return found
-
-
 def layers_of(run: ClusterRun) -> list[set[int]]:
     """The layers of each worker at the end."""
     at_end = [
         torch.load(path, weights_only=True) for path in sorted((run.folder / "weights").glob("rank*.pt"))
     ]
     return [{int(name.partition(".")[0]) for name in own if name[0].isdigit()} for own in at_end]
-
-
-def assert_same_layers(run: ClusterRun, reference: ClusterRun) -> None:
-    assert run.code == 0, run.output[-6000:]
-    ours, theirs = by_layer(run), by_layer(reference)
-    assert theirs.keys() == ours.keys()
-    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
 def moves(run: ClusterRun) -> int:

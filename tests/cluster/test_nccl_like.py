@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_layouts import ALONE, EVEN, LONG, LOST, assert_same_layers, moves
+from tests.cluster.test_layouts import ALONE, EVEN, LONG, LOST, moves
 from tests.support.cluster import (
     BACKEND,
     EXAMPLES,
@@ -20,6 +20,7 @@ from tests.support.cluster import (
     ClusterRun,
     assert_clean,
     assert_identical,
+    assert_same_layers,
     run_cluster,
     training,
 )

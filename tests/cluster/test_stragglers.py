@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_layouts import assert_same_layers, layers_of
-from tests.support.cluster import ClusterRun, run_cluster, training
+from tests.cluster.test_layouts import layers_of
+from tests.support.cluster import ClusterRun, assert_same_layers, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "slow_machine.py"
 ITERATIONS, FROM, UNTIL = 100, 15, 55

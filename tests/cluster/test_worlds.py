@@ -13,7 +13,15 @@ import pytest
 from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    assert_same_layers,
+    run_cluster,
+    training,
+)
 
 CHANGES_WORLD = Path(__file__).parent / "scripts" / "changes_world.py"
 ITERATIONS = 60
@@ -168,6 +176,18 @@ def test_a_loss_after_the_next_world_has_taken_over(
         "replica" if example == "train_ddp" else "replay"
     ]
     assert_identical(run, references(example, machines))
+
+
+def test_a_loss_for_which_none_comes_after_the_next_world_has_taken_over(
+    changed: Any, references: Any
+) -> None:
+    """A machine of the next world forks a guest, whose start and end its standby reports to it."""
+    flags = ("--no-replacement", "--elastic-wait=0")
+    fault = "kill machine=1 iteration=45 point=forward"
+    run = changed("train_elastic", (3, [2, 1, 0], []), machines=3, inject=fault, flags=flags)
+    assert len(worlds_of(run)) == 1
+    assert [joined["host"] for joined in run.events("MachineJoined") if joined["host"]], "no guest has come"
+    assert_same_layers(run, references("train_elastic", 3))
 
 
 @pytest.mark.parametrize(

@@ -299,6 +299,22 @@ def assert_identical(run: ClusterRun, reference: ClusterRun) -> None:
     assert not different, f"{different[:5]} differ:\n{run.output[-3000:]}"
 
 
+def by_layer(run: ClusterRun) -> dict[str, torch.Tensor]:
+    """The final weights by the name of the parameter, on whichever worker it is."""
+    found: dict[str, torch.Tensor] = {}
+    for name, tensor in run.weights().items():
+        found[name.partition(".")[2]] = tensor
+    return found
+
+
+def assert_same_layers(run: ClusterRun, reference: ClusterRun) -> None:
+    """Checks that each layer's weights are those of an undisturbed run, on whichever worker it is."""
+    assert run.code == 0, run.output[-6000:]
+    ours, theirs = by_layer(run), by_layer(reference)
+    assert theirs.keys() == ours.keys()
+    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+
+
 def assert_clean(run: ClusterRun) -> None:
     """Checks that the store has no orphaned temporary files."""
     leftovers = [str(path) for path in run.store.rglob("*") if ".tmp" in path.name]

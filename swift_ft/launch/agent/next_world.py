@@ -201,6 +201,7 @@ class NextWorld:
         """They are the agent's from now on, which has to take over what :attr:`heard` knows, too."""
         assert self.group is not None
         assert self.processes is not None
+        self.processes.on_other = self.note  # as of all workers that train here
         found = self.group, self.processes
         self.number = self.group = self.processes = None
         return found

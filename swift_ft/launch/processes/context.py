@@ -73,7 +73,7 @@ class StandbyContext(PContext):
         self._standby = standby
         self._jobs = jobs
         self._first = first
-        self._on_other = on_other
+        self.on_other = on_other
         self._pids: dict[int, int] = {}
         self.channels: dict[int, socket.socket] = {}
         self.lines: dict[int, LocalLine] = {}
@@ -111,7 +111,7 @@ class StandbyContext(PContext):
         if report is None:
             raise ChildProcessError("the standby process died, and the workers with it")
         if not self.owns(report):
-            self._on_other(report)
+            self.on_other(report)
             return None
         if "local_rank" in report:
             self._pids[report["local_rank"] - self._first] = report["started"]

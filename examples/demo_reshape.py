@@ -1,0 +1,292 @@
+"""A job that trains is changed, and changed again, and not one bit of the result changes.
+
+1. Four machines train a GPT of ten layers as a pipeline. swift-recover lets one of them go, while they train.
+   Another one gets SIGKILL, and none comes: two machines run three stages. swift-recover makes it two. Then
+   two new machines come, and swift-recover makes it four again.
+2. The same training runs undisturbed; the final weights of both are compared bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from examples.commands import (  # before torch: it sets how much torch logs
+    CommandError,
+    check,
+    started,
+    swift_run,
+)
+
+# isort: split
+from rich.console import Console
+from rich.table import Table
+
+from examples.demo import same_bits
+from examples.demo_elastic import Machines, free_port, watching, weights
+from swift_ft.cli.watch import View, Watch
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.entries import entry_from_dict
+from swift_ft.recovery.history import History
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.units import counted, format_bytes, format_seconds
+
+SCRIPT = Path(__file__).with_name("train_elastic.py")
+MACHINES = 4
+NEVER = 1_000_000
+"""Iterations until somebody says how many there are to be: the last change does."""
+SMALL = ("--width", "48", "--sequence", "32", "--microbatch-size", "1")
+FIRST_AT, AT_LEAST = 8, 20
+"""The first change comes at this iteration; so many follow the last one, at least."""
+KILLED = 1
+_LOOK_S = 0.02
+_WITHIN_S = 240.0
+"""For each part of the story."""
+REFUSED = 2
+"""The exit code of swift-recover while the job is about to change by itself: ask again."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """What happened to the job, and how long nobody trained.
+
+    Attributes:
+        what: in words.
+        workers: before and after it.
+        iteration: that were completed by then.
+        pause_s: from the first worker's stop, or from the loss's detection, until all trained again.
+        moved: bytes of state that came from other machines.
+    """
+
+    what: str
+    workers: tuple[int, int]
+    iteration: int
+    pause_s: float
+    moved: int
+
+
+@dataclass
+class Story:
+    """The run that is changed, while it is watched."""
+
+    machines: Machines
+    watch: Watch
+    console: Console
+    iterations: list[int] = field(default_factory=list)
+    """That each change took, from the request until all trained in the next world."""
+
+    @property
+    def state(self) -> State:
+        """The job's."""
+        return self.watch.view.state
+
+    @property
+    def iteration(self) -> int:
+        """Iterations that are completed, as far as workers have told."""
+        return max((progress.iteration for progress in self.watch.view.progress.values()), default=0)
+
+    def until(self, reached: Callable[[], bool], what: str) -> None:
+        """Follow the run until something is so.
+
+        Raises:
+            CommandError: if the run ends before that, or it takes too long.
+        """
+        deadline = time.monotonic() + _WITHIN_S
+        while not reached():
+            self._look()
+            if self.watch.over or all(one.poll() is not None for one in self.machines.processes.values()):
+                raise CommandError(f"the run has ended before {what}")
+            if time.monotonic() > deadline:
+                raise CommandError(f"{what} has not come within {_WITHIN_S:g} s")
+            time.sleep(_LOOK_S)
+
+    def to_the_end(self) -> None:
+        """Follow the run until it has ended.
+
+        Raises:
+            CommandError: if it makes no progress.
+        """
+        last, deadline = self.iteration, time.monotonic() + _WITHIN_S
+        while not self.watch.over:
+            self._look()
+            if self.iteration > last:
+                last, deadline = self.iteration, time.monotonic() + _WITHIN_S
+            if time.monotonic() > deadline:
+                raise CommandError(f"the run has stood at iteration {last} for {_WITHIN_S:g} s")
+            time.sleep(_LOOK_S)
+
+    def _look(self) -> None:
+        for news in self.watch.poll():
+            self.console.print(f"{news.at:8.2f} s  {news.text}", highlight=False)
+
+    def change(self, *words: str) -> None:
+        """Give a command to the run, and follow it until the command has ended.
+
+        Raises:
+            CommandError: if it fails.
+        """
+        self.until(self.settled, "a moment in which the job can change")
+        address, run_id = self.machines.joined.read_text().split()
+        command = [sys.executable, "-m", "swift_ft.cli.recover", words[0]]
+        split = words.index("--") if "--" in words else len(words)
+        command += [*words[1:split], "--rdzv-endpoint", address, "--rdzv-id", run_id]
+        command += words[split:]
+        self.console.print(f"$ swift-recover {' '.join(words[:split])}", style="bold", highlight=False)
+        output = self.machines.folder / f"change{len(self.iterations)}.txt"
+        began, deadline = self.iteration, time.monotonic() + _WITHIN_S
+        while True:
+            with started(command, output) as process:
+                self.until(lambda: process.poll() is not None, f"the end of swift-recover {words[0]}")
+            if process.returncode != REFUSED or time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S)
+        check(process, output)
+        self.console.print(output.read_text().rstrip(), style="dim", highlight=False)
+        self.iterations.append(self.iteration - began)
+
+    def settled(self) -> bool:
+        """Whether all train, and nothing is about to change by itself."""
+        return self.state.phase == Phase.LIVE and self.state.layouts.pending is None
+
+
+def main() -> int:
+    """Runs the demo and prints its results. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="a model that takes little time")
+    model = SMALL if parser.parse_args().small else ()
+    signal.signal(signal.SIGTERM, _interrupt)
+    console = Console()
+    try:
+        with tempfile.TemporaryDirectory(prefix="swift-demo-") as name:
+            return run(Path(name), console, model)
+    except CommandError as error:
+        console.print(str(error), markup=False, style="red")
+        return 1
+    except KeyboardInterrupt:
+        console.print("stopped", style="red")
+        return 130
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def run(folder: Path, console: Console, model: Sequence[str]) -> int:
+    """Both runs of a model, which options name, one after the other. Returns the exit code."""
+    console.rule("[bold]1 of 2: four machines, three, two, and four again", align="left")
+    report, iterations = changed(folder / "changed", console, model)
+    console.rule("[bold]2 of 2: the same training, undisturbed", align="left")
+    with console.status(f"trains {iterations} iterations ..."):
+        undisturbed(folder / "undisturbed", iterations, model)
+    console.rule("[bold]How long nobody trained", align="left")
+    found = pauses(report)
+    console.print(picture(found))
+    one, other = weights(folder / "changed"), weights(folder / "undisturbed")
+    identical = bool(one) and one.keys() == other.keys() and all(same_bits(one[n], other[n]) for n in one)
+    verdict = "yes" if identical else "no"
+    console.print(f"\nweights identical: {verdict} ({len(one)} tensors, bit for bit)", highlight=False)
+    as_told = [pause.workers for pause in found] == [(4, 3), (3, 3), (3, 2), (2, 4)]
+    if not as_told:
+        console.print("the run did not go as it is told", style="red")
+    return 0 if identical and as_told else 1
+
+
+def changed(folder: Path, console: Console, model: Sequence[str]) -> tuple[dict[str, Any], int]:
+    """The run that is changed: what its journal tells, and how many iterations it had."""
+    folder.mkdir()
+    with ExitStack() as stack:
+        machines = Machines(folder, stack, f"127.0.0.1:{free_port()}", script(folder, NEVER, model))
+        for _ in range(MACHINES):
+            machines.start()
+        story = Story(machines, watching(machines, View()), console)
+        story.until(lambda: story.iteration >= FIRST_AT, f"iteration {FIRST_AT}")
+        story.change("scale", "3")
+        machines.kill(KILLED)
+        story.until(lambda: bool(story.state.membership.hosts), "the loss")
+        story.change("scale", "2")
+        for _ in range(2):
+            machines.start()
+        story.until(lambda: len(story.state.membership.spares) == 2, "two more machines")
+        # Where the training is to end depends on how long changes take here.
+        iterations = story.iteration + 3 * max(story.iterations) + AT_LEAST
+        story.change("reshape", "--plan", "pp=4", "--", *script(folder, iterations, model))
+        story.to_the_end()
+        machines.end()
+    return json.loads(machines.events.read_text()), iterations
+
+
+def undisturbed(folder: Path, iterations: int, model: Sequence[str]) -> None:
+    """Four machines, to the end."""
+    folder.mkdir()
+    output = folder / "output.txt"
+    flags = ["--machines", str(MACHINES), "--log-dir", str(folder / "logs")]
+    with started(swift_run(*flags, *script(folder, iterations, model)), output) as process:
+        process.wait()
+    check(process, output)
+
+
+def script(folder: Path, iterations: int, model: Sequence[str]) -> list[str]:
+    """What is trained, and where its results go."""
+    options = ["--iterations", str(iterations), "--checkpoint-every", "10", "--dropout", "0.1", *model]
+    return [str(SCRIPT), *options, "--store", str(folder / "store"), "--weights-out", str(folder / "weights")]
+
+
+def pauses(report: dict[str, Any]) -> list[Pause]:
+    """All changes and losses of a run, as its journal tells them.
+
+    Args:
+        report: as ``swift-run --events-out`` writes it.
+    """
+    history, found = History(), list[Pause]()
+    stopped = moved = 0.0
+    workers, world = 0, 0
+    for data in report["events"]:
+        entry = entry_from_dict(data)
+        change = history.apply(entry)
+        before, after = change.before, change.after
+        if isinstance(entry.event, ev.ChangePlanned):
+            stopped, moved = 0.0, 0
+        elif isinstance(entry.event, ev.StateOffered) and not stopped:
+            stopped, workers = entry.at, before.world_size
+        elif isinstance(entry.event, ev.StateTaken):
+            moved += entry.event.peers
+        if before.phase == after.phase or after.phase != Phase.LIVE:
+            continue
+        if after.worlds.present.number != world:
+            world = after.worlds.present.number
+            what = f"change to {counted(after.shape.machines, 'machine')}"
+            since = after.worlds.present.since
+            found.append(Pause(what, (workers, after.world_size), since, entry.at - stopped, int(moved)))
+        elif change.ended is not None and change.ended.live is not None:
+            size, lost_s = after.world_size, change.ended.live - change.ended.detected
+            left = size - len(after.membership.hosts)
+            what = f"a loss: {left} machines run {size} workers"
+            found.append(Pause(what, (size, size), change.ended.resume, lost_s, 0))
+    return found
+
+
+def picture(found: list[Pause]) -> Table:
+    """A row for each."""
+    table = Table()
+    for column in ("", "workers", "from iteration", "nobody trained for", "from other machines' memory"):
+        table.add_column(column)
+    for pause in found:
+        workers = " -> ".join(map(str, dict.fromkeys(pause.workers)))
+        moved = format_bytes(pause.moved) if pause.moved else "-"
+        table.add_row(pause.what, workers, str(pause.iteration), format_seconds(pause.pause_s), moved)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
