@@ -34,9 +34,6 @@ from rich.table import Table
 from examples.demo import same_bits
 from examples.demo_elastic import Machines, free_port, watching, weights
 from swift_ft.cli.watch import View, Watch
-from swift_ft.recovery import events as ev
-from swift_ft.recovery.entries import entry_from_dict
-from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.units import counted, format_bytes, format_seconds
 
@@ -243,36 +240,24 @@ def script(folder: Path, iterations: int, model: Sequence[str]) -> list[str]:
 
 
 def pauses(report: dict[str, Any]) -> list[Pause]:
-    """All changes and losses of a run, as its journal tells them.
+    """All changes and losses of a run with a worker on each machine, in order.
 
     Args:
         report: as ``swift-run --events-out`` writes it.
     """
-    history, found = History(), list[Pause]()
-    stopped = moved = 0.0
-    workers, world = 0, 0
-    for data in report["events"]:
-        entry = entry_from_dict(data)
-        change = history.apply(entry)
-        before, after = change.before, change.after
-        if isinstance(entry.event, ev.ChangePlanned):
-            stopped, moved = 0.0, 0
-        elif isinstance(entry.event, ev.StateOffered) and not stopped:
-            stopped, workers = entry.at, before.world_size
-        elif isinstance(entry.event, ev.StateTaken):
-            moved += entry.event.peers
-        if before.phase == after.phase or after.phase != Phase.LIVE:
-            continue
-        if after.worlds.present.number != world:
-            world = after.worlds.present.number
-            what = f"change to {counted(after.shape.machines, 'machine')}"
-            since = after.worlds.present.since
-            found.append(Pause(what, (workers, after.world_size), since, entry.at - stopped, int(moved)))
-        elif change.ended is not None and change.ended.live is not None:
-            size, lost_s = after.world_size, change.ended.live - change.ended.detected
-            left = size - len(after.membership.hosts)
-            what = f"a loss: {left} machines run {size} workers"
-            found.append(Pause(what, (size, size), change.ended.resume, lost_s, 0))
+    worlds = [world for world in report["worlds"] if world["live"] is not None]
+    # A guest that is not needed any more ends at a switch: nothing is lost with it.
+    switches = {world["live"] for world in worlds}
+    losses = [loss for loss in report["recoveries"] if loss["live"] not in switches]
+    found, size = list[Pause](), MACHINES
+    for one in sorted([*worlds, *losses], key=lambda one: float(one["live"])):
+        if "world" in one:
+            workers, moved = (size, len(one["machines"])), sum(one["peers"].values())
+            what, size = f"change to {counted(workers[1], 'machine')}", workers[1]
+            found.append(Pause(what, workers, one["iteration"], one["live"] - one["stopped"], moved))
+        else:
+            what = f"a loss: {counted(size - len(one['machines']), 'machine')} for {size} workers"
+            found.append(Pause(what, (size, size), one["resume"], one["live"] - one["detected"], 0))
     return found
 
 

@@ -55,11 +55,10 @@ from swift_ft.cli.recover.running import following
 from swift_ft.cli.watch import View, Watch
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import even_layout, layers_of
 from swift_ft.recovery.next_world import moved, resized, same_machines
-from swift_ft.recovery.protocol import step
 
 SCRIPTS = Path(__file__).parent / "scripts"
 NOTED, PLAIN_SIZES = SCRIPTS / "noted.py", SCRIPTS / "plain_sizes.py"
@@ -220,10 +219,7 @@ class Running:
 
     folder: Path
     watch: Watch
-    entries: list[Entry] = field(default_factory=list)
-    state: State = field(default_factory=State)
-    live_at: dict[int, float] = field(default_factory=dict)
-    """When all workers of a world trained, by its number."""
+    history: History = field(default_factory=History)
 
     def look(self) -> None:
         """Read what is new in the journal.
@@ -233,12 +229,10 @@ class Running:
         """
         seen = self.watch.look()
         self.watch.apply(seen)
-        self.entries += seen.journal.entries
-        self.state = seen.journal.began or self.state
+        if seen.journal.began is not None:
+            self.history.begin(seen.journal.began)
         for entry in seen.journal.entries:
-            self.state = step(self.state, entry.event)
-            if self.state.phase == Phase.LIVE:
-                self.live_at.setdefault(self.state.worlds.present.number, entry.at)
+            self.history.apply(entry)
         if self.watch.over:
             end = (self.folder / "output.txt").read_text(errors="replace")[-2000:]
             raise CommandError(f"the run has ended too soon\n{end}")
@@ -296,7 +290,7 @@ def changes(job: Job) -> Iterator[tuple[Kind, Change]]:
         since = 0
         for number, kind in enumerate(job.kinds, start=1):
             run.completed(since + WARM_UP + COUNTED, kind.before)
-            run.until(lambda: settled(run.state), "a moment for a change")
+            run.until(lambda: settled(run.history.state), "a moment for a change")
             with following(address, name) as (_, follower):
                 outcome = switch(follower, kind.ask(follower.state), timeout_s=WITHIN_S, tell=False)
             if outcome.reason or outcome.iteration is None:
@@ -314,12 +308,11 @@ def settled(state: State) -> bool:
 
 def measured(kind: Kind, world: int, since: int, run: Running) -> Change:
     """What the change to a world took, from the journal and from what workers noted."""
-    processes, live = read(run.notes), run.live_at[world]
-    planned_at = {e.event.world: e.at for e in run.entries if isinstance(e.event, ev.ChangePlanned)}
-    asked = planned_at[world]
-    stopped = min(e.at for e in run.entries if isinstance(e.event, ev.StateOffered) and e.at >= asked)
-    found = (entry.event for entry in run.entries)
-    taken = [event for event in found if isinstance(event, ev.StateTaken) and event.world == world]
+    processes = read(run.notes)
+    told = next(change for change in run.history.worlds if change.world == world)
+    if told.stopped is None or told.pause_s is None:
+        raise CommandError(f"{kind.name}: the journal tells of no switch")
+    asked, stopped = told.planned, told.stopped
     old, new = at_of(processes, since - 1), at_of(processes, since)
     if len(old) != kind.before or len(new) != kind.after:
         raise CommandError(f"{kind.name}: {len(old)} workers have noted the last step, {len(new)} the next")
@@ -330,9 +323,9 @@ def measured(kind: Kind, world: int, since: int, run: Running) -> Change:
     return Change(
         gap_s,
         gap_s - after,
-        live - stopped,
+        told.pause_s,
         stopped - asked,
-        sum(event.peers for event in taken),
+        sum(told.peers.values()),
         _median(during[0], 0) / _median(before[0], 0),
         sum(_median(own, 1) for own in during) / sum(_median(own, 1) for own in before),
     )

@@ -1,45 +1,25 @@
-"""The demo of a job that is changed: how long nobody trained, as the journal tells it."""
+"""The demo of a job that is changed: how long nobody trained, as the run's report tells it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from examples.demo_reshape import Pause, pauses
-from swift_ft.recovery import events as ev
-from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.events import Event
+from swift_ft.recovery.recoveries import Recovery
+from swift_ft.recovery.world_changes import WorldChange
 
 
-def test_a_pause_lasts_from_the_first_stop_until_all_train() -> None:
-    opened = [
-        ev.JobOpened(machines=2, workers_per_machine=1),
-        *(ev.MachineJoined(machine=name, address=f"{name}:1") for name in "AB"),
-        *_reports(2, generation=1, iteration=None),
+def test_changes_and_losses_are_told_in_order() -> None:
+    fewer = WorldChange(1, ("A", "B", "C"), "", "", 10.0, iteration=7, stopped=12.0, live=12.5, peers={0: 3})
+    fewer.switched = 12.25
+    refused = WorldChange(2, ("A", "C"), "", "", 20.0, ended=21.0, given_up="a loss")
+    two = WorldChange(3, ("A", "C"), "", "", 30.0, iteration=19, stopped=31.0, live=32.0, peers={0: 1, 1: 4})
+    loss = Recovery(["B"], ["power"], [1], detected=21.0, live=23.0, resume=12)
+    guest = Recovery(["guest"], ["its world has ended"], [1], detected=31.75, live=32.0, resume=19)
+    report = {
+        "worlds": [change.to_dict() for change in (fewer, refused, two)],
+        "recoveries": [recovery.to_dict() for recovery in (loss, guest)],
+    }
+    assert pauses(report) == [
+        Pause("change to 3 machines", (4, 3), 7, 0.5, 3),
+        Pause("a loss: 2 machines for 3 workers", (3, 3), 12, 2.0, 0),
+        Pause("change to 2 machines", (3, 2), 19, 1.0, 5),
     ]
-    change = [
-        ev.ChangePlanned(world=1, machines=("B",)),
-        ev.NextPrepared(rank=0, world=1),
-        ev.SwitchRequested(rank=0, generation=1, iteration=7, world=1),
-        *(
-            ev.StateOffered(rank=rank, generation=1, iteration=7, address="h:1", folder="f", digest="d")
-            for rank in range(2)
-        ),
-        ev.StateTaken(rank=0, world=1, own=5, peers=3),
-        *_reports(1, generation=2, iteration=7),
-    ]
-    stopped, live = len(opened) + 3, len(opened) + len(change) - 1
-    found = pauses(_report([*opened, *change]))
-    assert found == [Pause("change to 1 machine", (2, 1), 7, live - stopped, 3)]
-
-
-def _reports(workers: int, *, generation: int, iteration: int | None) -> list[Event]:
-    live = iteration is not None
-    return [
-        ev.StatusReported(rank=rank, generation=generation, iteration=iteration, live=live, holds=("model",))
-        for rank in range(workers)
-    ]
-
-
-def _report(events: Sequence[Event]) -> dict[str, list[dict[str, object]]]:
-    """One event each second."""
-    return {"events": [Entry(at, event, float(at), "x").to_dict() for at, event in enumerate(events)]}
