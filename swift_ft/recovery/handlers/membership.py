@@ -76,7 +76,7 @@ def machine_joined(state: State, event: ev.MachineJoined) -> State:
 def machine_lost(state: State, event: ev.MachineLost) -> State:
     """Fence a machine, and its guests with it. If one of them fills a slot, the generation is over."""
     # It may have been frozen, and its view of the others be an old one (decision 8).
-    if event.reporter in state.membership.fenced:
+    if event.reporter in state.membership.fenced or event.machine in state.membership.refused:
         return state
     # Several watchers report one loss, which counts once.
     if event.reporter and event.machine not in state.membership.fenced:
