@@ -71,8 +71,10 @@ def test_reports_of_lost_machines_that_count_on_are_found(monkeypatch: pytest.Mo
 
 
 def test_a_worker_that_reports_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_each_generation(state: State, *, machine: str, rank: int, started_in: int) -> WorkerOrder:
-        order = worker_order(state, machine=machine, rank=rank, started_in=started_in)
+    def in_each_generation(
+        state: State, *, machine: str, rank: int, started_in: int, world: int = 0
+    ) -> WorkerOrder:
+        order = worker_order(state, machine=machine, rank=rank, started_in=started_in, world=world)
         reported = state.round.statuses.get(rank)
         if state.phase != Phase.AGREEING or reported is None or reported.generation == state.generation:
             return order

@@ -23,6 +23,7 @@ of the world that was planned last.
     awaiting R                             layout-declined R ["why"]      pace R 2900
     finished R                             exited M ... [rank=1] [at=12]
     script-failed M "why" [code=3] [usage] [differs] [alike] deadline-passed M ... ["why"] [phase=agreeing]
+    request-machines M 2,3
     closed "why" [code=130]                inject "fault"                 came-back M R
 
     expect phase live                      expect generation 2            expect epoch 1
@@ -40,7 +41,7 @@ of the world that was planned last.
     expect transfers 0>2,3 1>0:4,5 1>0/4,5 | nothing
     expect commit-due 20 | nothing         expect missing M ...           expect log-since 4
     expect finished 0 1                    expect requested 22 | nothing  expect injected first second
-    expect awaiting 0 1
+    expect awaiting 0 1                    expect asked 2 3
     expect patience 2                      expect saves-again 0 1         expect stops-at 32 | nothing
     expect machine-patience 2
     expect layout 3 4 2                    expect layers 3 4 2            expect shares 32:4,8,12

@@ -85,6 +85,10 @@ def _declined(line: Line, _: State) -> list[ev.Event]:
     return [ev.GuestDeclined(machine=line.take(), reason=line.text("too little memory"))]
 
 
+def _request_machines(line: Line, _: State) -> list[ev.Event]:
+    return [ev.MachinesRequested(machine=line.take(), slots=numbers(line.take()))]
+
+
 def _came_back(line: Line, _: State) -> list[ev.Event]:
     return [ev.WorkerCameBack(machine=line.take(), rank=int(line.take()))]
 
@@ -355,6 +359,7 @@ def _generation(line: Line, state: State) -> int:
 _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "open": _open,
     "declined": _declined,
+    "request-machines": _request_machines,
     "join": _join,
     "lost": _lost,
     "came-back": _came_back,

@@ -124,6 +124,7 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "injected": (lambda state: sorted(state.injected), Line.rest),
     "committed": (lambda state: state.checkpoints.committed, _number_or_none),
     "earlier": (lambda state: list(state.checkpoints.earlier), lambda line: [*map(int, line.rest())]),
+    "asked": (lambda state: sorted(state.membership.requested), lambda line: [*map(int, line.rest())]),
     "requested": (lambda state: state.checkpoints.requested, _number_or_none),
     "saves-again": (
         lambda state: [rank for rank in range(state.world_size) if saves_again(state, rank)],
