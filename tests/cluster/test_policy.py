@@ -73,6 +73,7 @@ def test_a_job_with_a_spare_grows_by_itself(policy: Run, tmp_path: Path) -> None
     assert compared["came_cost_s"] > 0
 
 
+@pytest.mark.thorough
 def test_growing_is_advised_once_and_nothing_changes(policy: Run) -> None:
     run = policy("advise")
     (advised,) = told(run, "change_advised")

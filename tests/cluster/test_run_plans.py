@@ -133,6 +133,7 @@ def test_a_plan_for_a_script_without_a_stack(tmp_path: Path) -> None:
     assert "the script trains no LayerStack" in one_line(run)
 
 
+@pytest.mark.thorough
 def test_layers_by_their_costs(tmp_path: Path, even: ClusterRun) -> None:
     """A dear embedding has a stage of its own, and what a lost machine had is replayed."""
     layer = {"forward_s": 0.01, "backward_s": 0.02, "state_bytes": 0}

@@ -122,6 +122,7 @@ def test_layers_are_dealt_to_other_numbers_of_machines(changed: Any, references:
     assert_clean(run)
 
 
+@pytest.mark.thorough
 def test_a_stage_moves_to_a_spare(changed: Any, references: Any) -> None:
     """No message is replayed."""
     run = changed("train_swift", (3, [0, 3, 2], []), machines=3, spares=1)
@@ -133,12 +134,12 @@ def test_a_stage_moves_to_a_spare(changed: Any, references: Any) -> None:
     "fault",
     [
         "kill machine=1 iteration=any point=prepared",
-        "kill worker=1 iteration=any point=prepared",
-        "kill machine=0 iteration=any point=offer",
-        "kill worker=1 iteration=any point=offer",
-        "kill machine=1 iteration=any point=take",
+        pytest.param("kill worker=1 iteration=any point=prepared", marks=pytest.mark.thorough),
+        pytest.param("kill machine=0 iteration=any point=offer", marks=pytest.mark.thorough),
+        pytest.param("kill worker=1 iteration=any point=offer", marks=pytest.mark.thorough),
+        pytest.param("kill machine=1 iteration=any point=take", marks=pytest.mark.thorough),
         "kill worker=0 iteration=any point=take",
-        "raise worker=1 iteration=any point=prepared",
+        pytest.param("raise worker=1 iteration=any point=prepared", marks=pytest.mark.thorough),
     ],
 )
 def test_a_loss_before_the_next_world_takes_over(changed: Any, references: Any, fault: str) -> None:
@@ -156,8 +157,18 @@ def test_a_loss_before_the_next_world_takes_over(changed: Any, references: Any, 
     assert_identical(run, references("train_ddp", 2))
 
 
-@pytest.mark.parametrize("point", ["forward", "optimizer", "between"])
-@pytest.mark.parametrize("example", ["train_ddp", "train_elastic", "train_swift"])
+@pytest.mark.parametrize(
+    ("example", "point"),
+    [
+        ("train_swift", "forward"),
+        *(
+            pytest.param(example, point, marks=pytest.mark.thorough)
+            for example in ("train_ddp", "train_elastic", "train_swift")
+            for point in ("forward", "optimizer", "between")
+            if (example, point) != ("train_swift", "forward")
+        ),
+    ],
+)
 def test_a_loss_after_the_next_world_has_taken_over(
     changed: Any, references: Any, example: str, point: str
 ) -> None:
@@ -194,10 +205,10 @@ def test_a_loss_for_which_none_comes_after_the_next_world_has_taken_over(
     ("example", "machines", "slots", "arguments"),
     [
         ("train_fsdp", 2, [1, 0, 2], []),
-        ("train_fsdp", 3, [2, 0], []),
-        ("train_tensor_parallel", 2, [1, 0], ["--parts", "1"]),
+        pytest.param("train_fsdp", 3, [2, 0], [], marks=pytest.mark.thorough),
+        pytest.param("train_tensor_parallel", 2, [1, 0], ["--parts", "1"], marks=pytest.mark.thorough),
         ("train_tensor_parallel", 4, [2, 0], ["pp=1,tp=2"]),
-        ("train_tensor_parallel", 4, [0, 1, 2, 3], ["--parts", "4"]),
+        pytest.param("train_tensor_parallel", 4, [0, 1, 2, 3], ["--parts", "4"], marks=pytest.mark.thorough),
     ],
 )
 def test_shards_are_cut_anew(
