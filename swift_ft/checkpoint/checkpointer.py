@@ -321,7 +321,9 @@ class Checkpointer:
             if parts[other].path not in read:
                 read.add(parts[other].path)
                 with self._named(parts[other]):
-                    saved[other] = SlicedPart(self.folder.reader(parts[other], self.files))
+                    saved[other] = SlicedPart(
+                        self.folder.reader(parts[other], self.files), self.folder.fetch_of(parts[other])
+                    )
         with self._named(parts[own]):
             load_slices(saved, own, self._state)
         return parts[own]

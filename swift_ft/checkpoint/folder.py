@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swift_ft.checkpoint.manifest import read_manifest, read_sealed
+from swift_ft.checkpoint.state_payload import FetchRanges
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, SwiftError
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.digest import sealed
@@ -135,6 +136,10 @@ class CheckpointFolder:
         # An empty digest is an earlier version's: there is nothing to compare with.
         files = read_manifest(self.store, part.path, part.digest) if part.digest else None
         return PartReader(self.store, part.path, files, near)
+
+    def fetch_of(self, part: SavedPart) -> FetchRanges | None:
+        """Fetches ranges of a part's tensors from whoever has them; None where its files are read."""
+        return None
 
     def clean(self, kept: Sequence[int], generation: int, run_id: str) -> None:
         """Delete what is older than the newest checkpoint that counts, but those to keep.

@@ -2,19 +2,22 @@
 
 ``recovery/moves/reads.py`` plans what is read from which part. Parts of replicas are the same. What is not
 sharded comes from the worker's own part, or, where there was no such worker, from the last one's.
+
+Parts have what an optimizer keeps under the numbers of its parameters. In a pipeline that is cut otherwise
+these are others, so the names of parameters stand in paths here: ``model/3.weight`` instead of ``17``.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from swift_ft.checkpoint.layered_part import kinds_of
-from swift_ft.checkpoint.state_payload import StatePath, pack, tensor_at, unpack
+from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
@@ -30,19 +33,28 @@ def file_of_value(path: tuple[str, ...]) -> int:
 
 
 class SlicedPart:
-    """A part of the checkpoint: what it has of which tensor."""
+    """A part of the checkpoint: what it has of which tensor.
 
-    def __init__(self, reader: PartReader) -> None:
+    Args:
+        reader: reads it.
+        fetch: fetches ranges of its tensors; None where whole tensors are read from its files.
+    """
+
+    def __init__(self, reader: PartReader, fetch: FetchRanges | None = None) -> None:
         self._reader = reader
+        self._fetch = fetch
         content = {"plain": {"bytes": io.BytesIO()}}
         reader.fill(content)
         self.plain: Mapping[str, Any] = unpack(content["plain"]["bytes"].getvalue())
-        self.kinds = kinds_of(reader)
+        keys = {name: _keys_of(saved) for name, saved in self.plain["optimizers"].items()}
+        kinds = kinds_of(reader)
+        self._stored = {_named(path, keys): path for path in kinds}
+        self.kinds = {path: kinds[stored] for path, stored in self._stored.items()}
 
     def description(self, path: StatePath) -> Description | None:
         """Of what a tensor is a part; None if it is whole."""
         found: Any = self.plain.get("shards") or {}
-        for key in path:
+        for key in self._stored.get(path, path):
             found = found.get(key) if isinstance(found, Mapping) else None
         return found if isinstance(found, dict) else None
 
@@ -55,17 +67,31 @@ class SlicedPart:
         description = self.description(path)
         return self.kinds[path].shape if description is None else tuple(description["shape"])
 
-    def read(self, paths: set[StatePath]) -> dict[str, Any]:
-        """Some tensors, nested by their paths."""
+    def read(self, pieces: Mapping[StatePath, Ranges]) -> dict[StatePath, torch.Tensor]:
+        """Some tensors, of each the given ranges of the whole one."""
+        if self._fetch is not None:
+            asked = [
+                (self._stored[path], self.kinds[path], _inside(piece, self.ranges(path)))
+                for path, piece in pieces.items()
+            ]
+            return dict(zip(pieces, self._fetch(asked), strict=True))
         found: dict[str, Any] = {}
-        for path in paths:
-            kind, inner = self.kinds[path], found
-            for key in path[:-1]:
+        for path in pieces:
+            kind, stored, inner = self.kinds[path], self._stored[path], found
+            for key in stored[:-1]:
                 inner = inner.setdefault(key, {})
-            inner[path[-1]] = torch.empty(kind.shape, dtype=kind.dtype)
+            inner[stored[-1]] = torch.empty(kind.shape, dtype=kind.dtype)
         if found:
             self._reader.fill(found)
-        return found
+        return {
+            path: tensor_at(found, self._stored[path])[relative(piece, self.ranges(path))]
+            for path, piece in pieces.items()
+        }
+
+
+def _inside(piece: Ranges, of: Ranges) -> Ranges:
+    """Ranges of a whole tensor, counted in a part of it."""
+    return tuple((start - first, end - first) for (start, end), (first, _) in zip(piece, of, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +136,8 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
         CheckpointError: the parts do not cover a tensor.
     """
     saved = state.to_save()
-    shards = unpack(saved["plain"]["bytes"].getvalue())["shards"]
+    here = unpack(saved["plain"]["bytes"].getvalue())
+    shards, keys = here["shards"], _keys_of_all(here["optimizers"], parts)
     wanted: dict[StatePath, _Wanted] = {}
     for name, model in saved["models"].items():
         for key, tensor in model.items():
@@ -118,34 +145,100 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
                 path: StatePath = ("models", name, key)
                 wanted[path] = _wanted(path, tensor, shards["models"].get(name, {}).get(key), parts, own)
     described: dict[str, Any] = {name: {"state": {}} for name in state.optimizers}
-    for path, parameter in _optimizer_tensors(parts, state):
+    for path, index, parameter in _optimizer_tensors(parts, state, keys):
         like = describe(parameter) if any(part.description(path) for part in parts.values()) else None
         wanted[path] = _wanted(path, None if like is None else parameter, like, parts, own)
         if like is not None:
-            described[path[1]]["state"].setdefault(path[3], {})[path[4]] = like
+            described[path[1]]["state"].setdefault(str(index), {})[path[4]] = like
     loaded = _filled(wanted, parts, own)
     plain = parts[own].plain
     rest = {
         "small": plain["small"],
-        "optimizers": plain["optimizers"],
+        "optimizers": {name: _plain_of(name, one, parts, own) for name, one in here["optimizers"].items()},
         **({"extra": plain["extra"]} if "extra" in plain else {}),  # an earlier version had it among tensors
         "carried": plain.get("carried", {}),
         "digests": {},  # those of other ranges would not match
         "shards": {"models": shards["models"], "optimizers": described},
     }
     models = {name: loaded["models"].get(name, {}) for name in state.modules}
-    optimizers = {name: loaded["optimizers"].get(name, {"state": {}}) for name in state.optimizers}
+    optimizers = {
+        name: {"state": _by_number(loaded["optimizers"].get(name, {}).get("state", {}), keys[name])}
+        for name in state.optimizers
+    }
     state.take_over({"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO(pack(rest))}})
 
 
+def _keys_of(saved: Mapping[str, Any]) -> list[str] | None:
+    """The name of each parameter of an optimizer, or else its number. None: no names were kept."""
+    if "names" not in saved:  # an earlier version wrote it
+        return None
+    return [str(i) if name is None else "/".join(name) for i, name in enumerate(saved["names"])]
+
+
+def _named(path: StatePath, keys: Mapping[str, Sequence[str] | None]) -> StatePath:
+    """A path in a part, with the key of a parameter instead of its number."""
+    if path[0] != "optimizers" or (known := keys[path[1]]) is None:
+        return path
+    return (*path[:3], known[int(path[3])], *path[4:])
+
+
+def _keys_of_all(here: Mapping[str, Any], parts: Mapping[int, SlicedPart]) -> dict[str, list[str]]:
+    """By optimizer, the keys of this worker's parameters in the paths of all parts."""
+    found = {}
+    for name, saved in here.items():
+        named = all("names" in part.plain["optimizers"][name] for part in parts.values())
+        count = len(saved["names"])
+        found[name] = (_keys_of(saved) if named else None) or [*map(str, range(count))]
+    return found
+
+
 def _optimizer_tensors(
-    parts: Mapping[int, SlicedPart], state: TrainingState
-) -> Iterator[tuple[StatePath, torch.Tensor]]:
-    """All tensors that optimizers keep, by path, with the parameter that they belong to."""
+    parts: Mapping[int, SlicedPart], state: TrainingState, keys: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[StatePath, int, torch.Tensor]]:
+    """All tensors that optimizers keep for parameters that are here: path, number and parameter."""
     paths = sorted({path for part in parts.values() for path in part.kinds if path[0] == "optimizers"})
+    numbers = {name: {key: number for number, key in enumerate(known)} for name, known in keys.items()}
     for path in paths:
-        groups = state.optimizers[path[1]].param_groups
-        yield path, [p for group in groups for p in group["params"]][int(path[3])]
+        if (number := numbers[path[1]].get(path[3])) is not None:
+            groups = state.optimizers[path[1]].param_groups
+            yield path, number, [p for group in groups for p in group["params"]][number]
+
+
+def _by_number(loaded: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """What an optimizer keeps, by the numbers of its parameters here."""
+    return {str(number): loaded[key] for number, key in enumerate(keys) if key in loaded}
+
+
+def _plain_of(
+    name: str, here: Mapping[str, Any], parts: Mapping[int, SlicedPart], own: int
+) -> Mapping[str, Any]:
+    """The plain values of an optimizer: of its groups, and what it keeps for its parameters beside tensors.
+
+    Raises:
+        TopologyMismatchError: it has groups of other parameters, and other numbers of them.
+    """
+    saved: Mapping[str, Any] = parts[own].plain["optimizers"][name]
+    known, keys = _keys_of(saved), _keys_of(here)
+    if known is None or known == keys or keys is None:
+        return saved
+    if len(saved["param_groups"]) != len(here["param_groups"]):
+        raise TopologyMismatchError(
+            f"{name} had {len(saved['param_groups'])} groups of parameters when it was saved, and has "
+            f"{len(here['param_groups'])} here, of other parameters: make as many groups on each stage",
+            key=name,
+        )
+    values: dict[str, Any] = {}
+    for part in parts.values():
+        theirs = part.plain["optimizers"][name]
+        of_them = _keys_of(theirs) or []
+        for index, value in theirs["state"].items():
+            values.setdefault(of_them[int(index)], value)
+    groups = zip(saved["param_groups"], here["param_groups"], strict=True)
+    return {
+        "state": {str(number): values[key] for number, key in enumerate(keys) if key in values},
+        "param_groups": [{**options, "params": group["params"]} for options, group in groups],
+        "names": here["names"],
+    }
 
 
 def _wanted(
@@ -195,10 +288,8 @@ def _filled(wanted: Mapping[StatePath, _Wanted], parts: Mapping[int, SlicedPart]
             inner = inner.setdefault(key, {})
         inner[path[-1]] = one.empty()
     for rank, pieces in plan.pieces.items():
-        read = parts[rank].read(set(pieces))
-        for path, piece in pieces.items():
-            values = tensor_at(read, path)[relative(piece, held[rank][path])]
-            tensor_at(loaded, path)[relative(piece, wanted[path].ranges)] = values
+        for path, values in parts[rank].read(pieces).items():
+            tensor_at(loaded, path)[relative(pieces[path], wanted[path].ranges)] = values
     return loaded
 
 

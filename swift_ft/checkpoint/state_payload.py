@@ -20,6 +20,7 @@ import torch
 from swift_ft.checkpoint.plain_classes import NOTHING_KNOWN, KnownClasses, NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder, restored
 from swift_ft.errors import UnsupportedError
+from swift_ft.recovery.layout.tensors import Ranges
 
 _read_before: set[type] = set()
 """Types of which this process has read back what it wrote."""
@@ -157,6 +158,10 @@ def tensors_in(nested: Mapping[str, Any], at: StatePath = ()) -> Iterator[tuple[
             yield from tensors_in(value, (*at, key))
         elif isinstance(value, torch.Tensor):
             yield (*at, key), value
+
+
+FetchRanges = Callable[[Sequence[tuple[StatePath, TensorKind, Ranges]]], Sequence[torch.Tensor]]
+"""Fetches ranges of tensors from whoever has them: of each its path, what it is there, the ranges in it."""
 
 
 def tensor_at(nested: Mapping[str, Any], path: StatePath) -> torch.Tensor:

@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.sliced_part import SlicedPart
+from swift_ft.checkpoint.state_payload import StatePath
 from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
+from swift_ft.storage.store import Store
 from tests.support.cluster import (
     EXAMPLES,
     ClusterRun,
@@ -39,8 +44,9 @@ def changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Cl
         spares: int = 0,
         inject: str = "",
         flags: Sequence[str] = (),
+        every: int = 20,
     ) -> ClusterRun:
-        script = [*training(tmp_path, CHANGES_WORLD, iterations=ITERATIONS), "--checkpoint-every=20"]
+        script = [*training(tmp_path, CHANGES_WORLD, iterations=ITERATIONS), f"--checkpoint-every={every}"]
         monkeypatch.setenv("EXAMPLE", example)
         monkeypatch.setenv("CHANGES", json.dumps(changes))
         all_flags = ["--spares", str(spares), *flags]
@@ -202,26 +208,54 @@ def test_a_loss_for_which_none_comes_after_the_next_world_has_taken_over(
 
 
 @pytest.mark.parametrize(
-    ("example", "machines", "slots", "arguments"),
-    [
-        ("train_fsdp", 2, [1, 0, 2], []),
-        pytest.param("train_fsdp", 3, [2, 0], [], marks=pytest.mark.thorough),
-        pytest.param("train_tensor_parallel", 2, [1, 0], ["--parts", "1"], marks=pytest.mark.thorough),
-        ("train_tensor_parallel", 4, [2, 0], ["pp=1,tp=2"]),
-        pytest.param("train_tensor_parallel", 4, [0, 1, 2, 3], ["--parts", "4"], marks=pytest.mark.thorough),
-    ],
+    ("machines", "slots"), [(2, [1, 0, 2]), pytest.param(3, [2, 0], marks=pytest.mark.thorough)]
 )
-def test_shards_are_cut_anew(
-    changed: Any, tmp_path: Path, example: str, machines: int, slots: list[int], arguments: list[str]
-) -> None:
-    """The state is what a checkpoint of that iteration would have given to a run of the same layout."""
-    run = changed(example, (3, slots, arguments), machines=machines, spares=1)
+def test_shards_are_cut_anew(changed: Any, tmp_path: Path, machines: int, slots: list[int]) -> None:
+    """All goes on as from a checkpoint of that iteration that as many machines load."""
+    run = changed("train_fsdp", (3, slots, []), machines=machines, spares=1)
     (world,) = worlds_of(run)
     since, folder = world.worlds.present.since, tmp_path / "from_store"
-    script = [*training(folder, EXAMPLES / f"{example}.py", iterations=since), f"--checkpoint-every={since}"]
+    example = EXAMPLES / "train_fsdp.py"
+    script = [*training(folder, example, iterations=since), f"--checkpoint-every={since}"]
     assert run_cluster(folder, machines=machines, script=script).code == 0
     shutil.rmtree(folder / "weights")
-    parts = [f"--parts={len(slots)}"] if arguments == ["pp=1,tp=2"] else arguments
-    script = [*training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS), *parts]
-    resumed = run_cluster(folder, machines=len(slots), script=script, flags=["--resume"])
-    assert_identical(run, resumed)
+    script = training(folder, example, iterations=ITERATIONS)
+    assert_identical(run, run_cluster(folder, machines=len(slots), script=script, flags=["--resume"]))
+
+
+@pytest.mark.parametrize(
+    ("machines", "slots", "arguments"),
+    [
+        (4, [2, 0], ["pp=1,tp=2"]),
+        pytest.param(2, [1, 0], ["--parts", "1"], marks=pytest.mark.thorough),
+        pytest.param(4, [0, 1, 2, 3], ["--parts", "4"], marks=pytest.mark.thorough),
+        pytest.param(4, [3, 2, 1, 0], ["pp=4,tp=1"], marks=pytest.mark.thorough),
+    ],
+)
+def test_a_pipeline_of_shards_is_cut_otherwise(
+    changed: Any, tmp_path: Path, machines: int, slots: list[int], arguments: list[str]
+) -> None:
+    """Each parameter keeps its values and what the optimizer has of it, in other stages and slices."""
+    example = "train_tensor_parallel"
+    run = changed(example, (3, slots, arguments), machines=machines, every=10 * ITERATIONS)
+    (world,) = worlds_of(run)
+    since, folder = world.worlds.present.since, tmp_path / "undisturbed"
+    script = [*training(folder, EXAMPLES / f"{example}.py", iterations=since), f"--checkpoint-every={since}"]
+    assert run_cluster(folder, machines=machines, script=script).code == 0
+    ours, theirs = (whole_state(store, since) for store in (run.store, folder / "store"))
+    assert ours.keys() == theirs.keys()
+    assert any(path[0] == "optimizers" for path in ours)
+    assert not [path for path in ours if not torch.equal(ours[path], theirs[path])]
+
+
+def whole_state(store: Path, iteration: int) -> dict[StatePath, torch.Tensor]:
+    """All tensors of a checkpoint, put together from its parts."""
+    folder = CheckpointFolder(Store(store))
+    found: dict[StatePath, torch.Tensor] = {}
+    for saved in folder.parts_of(iteration).values():
+        part = SlicedPart(folder.reader(saved))
+        for path, kind in part.kinds.items():
+            ranges = part.ranges(path)
+            whole = found.setdefault(path, torch.empty(part.whole(path), dtype=kind.dtype))
+            whole[tuple(slice(*one) for one in ranges)] = part.read({path: ranges})[path]
+    return found

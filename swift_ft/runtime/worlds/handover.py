@@ -11,9 +11,12 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
+
+import torch
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
@@ -21,6 +24,7 @@ from swift_ft.checkpoint.layered_part import file_by_layer
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import MANIFEST, manifest_from, write_manifest
 from swift_ft.checkpoint.sliced_part import file_of_value, is_sharded
+from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, TensorKind
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import CheckpointError
@@ -32,8 +36,11 @@ from swift_ft.program.open_files import flush_open_files
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Layouts, SavedPart, State
 from swift_ft.recovery.layout.stage_layers import StageLayers
+from swift_ft.recovery.layout.tensors import Ranges
 from swift_ft.recovery.worlds import OfferedState
 from swift_ft.runtime.peer_files import PeerFiles
+from swift_ft.runtime.worlds.ranges import fetch_ranges, with_ranges
+from swift_ft.storage.digest import FileDigest
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_adapters.dcp.verified_files import NearFiles
@@ -85,7 +92,7 @@ class Handover:
             file_of = file_of_value
         written = write_part(store, self._offered.name, saved, file_of=file_of)
         digest = write_manifest(store, self._offered.name, written)
-        address = self._peers.serve(WORLDS, files(self._find))
+        address = self._peers.serve(WORLDS, with_ranges(files(self._find), saved))
         return ev.StateOffered(
             rank=context.rank,
             generation=state.generation,
@@ -118,8 +125,7 @@ class Handover:
             Store(handover_memory(context.agent_pid, context.machine, change.world.number).as_uri()),
             _nearest(state, change.offered, context),
             state.layouts.placed if self._layout(_begun(state)) is not None else {},
-            lambda address, name: PeerFile(address, context.secret, f"{WORLDS}/{name}").download(),
-            context.machine,
+            _Peers(context),
         )
         checkpointer = Checkpointer(folder, self._state)
         checkpointer.files.peer = folder.open
@@ -128,7 +134,10 @@ class Handover:
         checkpointer.load(pending.iteration, context.rank, self._layout(_begun(state)), workers)
         loaded = checkpointer.files.take_loaded()
         return ev.StateTaken(
-            rank=context.rank, world=change.world.number, own=loaded.store, peers=loaded.peers
+            rank=context.rank,
+            world=change.world.number,
+            own=loaded.store,
+            peers=loaded.peers + folder.peers.ranges,
         )
 
 
@@ -150,6 +159,47 @@ def _nearest(
     return found
 
 
+class _Peers:
+    """Asks those that offer something.
+
+    Attributes:
+        machine: the one that asks.
+        ranges: bytes of ranges that came.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.machine = context.machine
+        self._secret = context.secret
+        self.ranges = 0
+
+    def file(self, address: str, name: str) -> IO[bytes]:
+        """A file that is offered at an address."""
+        return PeerFile(address, self._secret, f"{WORLDS}/{name}").download()
+
+    def fetch(
+        self, address: str, asked: Sequence[tuple[StatePath, TensorKind, Ranges]]
+    ) -> list[torch.Tensor]:
+        """Ranges of tensors that are offered at an address."""
+        found = fetch_ranges(address, self._secret, asked)
+        self.ranges += sum(tensor.nbytes for tensor in found)
+        return found
+
+
+class _Counts:
+    """Counts what is read from the own machine's memory. Nothing is nearer."""
+
+    def __init__(self, near: NearFiles | None) -> None:
+        self._near = near
+
+    def nearer(self, path: str, expected: FileDigest | None) -> None:
+        """See :class:`swift_ft.torch_adapters.dcp.verified_files.NearFiles`."""
+
+    def from_store(self, size: int) -> None:
+        """See :class:`swift_ft.torch_adapters.dcp.verified_files.NearFiles`."""
+        if self._near is not None:
+            self._near.from_store(size)
+
+
 @dataclass(frozen=True, slots=True)
 class _OfferedStates(CheckpointFolder):
     """The states that the present world offers, as a checkpoint.
@@ -157,14 +207,12 @@ class _OfferedStates(CheckpointFolder):
     Attributes:
         offers: by rank.
         placed: the layers of a LayerStack in each of them.
-        fetch: opens a file that a worker serves at an address.
-        machine: the reader's.
+        peers: asks other machines.
     """
 
-    offers: Mapping[int, OfferedState] = field(default_factory=dict)
-    placed: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    fetch: Callable[[str, str], IO[bytes]] = field(default=lambda _address, _name: _missing(_name))
-    machine: str = ""
+    offers: Mapping[int, OfferedState]
+    placed: Mapping[int, Sequence[int]]
+    peers: _Peers
 
     def parts_of(self, iteration: int) -> dict[int, SavedPart]:
         """By rank, what is offered."""
@@ -185,24 +233,28 @@ class _OfferedStates(CheckpointFolder):
 
     def reader(self, part: SavedPart, near: NearFiles | None = None) -> PartReader:
         """Reads what one worker offers, here or where that worker is."""
-        offer = next(offer for offer in self.offers.values() if _name_of(offer) == part.path)
-        if offer.machine == self.machine:
-            return CheckpointFolder.reader(self, SavedPart(Path(offer.folder).name, part.digest))
-        with self.fetch(offer.address, MANIFEST) as file:
+        offer = self._offer(part.path)
+        if offer.machine == self.peers.machine:
+            own = SavedPart(Path(offer.folder).name, part.digest)
+            return CheckpointFolder.reader(self, own, _Counts(near))
+        with self.peers.file(offer.address, MANIFEST) as file:
             listed = manifest_from(file.read(), part.digest)
         return PartReader(self.store, part.path, listed, near)
 
     def open(self, path: str) -> IO[bytes]:
         """Open a file that is offered on another machine."""
         part, _, name = path.rpartition("/")
-        offer = next(offer for offer in self.offers.values() if _name_of(offer) == part)
-        return self.fetch(offer.address, name)
+        return self.peers.file(self._offer(part).address, name)
+
+    def fetch_of(self, part: SavedPart) -> FetchRanges | None:
+        """Only the ranges that are needed come from another machine."""
+        offer = self._offer(part.path)
+        return None if offer.machine == self.peers.machine else partial(self.peers.fetch, offer.address)
+
+    def _offer(self, name: str) -> OfferedState:
+        return next(offer for offer in self.offers.values() if _name_of(offer) == name)
 
 
 def _name_of(offer: OfferedState) -> str:
     """The name of what is offered, unlike all others."""
     return f"{offer.machine}/{Path(offer.folder).name}"
-
-
-def _missing(name: str) -> IO[bytes]:
-    raise FileNotFoundError(name)
