@@ -413,6 +413,7 @@ class ChangePlanned:
         world: its number: one more than that of the last one that was planned.
         machines: by slot.
         command: its script, or module, and the arguments; empty for the same ones as before.
+        proof: that the command comes from a member of the job (`network/command_proof.py`), if there is one.
         reload: its workers read the program's files again, instead of those with which the run began.
         plan: its layout, as text that its workers read; empty for the same one as before.
         reason: why, in words.
@@ -425,6 +426,7 @@ class ChangePlanned:
     world: int
     machines: tuple[str, ...]
     command: tuple[str, ...] = ()
+    proof: str = ""
     reload: bool = False
     plan: str = ""
     reason: str = ""

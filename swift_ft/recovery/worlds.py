@@ -30,6 +30,7 @@ class World:
         number: 0 for the first one; each one that was planned has another.
         machines: of each slot, when it was planned; empty for the first one.
         command: its script, or module, and the arguments; empty for those of the launchers.
+        proof: that a member of the job has asked for the command.
         sources: the number of the world for which the program's files were read: 0 for the start of the run.
         plan: its layout, as its workers read it; empty if they find one by their number.
         since: iterations that were completed when it began.
@@ -39,6 +40,7 @@ class World:
     number: int = 0
     machines: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
+    proof: str = ""
     sources: int = 0
     plan: str = ""
     since: int = 0

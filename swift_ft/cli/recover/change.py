@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import is_not
 
-from swift_ft.cli.recover.running import declare_run, who_asks
+from swift_ft.cli.recover.running import declare_run, secret_of_run, who_asks
 from swift_ft.cli.verb import ExitCode, print_json
 from swift_ft.coordination.follower import Follower
 from swift_ft.errors import UsageError
+from swift_ft.network.command_proof import proof_of_command
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import event_to_dict
 from swift_ft.recovery.job_state import Phase, State
@@ -69,6 +70,21 @@ def declare_change(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="check, and print what would be asked for")
 
 
+def declare_script(parser: argparse.ArgumentParser) -> None:
+    """Declare the script of a change, and what proves that a member of the job asks for it."""
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="the run's token, if it has one: needed where another script or other arguments are given",
+    )
+    parser.add_argument(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="-- SCRIPT ...",
+        help="the script and all its arguments (default: those that the job has now)",
+    )
+
+
 def script_of(words: Sequence[str]) -> tuple[str, ...]:
     """The script and its arguments that a command was given, with or without ``--`` before them."""
     return tuple(words[1:] if words[:1] == ["--"] else words)
@@ -105,6 +121,9 @@ def run_change(
     """
     check_changeable(follower.state)
     change = plan(follower.state)
+    if change.command:
+        secret = secret_of_run(args.rdzv_endpoint, run_id, args.token_file)
+        change = dataclasses.replace(change, proof=proof_of_command(secret, run_id, change.command))
     if args.dry_run:
         show_planned(change, as_json=args.json)
         return ExitCode.OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from swift_ft.cli.recover.change import declare_change, planned, run_change, script_of
+from swift_ft.cli.recover.change import declare_change, declare_script, planned, run_change, script_of
 from swift_ft.cli.recover.running import following
 from swift_ft.cli.verb import ExitCode, Verb
 from swift_ft.recovery import events as ev
@@ -15,12 +15,7 @@ from swift_ft.recovery.next_world import same_machines
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     declare_change(parser)
-    parser.add_argument(
-        "script",
-        nargs=argparse.REMAINDER,
-        metavar="-- SCRIPT ...",
-        help="the script and all its arguments (default: those that the job has now)",
-    )
+    declare_script(parser)
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from swift_ft.cli.recover.change import declare_change, planned, run_change, script_of
+from swift_ft.cli.recover.change import declare_change, declare_script, planned, run_change, script_of
 from swift_ft.cli.recover.running import following
 from swift_ft.cli.verb import ExitCode, Verb
 from swift_ft.config.run_plan import plan_from_json
@@ -30,12 +30,7 @@ def _declare(parser: argparse.ArgumentParser) -> None:
         help="the layout: degrees (dp=2,tp=2,pp=2), or a JSON file, which may name machines or workers",
     )
     declare_change(parser)
-    parser.add_argument(
-        "script",
-        nargs=argparse.REMAINDER,
-        metavar="-- SCRIPT ...",
-        help="the script and all its arguments (default: those that the job has now)",
-    )
+    declare_script(parser)
 
 
 def _run(args: argparse.Namespace) -> ExitCode:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import getpass
+import os
 import socket
 from collections.abc import Iterator
 from functools import partial
 
+from swift_ft.config.run_config import RunConfig
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import newest_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, UsageError
+from swift_ft.launch.rendezvous.job_secret import found_secret
+from swift_ft.network import JobSecret
 from swift_ft.network.addresses import split_endpoint
+from swift_ft.network.secret import token_of
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.torch_adapters.connections import shut_down, tcp_connections
 
@@ -70,6 +75,22 @@ def _follow(endpoint: str, name: str) -> tuple[str, Follower]:
         raise UsageError(f"run {run_id} has ended")
     follower.start()
     return run_id, follower
+
+
+def secret_of_run(endpoint: str, run_id: str, token_file: str | None) -> JobSecret:
+    """The secret of a run: of the user's token, or of the one that its launchers have agreed on.
+
+    Raises:
+        UsageError: no token is given, and the run has one that only its members know.
+    """
+    if (token := token_of(token_file, os.environ)) is not None:
+        return JobSecret.of_token(token)
+    found = found_secret(connect(StoreAddress.parse(endpoint), run_id, timeout_s=_CONNECT_S), RunConfig())
+    if found is None:
+        raise UsageError(
+            "this run has a token of its own: give the file that its launchers have, --token-file"
+        )
+    return found
 
 
 def who_asks() -> str:

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
+from swift_ft.errors import UsageError
 from swift_ft.host.handover_memory import free_handover_memory
 from swift_ft.launch.agent.room import why_no_room
 from swift_ft.launch.detection.worker_channels import WorkerChannels
@@ -130,18 +131,22 @@ class NextWorld:
             return
         per_machine = state.shape.workers_per_machine
         group = self.group = self._agent.workers_in(slot, len(world.machines), place)
-        jobs = worker_jobs(
-            self._settings,
-            group.workers,
-            lambda worker, number: self._agent.torch_env(worker, number, group),
-            run_id=self._membership.get_run_id(),
-            machine=self._membership.machine,
-            workers_per_machine=per_machine,
-            generation=change.started_in,
-            joins=False,
-            tries=state.tries,
-            world=world,
-        )
+        try:
+            jobs = worker_jobs(
+                self._settings,
+                group.workers,
+                lambda worker, number: self._agent.torch_env(worker, number, group),
+                run_id=self._membership.get_run_id(),
+                machine=self._membership.machine,
+                workers_per_machine=per_machine,
+                generation=change.started_in,
+                joins=False,
+                tries=state.tries,
+                world=world,
+            )
+        except UsageError as error:
+            self._give_up(world.number, str(error))
+            return
         self._logs.generation = change.started_in
         self.processes = StandbyContext(
             self._standby,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
 import signal
 import socket
 import sys
@@ -19,11 +20,13 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import channel_pair
 from swift_ft.coordination.relay.lines import LocalLine, local_pair
+from swift_ft.errors import UsageError
 from swift_ft.launch.processes.output_tail import OutputTail, Shown
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.processes.worker import WorkerJob
 from swift_ft.launch.settings import AgentSettings
 from swift_ft.launch.signals import handles
+from swift_ft.network.command_proof import is_proved
 from swift_ft.observe.spans import recorder
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.job_state import Tries
@@ -233,8 +236,16 @@ def worker_jobs(
         joins: the job's other workers are already training.
         tries: how often all workers were started again, and how often a script that fails still may be.
         world: what they are part of.
+
+    Raises:
+        UsageError: somebody who does not know the job's secret has asked for the world's command.
     """
     assert settings.secret is not None  # agreed on before
+    if world.command and not is_proved(world.proof, settings.secret, run_id, world.command):
+        raise UsageError(
+            f"the command {shlex.join(world.command)!r} is not from a member of this job: give swift-recover "
+            "the run's --token-file"
+        )
     target, *args = world.command or (settings.target, *settings.args)
     jobs = {}
     for worker in workers:

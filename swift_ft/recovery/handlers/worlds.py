@@ -28,6 +28,7 @@ def change_planned(state: State, event: ev.ChangePlanned) -> State:
         event.world,
         event.machines,
         event.command or present.command,
+        event.proof if event.command else present.proof,
         event.world if event.reload else present.sources,
         # A plan is one for a number of machines.
         event.plan or (present.plan if len(event.machines) == state.shape.machines else ""),

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 
 import swift_ft
+from swift_ft.network.command_proof import proof_of_command
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
 
@@ -43,11 +44,14 @@ class Session(swift_ft.Session):
             return
         membership = state.membership
         members = [membership.members[slot] for slot in sorted(membership.members)] + membership.waiting()
+        command = (*sys.argv, *arguments) if arguments and "=" not in arguments[0] else ()
+        context = participant.context
         participant.append(
             ev.ChangePlanned(
                 world=state.worlds.planned + 1,
                 machines=tuple(members[number] for number in slots),
-                command=(*sys.argv, *arguments) if arguments and "=" not in arguments[0] else (),
+                command=command,
+                proof=proof_of_command(context.secret, context.run_id, command) if command else "",
                 plan=arguments[0] if arguments and "=" in arguments[0] else "",
                 reason="the test asks for it",
             )

@@ -18,6 +18,7 @@ from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.launch.processes.context import worker_jobs
 from swift_ft.launch.settings import MachineJob
 from swift_ft.network import JobSecret
+from swift_ft.network.command_proof import proof_of_command
 from swift_ft.recovery.job_state import Tries
 from swift_ft.recovery.worlds import World
 from tests.support.strangers import issue, new_authority
@@ -57,7 +58,9 @@ def swift_run(folder: Path, *flags: str) -> int:
     return run.main(["--standalone", "--log-dir", str(folder), *flags, __file__])
 
 
-def environment_of_worker(job: MachineJob, tries: Tries, *, joins: bool = False) -> dict[str, str]:
+def environment_of_worker(
+    job: MachineJob, tries: Tries, *, joins: bool = False, world: World | None = None
+) -> dict[str, str]:
     """The environment that its agent makes for a worker."""
     worker: Any = SimpleNamespace(local_rank=1, global_rank=1, world_size=4)
     found = worker_jobs(
@@ -70,7 +73,7 @@ def environment_of_worker(job: MachineJob, tries: Tries, *, joins: bool = False)
         generation=3,
         joins=joins,
         tries=tries,
-        world=World(),
+        world=world or World(),
     )
     return found[1].env
 
@@ -300,3 +303,17 @@ def test_the_limits_of_a_policy(text: str, limits: tuple[int, int | None]) -> No
 def test_limits_of_a_policy_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError, match="such as 2:6"):
         RunConfig(policy="auto", policy_machines=text).validate()
+
+
+def test_the_command_of_another_world_needs_a_proof(jobs: list[MachineJob], tmp_path: Path) -> None:
+    assert swift_run(tmp_path) == 0
+    command = ("other.py", "--deep")
+    secret = jobs[0].settings.secret
+    assert secret is not None
+    proof = proof_of_command(secret, jobs[0].run_id, command)
+    proved = World(1, ("m",), command, proof, plan="tp=2")
+    context = WorkerContext.from_env(environment_of_worker(jobs[0], Tries(), world=proved))
+    assert (context.world, context.plan) == (1, "tp=2")
+    for wrong in ("", proof[:-1] + "x"):
+        with pytest.raises(UsageError, match="not from a member of this job"):
+            environment_of_worker(jobs[0], Tries(), world=World(1, ("m",), command, wrong))
