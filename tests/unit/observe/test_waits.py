@@ -29,6 +29,7 @@ REASONS = {
         "torch_adapters/abortable_waits.py:AbortableWaits.call_or_abort",
         "torch_adapters/abortable_waits.py:_Call.wait",
         "torch_adapters/abortable_waits.py:wait_for_works",
+        "torch_adapters/rendezvous_store.py:KeysInFolder.wait",
         "torch_adapters/rendezvous_store.py:RendezvousStore.wait",
         "torch_adapters/rendezvous_store.py:RendezvousStore.wait.rest",
         "coordination/restoring.py:Restorer._publish",
@@ -50,10 +51,12 @@ REASONS = {
         "launch/rendezvous/journal_rendezvous.py:JournalRendezvous.next_rendezvous",
         "runtime/checkpoints/checkpointing.py:Saver.finish",
         "runtime/checkpoints/commits.py:Commits.wait",
+        "cli/recover/change.py:_Wait.until_over",
         "cli/recover/drain.py:_wait",
     ),
     "an idle thread or process waits for work, and nobody for it": (
         "host/alarms.py:Alarms._next",
+        "launch/schedulers/requests.py:MachineRequests._run",
         "launch/processes/script_end.py:_watch",  # it announces the wait of others
         "cli/console.py:_Narration.run",
         "cli/event_hook.py:EventHook._run_all",
@@ -103,6 +106,7 @@ REASONS = {
     ),
     "at most ten seconds, or for a process that was killed": (
         "cli/console.py:LauncherConsole.close",
+        "launch/schedulers/requests.py:MachineRequests.close",
         "launch/agent/run_end.py:_within",
         "cli/live.py:_Looks.close",
         "cli/event_hook.py:EventHook.close",
@@ -134,6 +138,7 @@ REASONS = {
         "launch/processes/standby.py:_has_packet",
     ),
     "the key is known to be there": (
+        "launch/rendezvous/bootstrap.py:Bootstrap.place_of_next",
         "launch/rendezvous/job_secret.py:found_secret",
         "checkpoint/store_claim.py:claim_store",
         "runtime/data/part.py:check_remade",

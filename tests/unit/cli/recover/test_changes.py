@@ -16,6 +16,7 @@ import pytest
 from swift_ft.cli.recover.change import phase_of
 from swift_ft.cli.recover.main import main
 from swift_ft.cli.recover.reshape import machines_in
+from swift_ft.config import store_keys
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import find_run
@@ -34,6 +35,8 @@ STOP = 47
 @pytest.fixture
 def service() -> Iterator[StoreService]:
     with contextlib.closing(StoreService("127.0.0.1", 0)) as made:
+        client = connect(made.address, find_run(partial(connect, made.address), "run"))
+        client.set(store_keys.job_secret(), "the token that the launchers have agreed on")
         yield made
 
 
