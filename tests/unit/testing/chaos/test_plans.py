@@ -32,7 +32,7 @@ NOT_DRAWN = {Point.MOVE, Point.PREPARED, Point.OFFER, Point.TAKE}
 
 
 def test_all_kinds_are_drawn() -> None:
-    """Without ``raise``, a script's own failure, moves of layers, and points of a change that nobody asks for."""
+    """Without ``raise``, a script's own failure, moves of layers, and points of changes to other worlds."""
     plans = [random_plan(replace(SHAPE, copies=True), seed) for seed in range(500)]
     assert any(plan[0].point == Point.COPY for plan in plans)
     assert {fault.point for plan in plans for fault in plan} == set(Point) - NOT_DRAWN
