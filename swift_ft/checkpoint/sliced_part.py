@@ -205,7 +205,7 @@ def _optimizer_tensors(
 
 
 def _by_number(loaded: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """What an optimizer keeps, by the numbers of its parameters here."""
+    """The state that an optimizer keeps, by the numbers of its parameters here."""
     return {str(number): loaded[key] for number, key in enumerate(keys) if key in loaded}
 
 
