@@ -83,11 +83,11 @@ class Assembly(Foundations):
     def __init__(
         self, context: WorkerContext, store: Store, state: TrainingState, settings: Settings
     ) -> None:
-        super().__init__(context, store, state, settings)
-        # From the first step on:
+        # From the first step on. Before all else: the journal's thread, which starts below, looks at them.
         self._costs: LayerCosts | None = None
         self._slowness: SlownessPart | None = None
         self._policy: PolicyPart | None = None
+        super().__init__(context, store, state, settings)
 
     # ------------------------------------------------------------------------------------------ ready
 
