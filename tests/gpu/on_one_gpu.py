@@ -7,8 +7,10 @@ about GPUs.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,6 +26,9 @@ from tests.support.nccl_members import GPU, Statements
 from tests.support.nccl_statements import expected_codes
 
 REHEARSED = "SWIFT_GPU_TESTS"
+CHANGES_WORLD = Path(__file__).parents[1] / "cluster" / "scripts" / "changes_world.py"
+LONG = 60
+"""Iterations of a training that changes to another world."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,10 @@ KINDS = {
     "train_swift": Kind(3, (), "replay"),
     "train_hybrid": Kind(4, ("--layers=4", "--microbatches=4"), "replica"),
     "train_hsdp": Kind(4, ("--layers=2",), "replica"),
+    "train_tensor_parallel": Kind(4, (), "replay"),
+    "train_moe": Kind(4, ("--layers=2",), "replica"),
+    "train_context_parallel": Kind(4, ("--layers=2",), "replica"),
+    "train_elastic": Kind(3, (), "replay"),
 }
 
 
@@ -63,7 +72,12 @@ class OnOneGpu:
         self.device = device
 
     def run(
-        self, folder: Path, example: str, *args: str, inject: str = "", flags: list[str] | None = None
+        self,
+        folder: Path,
+        example: str,
+        *args: str,
+        inject: str = "",
+        flags: list[str] | None = None,
     ) -> ClusterRun:
         """Run an example."""
         kind = KINDS[example]
@@ -72,6 +86,15 @@ class OnOneGpu:
         return run_cluster(
             folder, *options, inject=inject, machines=kind.machines, flags=flags, script=script
         )
+
+    def changed(self, folder: Path, example: str, slots: list[int], **settings: Any) -> ClusterRun:
+        """Run an example whose workers are replaced by those of a next world, on these machines."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EXAMPLE", example)
+            patch.setenv("CHANGES", json.dumps([[3, slots, []]]))
+            options = (*KINDS[example].args, "--device", self.device)
+            script = training(folder, CHANGES_WORLD, iterations=LONG)
+            return run_cluster(folder, *options, machines=KINDS[example].machines, script=script, **settings)
 
     def undisturbed(self, example: str, *args: str) -> ClusterRun:
         """The same without a failure, on the same device; made when first asked for."""
