@@ -59,7 +59,7 @@ def main() -> None:
     stage = PipelineStage(module, index, num_stages, device, group=pipeline)
     schedule = get_schedule_class(args.schedule)(stage, config.microbatches, loss_fn=loss_fn)
     parameters = list(module.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=False)  # foreach takes no mixture with DTensor
     batches = Batches(config, device)
 
     state = {"model": module, "optimizer": optimizer}

@@ -64,7 +64,7 @@ for what in "${@:-tests figures}"; do
         case $one in
         tests)
             OMP_NUM_THREADS=1 part tests "$TESTS_S" "$PYTHON" -m pytest ${TESTS:--n 8 --dist loadfile} \
-                -v --durations=15 -k "not cpu" tests/gpu tests/unit/undo/test_optim_db.py
+                -p no:benchmark -v --durations=15 -k "not cpu" tests/gpu tests/unit/undo/test_optim_db.py
             ;;
         figures)
             record=(--record "$OUT/results")

@@ -39,7 +39,7 @@ from swift_ft.torch_adapters.accepted_ddp import accepted_ddp, synchronised_norm
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.ddp_construction import averaged
-from swift_ft.torch_adapters.lasting_group import note_begin
+from swift_ft.torch_adapters.lasting_group import beginning
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.transports import aborts_in_silence
 
@@ -221,10 +221,10 @@ class DataParallelHook:
             if index == 0:  # the first in every backward
                 self._share_buffers()
             gradients = bucket.buffer()
-            note_begin()
             gradients.mul_(1.0 / self.group.size())
             on_end = recorder.on_collective(recorder.now()) if recorder.active else None
-            work = dist.all_reduce(gradients, group=self.group, async_op=True)
+            with beginning():
+                work = dist.all_reduce(gradients, group=self.group, async_op=True)
         except RuntimeError as error:
             self.broken = first_line(error)
             step_failures.broken(self.broken)
@@ -372,8 +372,8 @@ def _note_failed_syncs() -> None:
     @functools.wraps(original)
     def sync_buffers(self: DistributedDataParallel) -> None:
         try:
-            note_begin()
-            original(self)
+            with beginning():
+                original(self)
         except RuntimeError as error:
             step_failures.note(error, is_over=is_broken_communication(error))
             raise

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.torch_adapters.communication import device_of
-from swift_ft.torch_adapters.lasting_group import note_begin
+from swift_ft.torch_adapters.lasting_group import beginning
 from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL
 from swift_ft.torch_adapters.versions.group_methods import those_of
 
@@ -68,15 +68,15 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
         """Send to a member."""
-        note_begin()
         self._meet(peer)
-        return self._to[peer].send(tensors, 1, tag)
+        with beginning():
+            return self._to[peer].send(tensors, 1, tag)
 
     def recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> dist.Work:
         """Receive from a member."""
-        note_begin()
         self._meet(peer)
-        return self._from[peer].recv(tensors, 0, tag)
+        with beginning():
+            return self._from[peer].recv(tensors, 0, tag)
 
     def shutdown(self) -> None:
         """The groups beneath end by themselves, and no other one is formed.

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
 from typing import Any, ClassVar
@@ -139,7 +140,8 @@ class LastingGroup(dist.ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> Any:
         ends, self._batch = self._batch or [], None
-        work: Any = self._carrier("send")._end_coalescing(device)
+        with beginning():
+            work: Any = self._carrier("send")._end_coalescing(device)
         if work is not None:
             return LastingWork(work, partial(_call_all, ends), on_host=device.type == "cpu")
         _call_all(ends)
@@ -254,10 +256,18 @@ def unintercepted() -> Iterator[None]:
         LastingGroup.interceptor = interceptor
 
 
-def note_begin() -> None:
-    """An operation begins: of a group of the script, or beneath one."""
-    if LastingGroup.waits is not None:
-        LastingGroup.waits.begun()
+def beginning() -> AbstractContextManager[None]:
+    """Surrounds the beginning of an operation: of a group of the script, or beneath one.
+
+    Raises:
+        RuntimeError: the groups were aborted, and nothing begins any more.
+    """
+    waits = LastingGroup.waits
+    if waits is None:
+        return contextlib.nullcontext()
+    waits.begun()
+    waits.raise_if_aborted()
+    return waits.beginnings
 
 
 def _note(error: Exception) -> None:
@@ -276,14 +286,14 @@ def _operation(name: str) -> Any:
 
     def begin(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
         on_end = None
-        note_begin()
         if (interceptor := LastingGroup.interceptor) is not None:
             members = dist.get_process_group_ranks(self)
             operation = Operation.of(name, self.group_name, members, args)
             on_end = interceptor.begin(operation)
             if on_end is None:
                 return ServedWork(operation.tensors)
-        work = getattr(self._carrier(name), name)(*args, **kwargs)
+        with beginning():
+            work = getattr(self._carrier(name), name)(*args, **kwargs)
         if self._batch is not None:
             self._batch += [on_end] if on_end is not None else []
             return work

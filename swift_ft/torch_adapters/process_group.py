@@ -79,7 +79,7 @@ class GenerationGroup:
         self.waits = LastingGroup.waits = AbortableWaits(is_cancelled)
         self._transports: tuple[Transport, ...] = (
             GlooConnections(self._in_waiter),
-            AbortedCommunicators(self._in_waiter),
+            AbortedCommunicators(self._in_waiter, self.waits.beginnings.over),
         )
         self._retired: list[dist.ProcessGroup] = []  # left, and not destroyed yet
         self.helper_group: dist.ProcessGroup | None = None
@@ -136,10 +136,19 @@ class GenerationGroup:
         connection.set(store_keys.joining(generation, self._rank), "")  # it waits for no answer
         for group in script_groups.groups:
             self._renew(group)
+        if self.waits.silent:
+            self._wait_for_all(connection, generation)
         for transport in self._transports:
             transport.connect_all()
         self._meet(range(self._world_size))
         self._formed()
+
+    def _wait_for_all(self, connection: Store, generation: int) -> None:
+        """Before communicators form: no abort ends the forming of one, so none shall wait for a member."""
+        if connection.add(store_keys.ready(generation), 1) == self._world_size:
+            connection.set(store_keys.all_ready(generation), "")
+        patience = timedelta(seconds=self._timeout_s)
+        self._in_waiter(partial(connection.wait, [store_keys.all_ready(generation)], patience))
 
     def missing(self) -> list[int]:
         """After :meth:`join` has failed: workers that did not even begin; empty if the store does not say."""

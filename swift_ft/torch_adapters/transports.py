@@ -10,8 +10,7 @@ Private parts used (tested on torch 2.11 to 2.14):
   ``_devices``, ``_threads`` and ``_timeout``.
 - ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message. It is a property of the
   device.
-- ``TORCH_NCCL_ASYNC_ERROR_HANDLING``: whether torch's watchdog ends a process whose peer is gone.
-- ``TORCH_NCCL_USE_COMM_NONBLOCKING``: whether an abort ends the forming of a communicator.
+- ``TORCH_NCCL_*``: what torch's watchdog does where a peer is gone, and how communicators form (`_NCCL`).
 - ``ProcessGroup._device_types``, ``ProcessGroup._get_backend(device)``: the backends of a group.
 """
 
@@ -39,8 +38,22 @@ from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_
 
 _logger = logging.getLogger(__name__)
 
+_NCCL = {  # they count when a group is made
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # the watchdog ends no process
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # nor does the thread that writes what a failed operation was
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",  # four times as long the watchdog holds all of its group
+    "TORCH_NCCL_ENABLE_MONITORING": "0",  # and a watchdog that an abort holds up is no reason to end
+}
+_UNLESS_SET = {
+    "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",  # else nothing ends the forming of a communicator
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",  # torch's half an hour is for training without recovery
+}
+
 STUCK_S = 10.0
 """The longest time that a call of torch may take to end after an abort. It takes milliseconds."""
+
+_BEGIN_S = 1.0
+"""The longest time that an abort waits for an operation that is being given to NCCL."""
 
 GLOO = "gloo"
 
@@ -186,7 +199,8 @@ class AbortedCommunicators:
     """NCCL, and what is like it: a thread aborts the communicators of a generation that is over.
 
     None is used again. torch's watchdog is switched off: it would end this process, which is alive and has
-    its state, because another one is dead.
+    its state, because another one is dead. An abort waits for calls that give an operation to NCCL, and for
+    communicators that form, which fail by themselves after ``TORCH_NCCL_NONBLOCKING_TIMEOUT``.
 
     The communicators of whole groups form when a generation begins, and not when they are first used: after
     a loss, some stages are an iteration ahead. One would wait in its step for all members of a batch's group,
@@ -194,12 +208,20 @@ class AbortedCommunicators:
 
     Args:
         in_waiter: calls a function that blocks in a thread which an abort can leave behind.
+        has_begun: waits until no call gives an operation to a backend; False if there is one after so many
+            seconds.
     """
 
-    def __init__(self, in_waiter: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(
+        self,
+        in_waiter: Callable[[Callable[[], object]], None],
+        has_begun: Callable[[float], bool] = lambda _: True,
+    ) -> None:
         self._in_waiter = in_waiter
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"  # it counts when a group is made
-        os.environ.setdefault("TORCH_NCCL_USE_COMM_NONBLOCKING", "1")  # else no abort ends the forming of one
+        self._has_begun = has_begun
+        os.environ.update(_NCCL)
+        for name, value in _UNLESS_SET.items():
+            os.environ.setdefault(name, value)
         self._lock = threading.Lock()
         self._groups: list[dist.ProcessGroup] = []
         self._aborting: threading.Thread | None = None
@@ -237,7 +259,7 @@ class AbortedCommunicators:
             groups, self._groups = self._groups, []
             if groups:
                 self._aborting = threading.Thread(
-                    target=_abort_all, args=(groups, self._aborting), name="swift-abort", daemon=True
+                    target=self._abort_all, args=(groups, self._aborting), name="swift-abort", daemon=True
                 )
                 self._aborting.start()
 
@@ -246,9 +268,24 @@ class AbortedCommunicators:
         with self._lock:
             aborting, self._aborting = self._aborting, None
         if aborting is not None:
-            aborting.join(STUCK_S)
+            patience_s = STUCK_S + float(os.environ["TORCH_NCCL_NONBLOCKING_TIMEOUT"])
+            aborting.join(patience_s)
             if aborting.is_alive():
-                _end_process("NCCL did not abort")
+                _end_process("NCCL did not abort", patience_s)
+
+    def _abort_all(self, groups: list[dist.ProcessGroup], before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        if not self._has_begun(_BEGIN_S):
+            _logger.debug(
+                "an operation still begins, or its communicator forms"
+            )
+        for group in groups:
+            try:
+                group.abort()
+            except RuntimeError:  # gloo's part of a group of two backends; NCCL's aborts what it can
+                _logger.debug("a group could not be aborted", exc_info=True)
+        groups.clear()
 
 
 def _connects_lazily() -> bool:
@@ -260,17 +297,6 @@ def aborts_in_silence(group: dist.ProcessGroup) -> bool:
     backends: list[Any] = [group._get_backend(device) for device in group._device_types]
     # With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch wraps each of them.
     return any(getattr(backend, "wrapped_pg", backend).name() != GLOO for backend in backends)
-
-
-def _abort_all(groups: list[dist.ProcessGroup], before: threading.Thread | None) -> None:
-    if before is not None:
-        before.join()
-    for group in groups:
-        try:
-            group.abort()
-        except RuntimeError:  # gloo's part of a group of two backends; NCCL's aborts what it can
-            _logger.debug("a group could not be aborted", exc_info=True)
-    groups.clear()
 
 
 def _first_collective(group: dist.ProcessGroup) -> None:
@@ -300,14 +326,14 @@ def _end_if_stuck(transport: str) -> None:
     """
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is not None and is_communication(frame.f_code.co_filename, frame.f_code.co_name):
-        _end_process(f"{transport} did not end a wait")
+        _end_process(f"{transport} did not end a wait", STUCK_S)
 
 
-def _end_process(what: str) -> None:
+def _end_process(what: str, within_s: float) -> None:
     _logger.error(
         "%s within %g s after its connections closed: this worker ends, and is replaced",
         what,
-        STUCK_S,
+        within_s,
         extra={"event": "worker_stuck"},
     )
     logging.shutdown()  # flushes

@@ -10,7 +10,7 @@ from tests.gpu.on_one_gpu import OnOneGpu
 from tests.support.cluster import run_cluster
 
 COUNTS = Path(__file__).parents[1] / "cluster" / "scripts" / "counts_what_it_holds.py"
-RECOVERIES = 50
+RECOVERIES = 30
 WARM_UP = 10
 """Recoveries after which all is there that is kept for the next one: workspaces, page-locked memory."""
 

@@ -59,7 +59,10 @@ def _three_workers() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-pytestmark = pytest.mark.usefixtures("_three_workers")
+pytestmark = [
+    pytest.mark.usefixtures("_three_workers"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # in the thread of the first backward
+]
 
 
 def incoming() -> dict[MessageKey, torch.Tensor]:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
@@ -62,6 +62,10 @@ GPU = Backend(
         "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1",
         "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "10",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
     },
 )
 
@@ -125,6 +129,14 @@ class Member:
     def told(self, what: str) -> None:
         """Wait until a member has said something."""
         self._told.wait([what], timedelta(seconds=DEADLINE_S))
+
+    def leave(self) -> None:
+        """Say that this member ends."""
+        self._told.set(f"left {self.rank}", "")
+
+    def wait_for_the_end(self, ranks: Iterable[int]) -> None:
+        """Wait until these members end, too: an operation that is over here may still be under way there."""
+        self._told.wait([f"left {rank}" for rank in ranks], timedelta(seconds=DEADLINE_S))
 
     def die(self) -> NoReturn:
         """As a lost machine does."""
@@ -237,7 +249,11 @@ def _fork(backend: Backend, name: str, rank: int, size: int, store: str, output:
         from tests.support import nccl_groups, nccl_statements
 
         member = Member(backend, rank, size, dist.FileStore(store))
-        getattr(nccl_statements if hasattr(nccl_statements, name) else nccl_groups, name)(member)
+        try:
+            getattr(nccl_statements if hasattr(nccl_statements, name) else nccl_groups, name)(member)
+        finally:
+            member.leave()
+        member.wait_for_the_end({*range(size)} - nccl_statements.dying(name))
         code = 0
     except BaseException:  # what an interpreter would print
         traceback.print_exc()

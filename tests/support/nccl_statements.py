@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -33,7 +34,7 @@ STATEMENTS = {
     "returns_when_enqueued": "An operation returns when it is enqueued.",
     "runs_in_order": "Operations of a communicator run in the order in which they were enqueued.",
     "forms_at_the_first_operation": "Making a group waits for no one; its first operation waits for all.",
-    "abort_ends_the_forming": "An abort ends the wait for a member that never comes.",
+    "forming_ends": "The wait for a member that never comes ends after its own timeout, at the latest.",
     "a_dead_peer_is_silent": "No wait ends because a peer has died.",
     "abort_ends_a_wait": "An abort ends a wait, and raises nothing where the wait was.",
     "abort_ends_a_wait_for_an_absent_peer": "So it does if the peer is alive and does not take part.",
@@ -63,6 +64,11 @@ _SIGNALS = {
     "the_watchdog_ends_the_process": {0: signal.SIGABRT},
 }
 """Members that do not end by themselves, and how."""
+
+
+def dying(name: str) -> set[int]:
+    """The members of a statement that end by a signal."""
+    return {*_SIGNALS.get(name, {})}
 
 
 def expected_codes(name: str) -> list[int]:
@@ -119,22 +125,24 @@ def forms_at_the_first_operation(me: Member) -> None:
     ends(lambda: me.values(tensor) == {2.0})
 
 
-def abort_ends_the_forming(me: Member) -> None:
+def forming_ends(me: Member) -> None:
+    """An abort of NCCL waits for a communicator that forms."""
     if me.rank == 1:
         me.told("aborted")
         return
     group = me.begin()
     returned = in_thread(lambda: dist.all_reduce(me.tensor(1.0), async_op=True))
     stays(returned)
-    group.abort()
+    aborted = in_thread(group.abort)
     ends(returned)
+    ends(aborted)
     me.tell("aborted")
 
 
 def a_dead_peer_is_silent(me: Member) -> None:
     _formed(me)
     if me.rank == 1:
-        _die(me)
+        _die(me, [0])
     over = me.under_way(dist.all_reduce(me.tensor(1.0), async_op=True))
     _dead(me)
     stays(over)
@@ -144,7 +152,7 @@ def abort_ends_a_wait(me: Member) -> None:
     group = _formed(me)
     tensor = me.tensor(1.0)
     if me.rank == 1:
-        _die(me)
+        _die(me, [0])
     work = dist.all_reduce(tensor, async_op=True)
     over = me.under_way(work)
     _dead(me)
@@ -201,7 +209,7 @@ def an_abort_is_of_one_group(me: Member) -> None:
 def another_group_after_an_abort(me: Member) -> None:
     group = _formed(me)
     if me.rank == 2:
-        _die(me)
+        _die(me, [0, 1])
     over = me.under_way(dist.all_reduce(me.tensor(1.0), async_op=True))
     _dead(me)
     group.abort()
@@ -399,12 +407,16 @@ def _overdue(me: Member) -> None:
         assert not over()
 
 
-def _die(me: Member) -> None:
+def _die(me: Member, others: Sequence[int]) -> None:
+    """Once the others have begun an operation: one that begins later may raise, where connections tell."""
+    for rank in others:
+        me.told(f"{rank} has begun")
     me.writes("pid", str(os.getpid()))
     me.die()
 
 
 def _dead(me: Member) -> None:
     """Wait until a member has died: its process is a zombie, for the server waits for all."""
+    me.tell(f"{me.rank} has begun")
     status = Path("/proc", me.reads("pid"), "status")
     ends(lambda: "State:\tZ" in status.read_text())

@@ -13,7 +13,7 @@ from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.communication import wait_on_host
 from swift_ft.torch_adapters.device_waits import DeviceWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup, note_begin
+from swift_ft.torch_adapters.lasting_group import LastingGroup, beginning
 from swift_ft.torch_adapters.step_failures import step_failures
 
 
@@ -124,7 +124,8 @@ def test_an_abort_after_the_update_leaves_the_step_complete(step: Step) -> None:
 def test_unless_something_communicated_after_it(step: Step) -> None:
     step.device.idle.set()
     step.optimizer.step()
-    note_begin()  # the average of a loss, say
+    with beginning():  # the average of a loss, say
+        pass
     step.waits.abort()
     with pytest.raises(RuntimeError, match="aborted"):
         step.on_device.finish()
@@ -137,7 +138,8 @@ def test_each_update_waits_for_what_communicated_before_it(step: Step) -> None:
     step.optimizer.step()
     step.optimizer.step()  # of gradients that have arrived
     assert step.device.waits == 1
-    note_begin()
+    with beginning():
+        pass
     step.optimizer.step()
     assert step.device.waits == 2
 
