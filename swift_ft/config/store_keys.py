@@ -281,18 +281,6 @@ def joining(generation: int, rank: int) -> str:
     return f"{groups(generation)}/here/{rank}"
 
 
-@_kind("each worker of a group that forms when it is used", "the last of them", "the next generation")
-def ready(generation: int) -> str:
-    """How many workers would form their communicators now."""
-    return f"{groups(generation)}/ready"
-
-
-@_kind("the last of them", "all that form communicators", "the next generation")
-def all_ready(generation: int) -> str:
-    """Set: a communicator that forms waits for nobody who has not come."""
-    return f"{groups(generation)}/all-ready"
-
-
 # --------------------------------------------------------------------------------- workers: the beginning
 
 

@@ -41,6 +41,7 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         native: that group, for all but messages.
         ranks: its members, by their global ranks.
         form: makes a group of two of them; both call it with the same name.
+        gather: returns once both have called it with the same name.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         native: dist.ProcessGroup,
         ranks: Sequence[int],
         form: Callable[[str, Sequence[int]], dist.ProcessGroup],
+        gather: Callable[[str], None],
     ) -> None:
         super().__init__(native.rank(), native.size())
         self._native = native
         self._ranks = list(ranks)
         self._form = form
+        self._gather = gather
         self._lock = threading.Lock()
         self._ended = False
         self._to: dict[int, dist.ProcessGroup] = {}
@@ -92,7 +95,9 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             return
         me = self.rank()
         for sender, receiver in ((min(me, peer), max(me, peer)), (max(me, peer), min(me, peer))):
-            group = self._formed(sender, receiver)
+            name = f"{self._native.group_name}/{sender}-{receiver}"
+            group = self._formed(name, sender, receiver)
+            self._gather(name)
             nothing = [torch.zeros(1, device=device_of(group))]
             if sender == me:
                 self._to[peer] = group
@@ -101,11 +106,10 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
                 self._from[peer] = group
                 group.recv(nothing, 0, 0).wait()
 
-    def _formed(self, sender: int, receiver: int) -> dist.ProcessGroup:
+    def _formed(self, name: str, sender: int, receiver: int) -> dist.ProcessGroup:
         with self._lock:
             if self._ended:
                 raise RuntimeError("the process group has ended with its generation")
-            name = f"{self._native.group_name}/{sender}-{receiver}"
             return self._form(name, [self._ranks[sender], self._ranks[receiver]])
 
     def _get_backend(self, device: torch.device) -> Any:

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from swift_ft.errors import UnsupportedError
 from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
+from swift_ft.torch_adapters.gathering import Gathering
 from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.script_operations import (
     ALIKE,
@@ -76,6 +77,7 @@ class LastingGroup(dist.ProcessGroup):
         waits: where the training thread waits for operations on the host, so that an abort ends the wait.
             None until a session is made.
         hooks: of the script, on the group.
+        gathering: where members meet before a communicator forms; None where an abort ends the forming.
 
     Raises:
         RuntimeError: from an operation, if there is no group beneath: its generation has ended.
@@ -95,6 +97,7 @@ class LastingGroup(dist.ProcessGroup):
         self._batch: list[Callable[[], None]] | None = None  # what its operations call when it is over
         self.messages: dist.ProcessGroup | None = None
         self.present: PresentMembers | None = None
+        self.gathering: Gathering | None = None
 
     @property
     def native(self) -> dist.ProcessGroup:
@@ -110,7 +113,7 @@ class LastingGroup(dist.ProcessGroup):
 
     def renew(self, native: dist.ProcessGroup) -> None:
         """Pass all further calls to another group of the same workers."""
-        self.messages = self.present = self._batch = None
+        self.messages = self.present = self._batch = self.gathering = None
         self.hooks.give(native)
         self._native = native
 
@@ -120,7 +123,7 @@ class LastingGroup(dist.ProcessGroup):
         torch does not end a batch in which an operation has raised.
         """
         native, self._native = self._native, None
-        self.messages = self.present = self._batch = None
+        self.messages = self.present = self._batch = self.gathering = None
         return native
 
     def shutdown(self) -> None:
@@ -135,6 +138,7 @@ class LastingGroup(dist.ProcessGroup):
 
     def _start_coalescing(self, device: torch.device) -> None:
         """Operations are given to the backend together, by :meth:`_end_coalescing`."""
+        self._meet("batch")
         self._carrier("send")._start_coalescing(device)
         self._batch = []
 
@@ -146,6 +150,15 @@ class LastingGroup(dist.ProcessGroup):
             return LastingWork(work, partial(_call_all, ends), on_host=device.type == "cpu")
         _call_all(ends)
         return ServedWork([])  # nothing was left to begin, and scripts wait for what a batch gives
+
+    def _meet(self, operation: str, *args: Any) -> None:
+        """Wait for the other members, where the operation may form a communicator."""
+        messages = operation in ("send", "recv", "batch")
+        if self.gathering is None or self._batch is not None or (messages and self.present is not None):
+            return
+        peer = args[1] if messages and args else None
+        waits, in_training = LastingGroup.waits, threading.current_thread() is threading.main_thread()
+        self.gathering.meet(peer, waits.call_or_abort if waits is not None and in_training else _call)
 
     def _carrier(self, operation: str) -> Any:
         """The group of torch that carries an operation. Collectives take all members, who are here then."""
@@ -292,6 +305,7 @@ def _operation(name: str) -> Any:
             on_end = interceptor.begin(operation)
             if on_end is None:
                 return ServedWork(operation.tensors)
+        self._meet(name, *args)
         with beginning():
             work = getattr(self._carrier(name), name)(*args, **kwargs)
         if self._batch is not None:
@@ -305,6 +319,10 @@ def _operation(name: str) -> Any:
 
     communicate.__name__ = name
     return communicate
+
+
+def _call(function: Callable[[], object]) -> None:
+    function()
 
 
 def _call_all(functions: Sequence[Callable[[], None]]) -> None:

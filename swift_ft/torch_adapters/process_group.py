@@ -21,6 +21,7 @@ from torch.distributed import DistError
 from swift_ft.config import store_keys
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.directed_group import DirectedGroup
+from swift_ft.torch_adapters.gathering import gather
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.rendezvous_store import AbortableStore, PrefixStore, RendezvousStore, Store
@@ -137,18 +138,14 @@ class GenerationGroup:
         for group in script_groups.groups:
             self._renew(group)
         if self.waits.silent:
-            self._wait_for_all(connection, generation)
+            self._gather("everybody", self._world_size)
         for transport in self._transports:
             transport.connect_all()
+        for group in script_groups.groups:
+            if group.gathering is not None:
+                group.gathering.formed()
         self._meet(range(self._world_size))
         self._formed()
-
-    def _wait_for_all(self, connection: Store, generation: int) -> None:
-        """Before communicators form: no abort ends the forming of one, so none shall wait for a member."""
-        if connection.add(store_keys.ready(generation), 1) == self._world_size:
-            connection.set(store_keys.all_ready(generation), "")
-        patience = timedelta(seconds=self._timeout_s)
-        self._in_waiter(partial(connection.wait, [store_keys.all_ready(generation)], patience))
 
     def missing(self) -> list[int]:
         """After :meth:`join` has failed: workers that did not even begin; empty if the store does not say."""
@@ -232,7 +229,9 @@ class GenerationGroup:
         """Let messages between stages go over a communicator for each direction."""
         ranks = dist.get_process_group_ranks(group)
         assert self._store is not None
-        messages = DirectedGroup(group.native, ranks, partial(self._new_pair, self._store))
+        messages = DirectedGroup(
+            group.native, ranks, partial(self._new_pair, self._store), partial(self._gather, size=2)
+        )
         script_groups.give_ranks(messages, group)
         self._own_groups.append(messages)
         group.messages = messages
@@ -302,7 +301,11 @@ class GenerationGroup:
     def _new_group(self, ranks: list[int]) -> dist.ProcessGroup:
         """A group that the script does not know. All workers call this in the same order, members or not."""
         self._own += 1
-        if len(ranks) == self._world_size or self._rank not in ranks:
+        if self._rank not in ranks:
+            return script_groups.default.native
+        if len(ranks) == self._world_size:
+            if self.waits.silent:
+                self._gather(f"own/{self._own}", len(ranks))
             return script_groups.default.native
         return self._form_own(partial(store_keys.own_group, self._own), ranks)
 
@@ -314,7 +317,19 @@ class GenerationGroup:
         with self._forming():
             group = script_groups.form(name_of(members), ranks, self._store)
         self._made(group)
+        if aborts_in_silence(group):
+            self._gather(name_of(members), len(ranks))
         return group
+
+    def _gather(self, name: str, size: int) -> None:
+        """Wait for all that form a communicator: no abort ends the forming of one."""
+        assert self._store is not None
+        timeout = timedelta(seconds=self._timeout_s)
+        function = partial(gather, self._store, name, size, timeout)
+        if threading.current_thread() is threading.main_thread():
+            self._in_waiter(function)
+        else:  # it is the waiter's
+            function()
 
     def _retire(self, group: dist.ProcessGroup) -> None:
         forget(group)

@@ -21,13 +21,16 @@ import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from swift_ft.errors import UsageError
+from swift_ft.torch_adapters.gathering import Gathering
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.rendezvous_store import Store
+from swift_ft.torch_adapters.transports import aborts_in_silence
 from swift_ft.torch_adapters.versions.coalescing import coalesce_on_all_groups
 
 _c10d: Any = dist.distributed_c10d
@@ -124,6 +127,7 @@ class ScriptGroups:
         group = LastingGroup(native)
         _Entries.take(native).give(group)
         self._made[group] = (args, kwargs)
+        self._let_meet(group, store)
         return group, store
 
     def end(self) -> list[dist.ProcessGroup]:
@@ -152,6 +156,12 @@ class ScriptGroups:
         native = self._remake(group, store)
         self.give_ranks(native, group)
         group.renew(native)
+        self._let_meet(group, store)
+
+    def _let_meet(self, group: LastingGroup, store: Any) -> None:
+        if aborts_in_silence(group.native):
+            folder = dist.PrefixStore(f"members of {group.group_name}", store)
+            group.gathering = Gathering(folder, group.rank(), group.size(), self._timeout(group))
 
     def give_ranks(self, group: dist.ProcessGroup, like: LastingGroup) -> None:
         """Let torch know the members of a group. Point-to-point operations look up nothing else."""
@@ -197,8 +207,12 @@ class ScriptGroups:
     @property
     def timeout_s(self) -> float:
         """That the script has given to the group of all workers."""
-        _, kwargs = self._made[self.default]
-        return float(kwargs["timeout"].total_seconds())
+        return self._timeout(self.default).total_seconds()
+
+    def _timeout(self, group: LastingGroup) -> timedelta:
+        _, kwargs = self._made[group]
+        timeout: timedelta = kwargs["timeout"]
+        return timeout
 
     @property
     def default(self) -> LastingGroup:

@@ -277,15 +277,21 @@ class AbortedCommunicators:
         if before is not None:
             before.join()
         if not self._has_begun(_BEGIN_S):
-            _logger.debug(
-                "an operation still begins, or its communicator forms"
-            )
-        for group in groups:
-            try:
-                group.abort()
-            except RuntimeError:  # gloo's part of a group of two backends; NCCL's aborts what it can
-                _logger.debug("a group could not be aborted", exc_info=True)
+            _logger.debug("an operation still begins, or its communicator forms")
+        # Side by side: an abort waits for its device, on which operations of the other groups hang.
+        aborts = [threading.Thread(target=_abort, args=(group,), daemon=True) for group in groups]
         groups.clear()
+        for abort in aborts:
+            abort.start()
+        for abort in aborts:
+            abort.join()
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    try:
+        group.abort()
+    except RuntimeError:  # gloo's part of a group of two backends; NCCL's aborts what it can
+        _logger.debug("a group could not be aborted", exc_info=True)
 
 
 def _connects_lazily() -> bool:

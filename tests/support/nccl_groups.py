@@ -15,6 +15,7 @@ from swift_ft.errors import RecoveryError
 from swift_ft.testing.nccl_like import NcclLikeGroup
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.directed_group import DirectedGroup
+from swift_ft.torch_adapters.gathering import gather
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.script_groups import script_groups
@@ -152,7 +153,12 @@ def _directed(me: Member) -> DirectedGroup:
     me.begin()
     native = dist.group.WORLD
     assert native is not None
-    return DirectedGroup(native, range(me.size), partial(_form, me))
+    return DirectedGroup(
+        native,
+        range(me.size),
+        partial(_form, me),
+        lambda name: gather(me.store, name, 2, timedelta(minutes=1)),
+    )
 
 
 def all_receive_first(me: Member) -> None:

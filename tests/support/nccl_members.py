@@ -49,7 +49,9 @@ class Backend:
     env: Mapping[str, str]
 
 
-LIKE_NCCL = Backend("nccl_like", "cpu", large_bytes=1 << 16, timeout_s=0.2, env={})
+_WAITS = {"TORCH_NCCL_NONBLOCKING_TIMEOUT": "5", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+
+LIKE_NCCL = Backend("nccl_like", "cpu", large_bytes=1 << 16, timeout_s=0.2, env=_WAITS)
 
 GPU = Backend(
     "nccl",
@@ -62,7 +64,7 @@ GPU = Backend(
         "NCCL_P2P_DISABLE": "1",
         "NCCL_SHM_DISABLE": "1",
         "TORCH_NCCL_USE_COMM_NONBLOCKING": "1",
-        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "10",
+        **_WAITS,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
         "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "1",
         "TORCH_NCCL_ENABLE_MONITORING": "0",

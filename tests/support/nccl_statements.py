@@ -40,6 +40,9 @@ STATEMENTS = {
     "abort_ends_a_wait_for_an_absent_peer": "So it does if the peer is alive and does not take part.",
     "an_abort_is_final": "After an abort, each operation on the group raises.",
     "an_abort_is_of_one_group": "Other groups of the same members go on.",
+    "an_abort_waits_for_the_device": (
+        "An abort waits for operations of other groups, and aborts side by side end."
+    ),
     "another_group_after_an_abort": "Survivors can form another group after an abort.",
     "aborted_groups_leave_nothing": "Aborted groups leave no threads and no open files behind.",
     "both_send_first": "Two members that both send first wait for each other.",
@@ -204,6 +207,24 @@ def an_abort_is_of_one_group(me: Member) -> None:
     tensor = me.tensor(1.0)
     ends(me.under_way(dist.all_reduce(tensor, async_op=True)))
     assert me.values(tensor) == {2.0}
+
+
+def an_abort_waits_for_the_device(me: Member) -> None:
+    group = _formed(me)
+    other = dist.new_group()
+    assert isinstance(other, dist.ProcessGroup)
+    dist.all_reduce(me.tensor(1.0), group=other)
+    dist.barrier()
+    if me.rank == 1:
+        me.told("aborted")
+        return
+    overs = [me.under_way(dist.all_reduce(me.tensor(1.0), group=of, async_op=True)) for of in (group, other)]
+    first = in_thread(group.abort)
+    stays(overs[1])
+    second = in_thread(other.abort)
+    for over in (first, second, *overs):
+        ends(over)
+    me.tell("aborted")
 
 
 def another_group_after_an_abort(me: Member) -> None:
@@ -389,6 +410,7 @@ def _with_1f1b(me: Member) -> list[torch.Tensor]:
 
 def the_watchdog_ends_the_process(me: Member) -> None:
     """The test looks at the exit code of the first member."""
+    os.environ.pop(HANDLING, None)
     _overdue(me)
 
 

@@ -90,6 +90,31 @@ class NcclLikeWork(dist.Work):
         return self._future
 
 
+class Device:
+    """What runs on the one device of this process, for all communicators."""
+
+    def __init__(self) -> None:
+        self._running = 0
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._running += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._running -= 1
+            self._changed.notify_all()
+
+    def wait_until_idle(self) -> None:
+        """As the host waits that gives memory of a device back."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._running)
+
+
+device = Device()
+
+
 class Communicator:
     """Formed by all of its members together.
 
@@ -98,14 +123,17 @@ class Communicator:
         rank: this member's.
         size: number of members.
         name: for the thread.
-        interrupt: ends the forming, and everything after it.
+        interrupt: ends everything after the forming.
+        patience_s: the longest time that the forming may take.
 
     Raises:
-        Aborted: an abort ended the forming.
+        TimeoutError: a member did not come in time.
     """
 
-    def __init__(self, store: dist.Store, rank: int, size: int, name: str, interrupt: Interrupt) -> None:
-        self._mesh = Mesh(store, rank, size, interrupt)
+    def __init__(
+        self, store: dist.Store, rank: int, size: int, name: str, interrupt: Interrupt, patience_s: float
+    ) -> None:
+        self._mesh = Mesh(store, rank, size, interrupt, patience_s)
         self._lock = threading.Lock()
         self._ended = False
         self.running: NcclLikeWork | None = None
@@ -136,7 +164,8 @@ class Communicator:
             error: Exception | None = None
             try:
                 if not aborted:
-                    operation(self._mesh)
+                    with device:
+                        operation(self._mesh)
             except Aborted:
                 aborted = True
             except Exception as wrong:  # its arguments: whoever waits raises it

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.testing.nccl_like.collectives import Member, transfer
-from swift_ft.testing.nccl_like.communicator import Communicator, NcclLikeWork, StreamOperation
-from swift_ft.testing.nccl_like.mesh import Aborted, Interrupt, Mesh
+from swift_ft.testing.nccl_like.communicator import Communicator, NcclLikeWork, StreamOperation, device
+from swift_ft.testing.nccl_like.mesh import Interrupt, Mesh
 
 NAME = "nccl_like"
 """The backend's name for ``init_process_group``."""
@@ -36,6 +36,9 @@ _ProcessGroup: Any = dist.ProcessGroup
 
 HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 """The variable of torch for NCCL. It counts when a group is made; 0 switches the watchdog off."""
+
+PATIENCE = "TORCH_NCCL_NONBLOCKING_TIMEOUT"
+"""The variable of torch for the longest time, in seconds, that a communicator of NCCL may take to form."""
 
 _LOOK_S = 0.05
 
@@ -72,17 +75,22 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
     # ---------------------------------------------------------------------------------------- its life
 
     def abort(self) -> None:
-        """End all that waits. Returns when the communicators are gone; none of this group works again."""
+        """End all that waits. Returns when the communicators are gone; none of this group works again.
+
+        It waits until a communicator that forms has done so, or has failed; and for the device, on which
+        operations of other groups may run.
+        """
+        self.shutdown()
+        device.wait_until_idle()
+
+    def shutdown(self) -> None:
+        """As :meth:`abort`, and waits for no other group."""
         self._interrupt.set()
-        with self._lock:  # after the forming, which the interrupt has ended
+        with self._lock:
             communicators = list(self._communicators.values())
             self._communicators.clear()
         for communicator in communicators:
             communicator.join()
-
-    def shutdown(self) -> None:
-        """As :meth:`abort`."""
-        self.abort()
 
     def overdue(self, now: float) -> bool:
         """Whether an operation has had its turn for longer than the timeout."""
@@ -308,9 +316,8 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
     def _enqueue(self, name: str, operation: StreamOperation, work: NcclLikeWork) -> dist.Work:
         try:
             communicator = self._communicator(name)
-        except Aborted:
-            self._usable()
-            raise
+        except TimeoutError as error:
+            raise dist.DistBackendError(str(error)) from error
         communicator.enqueue(operation, work)
         return work
 
@@ -322,7 +329,8 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
                 _, _, high = name.partition(":")
                 rank, size = (int(self.rank() == int(high)), 2) if high else (self.rank(), self.size())
                 store = dist.PrefixStore(f"communicator {name}", self._store)
-                self._communicators[name] = Communicator(store, rank, size, name, self._interrupt)
+                patience_s = float(os.environ.get(PATIENCE, 1800.0))
+                self._communicators[name] = Communicator(store, rank, size, name, self._interrupt, patience_s)
             return self._communicators[name]
 
     def _usable(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import time
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,32 @@ class Interrupt:
         os.close(self._event)
 
 
+class Patience:
+    """Ends a wait for members after a time, and no abort does so before.
+
+    Args:
+        seconds: from now on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+
+    def wait(self, sockets: Mapping[int, int], timeout_ms: int | None = None) -> list[int]:
+        """As that of :class:`Interrupt`.
+
+        Raises:
+            TimeoutError: the time is over.
+        """
+        poll = select.poll()
+        for fd, events in sockets.items():
+            poll.register(fd, events)
+        left_ms = max(0, int((self._until - time.monotonic()) * 1000))
+        ready = [fd for fd, _ in poll.poll(left_ms if timeout_ms is None else min(timeout_ms, left_ms))]
+        if not ready and time.monotonic() >= self._until:
+            raise TimeoutError("NCCL-like communicator: a member did not come in time")
+        return ready
+
+
 class Mesh:
     """The connections of one member to all others. Forming it waits for them.
 
@@ -73,14 +100,17 @@ class Mesh:
         store: where the members find each other.
         rank: this member.
         size: number of members.
-        interrupt: ends all waits.
+        interrupt: ends all waits but those of the forming.
+        patience_s: the longest time that the forming may take.
 
     Raises:
-        Aborted: an abort came first.
+        TimeoutError: a member did not come in time.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, interrupt: Interrupt) -> None:
-        self._interrupt = interrupt
+    def __init__(
+        self, store: Any, rank: int, size: int, interrupt: Interrupt, patience_s: float = 1800.0
+    ) -> None:
+        self._waits: Interrupt | Patience = Patience(patience_s)
         self._others = [other for other in range(size) if other != rank]
         self._to: dict[int, socket.socket] = {}
         self._from: dict[int, socket.socket] = {}
@@ -95,6 +125,7 @@ class Mesh:
         except BaseException:
             self.close()
             raise
+        self._waits = interrupt
 
     def exchange(
         self, sends: Mapping[int, Sequence[Buffer]], receives: Mapping[int, Sequence[Buffer]]
@@ -123,18 +154,18 @@ class Mesh:
     def _connect(self, store: Any, rank: int) -> None:
         for other in self._others:
             while not store.check([f"{other}"]):
-                self._interrupt.wait({}, _LOOK_MS)
+                self._waits.wait({}, _LOOK_MS)
             connection = self._to[other] = socket.socket(socket.AF_UNIX)
             try:
                 connection.connect(bytes.fromhex(store.get(f"{other}").decode()))
                 connection.sendall(rank.to_bytes(_NUMBER, "little"))
             except OSError:  # it is dead, which nobody says
-                self._interrupt.wait({})
+                self._waits.wait({})
             connection.setblocking(False)
 
     def _accept(self, listener: socket.socket) -> None:
         while len(self._from) < len(self._others):
-            self._interrupt.wait({listener.fileno(): select.POLLIN})
+            self._waits.wait({listener.fileno(): select.POLLIN})
             connection, _ = listener.accept()
             connection.setblocking(False)
             number = bytearray(_NUMBER)
@@ -153,7 +184,7 @@ class Mesh:
                         del waiting[fd], events[fd]
             if not waiting:
                 return
-            ready = self._interrupt.wait({fd: what for fd, what in events.items() if what})
+            ready = self._waits.wait({fd: what for fd, what in events.items() if what})
 
 
 def _send(connection: socket.socket, buffers: Sequence[Buffer]) -> _Transfer:

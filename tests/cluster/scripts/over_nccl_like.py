@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from swift_ft.launch.processes.main_module import run_main
 from swift_ft.testing import nccl_like
 
+os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", "5")  # a test waits so long for a death in a forming
 nccl_like.register()
 original = dist.init_process_group
 
