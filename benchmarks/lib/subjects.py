@@ -243,6 +243,7 @@ SUBJECTS = {
     "nccl-like": Subject("NCCL-like matrix", "make test-nccl-like"),
     "theirs": Subject("Other people's trainers", "make test-theirs"),
     "releases": Subject("Other releases of torch and of Python", "make test-torch"),
+    "gpu-tests": Subject("Tests on a GPU", "make test-gpu"),
     "gpu": Subject("On a GPU", "benchmarks.gpu.figures"),
     "gpu-logging": Subject("Logging on a GPU", "benchmarks.gpu.bubbles"),
 }
