@@ -19,10 +19,10 @@ class Gathering:
     """The communicators of one group: that of all members, and those of pairs.
 
     Args:
-        store: of the group.
+        store: that only this group uses, or a part of one.
         rank: this member's.
         size: number of members.
-        timeout: of the group.
+        timeout: the longest time that a member may take to come.
     """
 
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
@@ -55,7 +55,7 @@ def gather(store: Any, name: str, size: int, timeout: timedelta) -> None:
 
     Args:
         store: where they meet.
-        name: of what they form.
+        name: no other communicator in this store has it.
         size: how many.
         timeout: the longest time.
 

@@ -10,7 +10,7 @@ Private parts used (tested on torch 2.11 to 2.14):
   ``_devices``, ``_threads`` and ``_timeout``.
 - ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message. It is a property of the
   device.
-- ``TORCH_NCCL_*``: what torch's watchdog does where a peer is gone, and how communicators form (`_NCCL`).
+- ``TORCH_NCCL_*``: what torch's watchdog does where a peer is gone, and how communicators form.
 - ``ProcessGroup._device_types``, ``ProcessGroup._get_backend(device)``: the backends of a group.
 """
 

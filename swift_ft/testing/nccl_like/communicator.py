@@ -91,7 +91,7 @@ class NcclLikeWork(dist.Work):
 
 
 class Device:
-    """What runs on the one device of this process, for all communicators."""
+    """The one device of this process, on which the operations of all communicators run."""
 
     def __init__(self) -> None:
         self._running = 0
