@@ -20,7 +20,6 @@ from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_part import (
-    file_by_layer,
     kinds_of,
     load_layers,
     sources_of,
@@ -28,7 +27,7 @@ from swift_ft.checkpoint.layered_part import (
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.part_files import LocalParts, PartFiles
-from swift_ft.checkpoint.sliced_part import SlicedPart, file_of_value, fits, is_sharded, load_slices
+from swift_ft.checkpoint.sliced_part import SlicedPart, file_of_state, fits, is_sharded, load_slices
 from swift_ft.checkpoint.state_digest import StateDigests, listed
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
@@ -128,14 +127,11 @@ class Checkpointer:
                 _log_failure(older, self._failure)
                 _clear(older.copy)  # before the next copy is made
                 self._due = None
-            file_of = file_by_layer(LayeredState(self._state)) or self._file_of_shards()
+            file_of = file_of_state(self._state)
             copy = staged(self._state.to_save(digests))
             self._due = _Save(iteration, path, copy, file_of, on_durable)
             if not self._waiting:
                 threading.Thread(target=self._run, name="swift-checkpoint", daemon=True).start()
-
-    def _file_of_shards(self) -> FileOf | None:
-        return file_of_value if is_sharded(self._state) else None
 
     def _run(self) -> None:
         retry(

@@ -16,13 +16,15 @@ from typing import Any
 
 import torch
 
-from swift_ft.checkpoint.layered_part import kinds_of
+from swift_ft.checkpoint.layered_part import file_by_layer, kinds_of
+from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
 from swift_ft.recovery.moves.reads import plan_reads
 from swift_ft.torch_adapters.dcp.reader import PartReader
+from swift_ft.torch_adapters.dcp.writer import FileOf
 from swift_ft.torch_core.model_state import model_state
 from swift_ft.torch_core.shards import Description, describe, local
 
@@ -30,6 +32,11 @@ from swift_ft.torch_core.shards import Description, describe, local
 def file_of_value(path: tuple[str, ...]) -> int:
     """The file of a part of sharded state that a value goes to: 0 for plain values, which are read first."""
     return 0 if path[0] == "plain" else 1
+
+
+def file_of_state(state: TrainingState) -> FileOf | None:
+    """The file of a part that a value goes to: by layer, or apart from plain values. None: all go to one."""
+    return file_by_layer(LayeredState(state)) or (file_of_value if is_sharded(state) else None)
 
 
 class SlicedPart:

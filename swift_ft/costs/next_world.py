@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from swift_ft.costs.job import Worker
 from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.costs.schedule_orders import Schedule, is_allowed
+from swift_ft.costs.shared_machines import pipeline_ns
 from swift_ft.recovery.layout.stage_layers import even_layout, layers_of
 
 ORDINARY = 1000
@@ -63,13 +64,13 @@ def of_layers(
         sum(layers[n].compute_ns for n in placed[rank]) * loads[rank] // ORDINARY for rank in sorted(placed)
     ]
     model_now = max(
-        _pipeline_ns(now[first : first + each], pipelines.microbatches) for first in range(0, len(now), each)
+        pipeline_ns(now[first : first + each], pipelines.microbatches) for first in range(0, len(now), each)
     )
     found = {}
     for machines in range(1, most + 1):
         stages = _even_stages(layers, pipelines, machines)
         if stages is not None and model_now:
-            found[machines] = now_ns * _pipeline_ns(stages, pipelines.microbatches) // model_now
+            found[machines] = now_ns * pipeline_ns(stages, pipelines.microbatches) // model_now
     return found
 
 
@@ -97,10 +98,6 @@ def change_ns(workers: Sequence[Worker]) -> int:
         speeds = (measured.save_bytes_per_s, measured.link_bytes_per_s)
         longest = max(longest, sum((measured.state_bytes or 0) / speed for speed in speeds if speed))
     return _ALL_MEET_NS + round(longest * NANOSECONDS)
-
-
-def _pipeline_ns(workers: Sequence[int], microbatches: int) -> int:
-    return sum(workers) + (microbatches - 1) * max(workers)
 
 
 def _even_stages(

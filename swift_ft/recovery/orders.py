@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from swift_ft.recovery.guests import leaving
+from swift_ft.recovery.handlers.worlds import all_offered
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import base_of
 
@@ -74,7 +75,7 @@ def _order_in_next(state: State, rank: int, world: int) -> WorkerOrder:
         return WorkerOrder.DIE
     if rank not in change.prepared:
         return WorkerOrder.PREPARE
-    if len(change.offered) == state.world_size and rank not in change.taken:
+    if all_offered(state, change) and rank not in change.taken:
         return WorkerOrder.TAKE
     return WorkerOrder.HOLD
 

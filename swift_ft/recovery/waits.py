@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from swift_ft.recovery.handlers.worlds import world_size_of
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.worlds import Change
@@ -100,10 +101,9 @@ def _task_in_words(plan: Plan, rank: int) -> str:
 
 def _for_another_world(state: State, change: Change) -> Wait:
     step = (state.generation, state.phase, f"world {change.world.number}")
-    size = len(change.world.machines) * state.shape.workers_per_machine
     if late := [rank for rank in range(state.world_size) if rank not in change.offered]:
         return Wait(step, f"{_workers(state, late)} to stop, since world {change.world.number} takes over")
-    late = [rank for rank in range(size) if rank not in change.taken]
+    late = [rank for rank in range(world_size_of(state, change)) if rank not in change.taken]
     return Wait(
         step, f"{named('worker', late)} of world {change.world.number} to take its state", Limit.REPORT
     )

@@ -17,6 +17,7 @@ from swift_ft.errors import UsageError
 from swift_ft.network.command_proof import proof_of_command
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import event_to_dict
+from swift_ft.recovery.handlers.worlds import all_offered, world_size_of
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.next_world import check_changeable
 from swift_ft.units import counted, format_seconds
@@ -275,11 +276,11 @@ def phase_of(state: State, change: ev.ChangePlanned) -> str:
         return "" if state.phase == Phase.LIVE else "all have their state: it takes over"
     if not _is_open(state, change):
         return ""
-    assert state.worlds.change is not None
-    prepared, offered = state.worlds.change.prepared, state.worlds.change.offered
-    workers = len(change.machines) * state.shape.workers_per_machine
+    under_way = state.worlds.change
+    assert under_way is not None
+    prepared, workers = under_way.prepared, world_size_of(state, under_way)
     pending = state.layouts.pending
-    if pending is not None and len(offered) == state.world_size:
+    if pending is not None and all_offered(state, under_way):
         return f"stopped at iteration {pending.iteration}"
     if pending is not None:
         return f"stops at iteration {pending.iteration}"

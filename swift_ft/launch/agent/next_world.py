@@ -121,16 +121,16 @@ class NextWorld:
 
     def _start(self, state: State, change: Change, present: Iterable[int]) -> None:
         """Start the workers, once it is known where they meet."""
-        if reason := why_no_room(present, "the next world's workers need"):
-            self._give_up(change.world.number, f"machine {self._membership.machine}: {reason}")
-            return
         slot, world = change.slot_of(self._membership.machine), change.world
         assert slot is not None
         if (place := self._membership.bootstrap.place_of_next(self._membership.machine, change)) is None:
             self._waits_for_place = True
             return
+        if reason := why_no_room(present, "the next world's workers need"):
+            self._give_up(world.number, f"machine {self._membership.machine}: {reason}")
+            return
         per_machine = state.shape.workers_per_machine
-        group = self.group = self._agent.workers_in(slot, len(world.machines), place)
+        group = self._agent.workers_in(slot, len(world.machines), place)
         try:
             jobs = worker_jobs(
                 self._settings,
@@ -148,6 +148,7 @@ class NextWorld:
             self._give_up(world.number, str(error))
             return
         self._logs.generation = change.started_in
+        self.group = group
         self.processes = StandbyContext(
             self._standby,
             jobs,

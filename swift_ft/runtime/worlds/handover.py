@@ -20,10 +20,8 @@ import torch
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.layered_part import file_by_layer
-from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import MANIFEST, manifest_from, write_manifest
-from swift_ft.checkpoint.sliced_part import file_of_value, is_sharded
+from swift_ft.checkpoint.sliced_part import file_of_state, is_sharded
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, TensorKind
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.config.worker_context import WorkerContext
@@ -87,10 +85,7 @@ class Handover:
         folder = handover_memory(context.agent_pid, context.machine, state.worlds.change.world.number)
         self._offered = folder / f"rank-{context.rank:05d}"
         store = Store(folder.as_uri())
-        file_of = file_by_layer(LayeredState(self._state))
-        if file_of is None and is_sharded(self._state):
-            file_of = file_of_value
-        written = write_part(store, self._offered.name, saved, file_of=file_of)
+        written = write_part(store, self._offered.name, saved, file_of=file_of_state(self._state))
         digest = write_manifest(store, self._offered.name, written)
         address = self._peers.serve(WORLDS, with_ranges(files(self._find), saved))
         return ev.StateOffered(
@@ -121,17 +116,19 @@ class Handover:
         assert change is not None
         assert pending is not None
         context = self._context
+        # As a plan of the next world finds it: its script begins with a layout of its own.
+        layout = self._layout(dataclasses.replace(state, layouts=Layouts()))
         folder = _OfferedStates(
             Store(handover_memory(context.agent_pid, context.machine, change.world.number).as_uri()),
             _nearest(state, change.offered, context),
-            state.layouts.placed if self._layout(_begun(state)) is not None else {},
+            state.layouts.placed if layout is not None else {},
             _Peers(context),
         )
         checkpointer = Checkpointer(folder, self._state)
         checkpointer.files.peer = folder.open
         # Ranges are asked for, even of as many workers: their layout may be another one.
         workers = None if not is_sharded(self._state) else 0
-        checkpointer.load(pending.iteration, context.rank, self._layout(_begun(state)), workers)
+        checkpointer.load(pending.iteration, context.rank, layout, workers)
         loaded = checkpointer.files.take_loaded()
         return ev.StateTaken(
             rank=context.rank,
@@ -141,22 +138,19 @@ class Handover:
         )
 
 
-def _begun(state: State) -> State:
-    """The state as a plan of the next world finds it, whose script begins with a layout of its own."""
-    return dataclasses.replace(state, layouts=Layouts())
-
-
 def _nearest(
     state: State, offered: Mapping[int, OfferedState], context: WorkerContext
 ) -> dict[int, OfferedState]:
     """For each worker of the present world the offer to read: of replicas the nearest, dealt to readers."""
-    found = {}
+    alike: dict[object, list[int]] = {}
     for rank in sorted(offered):
-        holds = state.round.statuses[rank].holds
-        alike = [r for r in sorted(offered) if holds and state.round.statuses[r].holds == holds] or [rank]
-        here = [r for r in alike if offered[r].machine == context.machine]
-        found[rank] = offered[here[0] if here else alike[context.rank % len(alike)]]
-    return found
+        alike.setdefault(state.round.statuses[rank].holds or rank, []).append(rank)
+    found = {}
+    for ranks in alike.values():
+        dealt = ranks[context.rank % len(ranks)]
+        nearest = next((rank for rank in ranks if offered[rank].machine == context.machine), dealt)
+        found.update(dict.fromkeys(ranks, offered[nearest]))
+    return dict(sorted(found.items()))
 
 
 class _Peers:

@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 import torch
-import xxhash
 
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, tensor_at
 from swift_ft.errors import DamagedCheckpointError
@@ -24,6 +23,7 @@ from swift_ft.network import JobSecret
 from swift_ft.network.peer_client import PeerFile
 from swift_ft.network.peer_server import WORLDS, Content, Source
 from swift_ft.recovery.layout.tensors import Ranges
+from swift_ft.storage.digest import Digester
 
 RANGES = "ranges/"
 _AT_ONCE = 64
@@ -49,10 +49,11 @@ def with_ranges(files: Source, saved: Mapping[str, Any]) -> Source:
             pieces = [_bytes_of(tensor_at(saved, tuple(path)), ranges) for path, ranges in asked]
         except (ValueError, LookupError, TypeError, AssertionError) as error:
             raise FileNotFoundError(name) from error
-        digest = xxhash.xxh3_128()
+        digester = Digester()
         for piece in pieces:
-            digest.update(piece)
-        yield Content(sum(map(len, pieces)), digest.hexdigest(), _sender(pieces))
+            digester.update(piece)
+        digest = digester.digest()
+        yield Content(digest.size, digest.digest, _sender(pieces))
 
     return Source(opened)
 
@@ -88,10 +89,11 @@ def fetch_ranges(
     while batch := list(islice(rest, _AT_ONCE)):
         names = json.dumps([[path, ranges] for path, _, ranges in batch], separators=(",", ":"))
         file = PeerFile(address, secret, f"{WORLDS}/{RANGES}{quote(names, safe='')}")
-        came = bytearray()
+        came, digester = bytearray(), Digester()
         for piece in file.pieces():
             came += piece
-        if xxhash.xxh3_128_hexdigest(came) != file.version:
+            digester.update(piece)
+        if digester.digest().digest != file.version:
             raise DamagedCheckpointError("ranges of tensors do not match their digest")
         found += _tensors_in(came, batch)
     return found
