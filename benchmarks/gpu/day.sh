@@ -63,7 +63,7 @@ for what in "${@:-tests figures}"; do
         # shellcheck disable=SC2086  # TESTS and BENCH are several words
         case $one in
         tests)
-            OMP_NUM_THREADS=1 part tests "$TESTS_S" "$PYTHON" -m pytest ${TESTS:--n 8 --dist loadfile} \
+            OMP_NUM_THREADS=1 part tests "$TESTS_S" "$PYTHON" -m pytest ${TESTS:--n 4 --dist loadfile} \
                 -p no:benchmark -v --durations=15 -k "not cpu" tests/gpu tests/unit/undo/test_optim_db.py
             ;;
         figures)

@@ -27,7 +27,7 @@ from tests.support.nccl_statements import expected_codes
 
 REHEARSED = "SWIFT_GPU_TESTS"
 CHANGES_WORLD = Path(__file__).parents[1] / "cluster" / "scripts" / "changes_world.py"
-LONG = 60
+LONG = 40
 """Iterations of a training that changes to another world."""
 
 

@@ -16,7 +16,7 @@ from tests.support.cluster import assert_clean, assert_same_layers
         ("train_ddp", [1, 0], "", []),
         ("train_elastic", [0, 2], "", []),
         ("train_ddp", [1, 0], "kill worker=0 iteration=any point=take", []),
-        ("train_swift", [2, 1, 0], "kill machine=1 iteration=45 point=forward", ["replay"]),
+        ("train_swift", [2, 1, 0], "kill machine=1 iteration=32 point=forward", ["replay"]),
     ],
 )
 def test_a_change(
