@@ -134,6 +134,7 @@ MEANINGS = {
     "recovery_gave_up": "No way back is left. The run ends.",
     "change_advised": "`--policy advise`: a change to other machines pays now. What it would cost and bring.",
     "change_chosen": "`--policy auto` changes to other machines. What that is to cost and to bring.",
+    "change_too_dear": "A change to other machines would pay, but for `--policy-price`. Said once.",
     "change_compared": "What a change of `--policy auto` has cost and brought, beside the forecast.",
     "script_began_slowly": "A recovery waited for what a replacement's script did before its session.",
     "script_end_waits": "A script has ended, and a thread, a process or an exit handler of it goes on.",

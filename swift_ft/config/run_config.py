@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import ipaddress
+import math
 import os
 import re
 from collections.abc import Iterator
@@ -182,6 +183,14 @@ class RunConfig:
         "the fewest and the most machines that --policy may choose, if it may choose; either may be left out "
         "(default: as many as there are)",
         metavar="MIN:MAX",
+        same_everywhere=True,
+    )
+    policy_price: str = option(
+        Topic.MACHINES,
+        "",
+        "the price of one machine for an hour, and the most that the whole training may cost if --policy "
+        "chooses dearer machines (default: any price)",
+        metavar="HOUR:MOST",
         same_everywhere=True,
     )
     inject: str = option(
@@ -410,6 +419,24 @@ class RunConfig:
         return least or 1, most
 
     @property
+    def policy_prices(self) -> tuple[float, float] | None:
+        """The price of a machine for an hour, and the most for the whole training; None for any price.
+
+        Raises:
+            UsageError: it is another text.
+        """
+        if not self.policy_price:
+            return None
+        match = re.fullmatch(r"(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)", self.policy_price)
+        hour, most = map(float, match.groups()) if match else (0.0, 0.0)
+        if not (0 < hour < math.inf and 0 < most < math.inf):
+            raise UsageError(
+                f"--policy-price {self.policy_price!r}: give the price of a machine for an hour, and the "
+                "most for the whole training, such as 2.50:400."
+            )
+        return hour, most
+
+    @property
     def on_one_host(self) -> bool:
         """Whether all machines are on this host, and so share its processors."""
         return self.machines is not None
@@ -455,7 +482,7 @@ class RunConfig:
             yield f"--events-log: there is no folder {Path(self.events_log).parent}: create it."
         yield from self._mistakes_of_security()
         try:
-            _ = self.policy_limits
+            _ = self.policy_limits, self.policy_prices
             parse_faults(self.inject)
         except UsageError as error:
             yield str(error)

@@ -19,6 +19,7 @@ from swift_ft.units import counted
 _REST = 8
 """Iterations without a change after the first one. Each further one doubles them."""
 _MOST_REST = 512
+_HOUR_NS = 3600 * 10**9
 _LEAST_GAIN = 20
 """An iteration must become shorter by one part in so many: less is noise."""
 
@@ -67,16 +68,35 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """The numbers of machines that a policy may choose.
+class Price:
+    """Prices of machines, and the most that training may cost. In any currency, the same for both.
 
     Attributes:
-        least: the fewest.
+        an_hour: one machine's.
+        most: for all machines, from the first iteration to the last.
+    """
+
+    an_hour: float
+    most: float
+
+    def of(self, machine_ns: int) -> float:
+        """The price of some time of one machine, in nanoseconds."""
+        return self.an_hour * machine_ns / _HOUR_NS
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The worlds that a policy may choose.
+
+    Attributes:
+        least: the fewest machines.
         most: the most; None for any number.
+        price: what they may cost; None for any price.
     """
 
     least: int = 1
     most: int | None = None
+    price: Price | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +133,8 @@ class Facts:
             hardware of their own, and none of them slow: as pairs. A number that is missing cannot be.
         cost_ns: how long training stands still for a change.
         past: the changes so far.
-        limits: which numbers of machines may be chosen.
+        limits: which worlds may be chosen.
+        spent_ns: the time of all machines in the iterations so far, summed.
     """
 
     iteration: int
@@ -125,6 +146,17 @@ class Facts:
     cost_ns: int
     past: Past = Past()
     limits: Limits = Limits()
+    spent_ns: int = 0
+
+    @property
+    def machines(self) -> int:
+        """The number of those that train. A guest stands on the hardware of one of them."""
+        return sum(not member.guest for member in self.members)
+
+    @property
+    def now_machine_ns(self) -> int:
+        """The time of all machines in an iteration, summed."""
+        return self.machines * self.now_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +168,14 @@ class Proposal:
         machines: of the next world, by slot.
         forecast: what it costs and brings.
         reason: in words.
+        price: of the whole training with it; None if no price is known, or not how long it lasts.
     """
 
     kind: Kind
     machines: tuple[str, ...]
     forecast: Change
     reason: str
+    price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +184,11 @@ class Stay:
 
     Attributes:
         reason: in words.
+        too_dear: one would pay, but for its price.
     """
 
     reason: str
+    too_dear: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +213,8 @@ def decide(facts: Facts) -> Proposal | Stay:
         return Stay("no other machines can train, or none that the limits allow")
     if past.planned and facts.iteration < (until := past.since + past.rest):
         return Stay(f"all changed at iteration {past.since}: no other change before iteration {until}")
-    best = max(options, key=lambda option: (option.change.gain_ns, -len(option.machines)))
+    affordable = [option for option in options if _is_affordable(facts, option)]
+    best = max(affordable or options, key=lambda option: (option.change.gain_ns, -len(option.machines)))
     change = best.change
     if change.gain_ns * _LEAST_GAIN < change.before_ns:
         return Stay(f"{_times(best)}: too little gain")
@@ -186,7 +223,10 @@ def decide(facts: Facts) -> Proposal | Stay:
         return Stay(f"{pays}, and {facts.left} are left")
     if not change.is_due(waited := facts.iteration - best.since):
         return Stay(f"{pays}, possible for {waited}")
-    return Proposal(best.kind, best.machines, change, f"{_WHY[best.kind]}: {_times(best)}")
+    if not affordable:
+        return Stay(f"{_times(best)}{_costs(facts, best)}", too_dear=True)
+    reason = f"{_WHY[best.kind]}: {_times(best)}{_costs(facts, best)}"
+    return Proposal(best.kind, best.machines, change, reason, _price(facts, best))
 
 
 _WHY = {
@@ -201,6 +241,37 @@ def _times(option: _Option) -> str:
     return (
         f"an iteration on {counted(len(option.machines), 'machine')} takes {after:.4g} ms, not {before:.4g}"
     )
+
+
+def _is_affordable(facts: Facts, option: _Option) -> bool:
+    """Whether a world is within the price. One that costs at most what the present one does always is."""
+    if (limit := facts.limits.price) is None or _iteration_of(option) <= facts.now_machine_ns:
+        return True
+    price = _price(facts, option)
+    return price is not None and price <= limit.most
+
+
+def _iteration_of(option: _Option) -> int:
+    """The time of all machines in an iteration, summed. In nanoseconds."""
+    return len(option.machines) * option.change.after_ns
+
+
+def _price(facts: Facts, option: _Option) -> float | None:
+    """The price of all iterations, those that are over included, and of the change; None if unknown."""
+    if facts.limits.price is None or facts.left is None:
+        return None
+    # Those of the next world are there while the present ones stand still.
+    change_ns = max(facts.machines, len(option.machines)) * facts.cost_ns
+    return facts.limits.price.of(facts.spent_ns + change_ns + facts.left * _iteration_of(option))
+
+
+def _costs(facts: Facts, option: _Option) -> str:
+    """The price in words, after the times of an option. Empty if there is no limit."""
+    if (limit := facts.limits.price) is None:
+        return ""
+    if (price := _price(facts, option)) is None:
+        return "; nobody knows how long training lasts, so an iteration must not become dearer"
+    return f"; training costs {price:.6g} in all then, and may cost {limit.most:.6g}"
 
 
 def _leave(facts: Facts) -> Proposal | Stay:

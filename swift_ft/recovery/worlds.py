@@ -35,6 +35,7 @@ class World:
         plan: its layout, as its workers read it; empty if they find one by their number.
         since: iterations that were completed when it began.
         forecast: what the change to it was to cost and to bring; None if no policy asked for it.
+        spent_ns: the time of all machines in the iterations before it, summed; 0 if that is unknown.
     """
 
     number: int = 0
@@ -45,11 +46,24 @@ class World:
     plan: str = ""
     since: int = 0
     forecast: Forecast | None = None
+    spent_ns: int = 0
 
     @property
     def has_own_program(self) -> bool:
         """Whether its script, or the arguments, are not those with which the run began."""
         return bool(self.command or self.sources)
+
+    def spent_until(self, iteration: int, each_ns: int) -> int:
+        """The time of all machines in the iterations of the whole training so far, summed. In nanoseconds.
+
+        Those before this world count as its own do, if nothing is known about them.
+
+        Args:
+            iteration: completed iterations.
+            each_ns: the time of all machines in an iteration of this world.
+        """
+        before_ns = self.spent_ns or self.since * each_ns
+        return before_ns + max(0, iteration - self.since) * each_ns
 
 
 class OfferedState(NamedTuple):

@@ -21,7 +21,7 @@ from swift_ft.observe.spans import recorder
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.recovery.policy import Limits
+from swift_ft.recovery.policy import Limits, Price
 from swift_ft.runtime.checkpoints.part import CheckpointsPart, Elsewhere
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
@@ -281,7 +281,8 @@ class Assembly(Foundations):
         elif pipeline is None and self._dealt:
             forecasts = replica_forecast
         chooses = config.policy == "auto"
-        limits = Limits(*config.policy_limits)
+        price = None if config.policy_prices is None else Price(*config.policy_prices)
+        limits = Limits(*config.policy_limits, price)
         measures = Measures(own_work.medians, self.profiler.workers, forecasts)
         return PolicyPart(self._participant, limits, measures, chooses=chooses)
 

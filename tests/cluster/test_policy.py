@@ -101,5 +101,25 @@ def test_a_machine_that_is_asked_to_leave_is_moved_away_from(policy: Run, tmp_pa
 
 
 @pytest.mark.thorough
+def test_no_change_that_costs_more_than_the_training_may(policy: Run) -> None:
+    run = policy("auto", "--policy-price", "3.6:0.001")  # one second of one machine
+    assert not run.events("ChangePlanned")
+    (said,) = told(run, "change_too_dear")
+    assert said["reason"].endswith("and may cost 0.001")
+    assert run.output.count("but for --policy-price") == 1
+
+
+@pytest.mark.thorough
+def test_a_change_that_training_may_cost_is_made(policy: Run) -> None:
+    run = policy("auto", "--policy-price", "3.6:100")
+    (chosen,) = told(run, "change_chosen")
+    assert 0 < chosen["price"] < 100
+    (planned,) = run.events("ChangePlanned")
+    assert planned["reason"].endswith("and may cost 100")
+    world = last_state(run).worlds.present
+    assert (world.number, world.spent_ns) == (1, 2 * world.since * planned["before_ns"])
+
+
+@pytest.mark.thorough
 def test_no_change_beyond_the_limits(policy: Run) -> None:
     assert not policy("auto", "--policy-machines", "1:2").events("ChangePlanned")

@@ -129,7 +129,7 @@ def _switch(state: State, change: Change) -> State:
     """
     assert state.layouts.pending is not None
     since, generation = state.layouts.pending.iteration, change.started_in
-    world = replace(change.world, since=since)
+    world = replace(change.world, since=since, spent_ns=_spent_ns(state, change.world, since))
     # Where it begins with a committed checkpoint, no replay needs a log from before it.
     saved = since <= (state.checkpoints.committed or 0)
     ranks = () if saved else range(world_size_of(state, change))
@@ -154,6 +154,14 @@ def _switch(state: State, change: Change) -> State:
         layouts=Layouts(since=since, changes=state.layouts.changes + 1),
         worlds=Worlds(world, planned=state.worlds.planned),
     )
+
+
+def _spent_ns(state: State, following: World, since: int) -> int:
+    """The time of all machines in the iterations before another world; 0 if nobody knows."""
+    if following.forecast is None:
+        return 0
+    machines = sum(machine not in state.membership.hosts for machine in state.membership.slots)
+    return state.worlds.present.spent_until(since, machines * following.forecast.before_ns)
 
 
 def _shape_of(shape: JobShape, machines: int) -> JobShape:

@@ -61,7 +61,7 @@ class PolicyPart(Part):
 
     Args:
         job: where changes are planned.
-        limits: which numbers of machines may be chosen.
+        limits: which worlds may be chosen.
         measures: what is known about the work.
         chooses: whether it plans changes, or only says which one pays.
     """
@@ -77,6 +77,7 @@ class PolicyPart(Part):
         self._given_up: int | None = None
         self._under_way = 0  # the number of the world that is planned; 0 for none
         self._said: set[tuple[Kind, tuple[str, ...]]] = set()
+        self._said_dear = False
         self._cost_ns: int | None = None
         self._compared = 0  # the world of which was said what came
         # Owner: the journal's thread. Which world all stop for, and since when.
@@ -107,6 +108,13 @@ class PolicyPart(Part):
         found = decide(facts)
         if isinstance(found, Proposal):
             self._propose(state, found, iteration)
+        elif found.too_dear and not self._said_dear:
+            self._said_dear = True
+            _logger.warning(
+                "--policy would change to other machines, but for --policy-price: %s",
+                found.reason,
+                extra={"event": "change_too_dear", "iteration": iteration, "reason": found.reason},
+            )
 
     def _note(self, state: State, iteration: int) -> None:
         """Keep what the state forgets: since when machines wait, and when a change was given up."""
@@ -128,7 +136,7 @@ class PolicyPart(Part):
         least = max(self._limits.least, state.shape.min_machines or 1)
         steps = state.round.statuses[0].steps
         since = max(state.worlds.present.since, state.plan.resume)
-        return Facts(
+        facts = Facts(
             iteration=iteration,
             left=None if steps is None else steps - iteration,
             members=members,
@@ -139,6 +147,7 @@ class PolicyPart(Part):
             past=Past(state.worlds.planned, since, self._given_up),
             limits=replace(self._limits, least=least),
         )
+        return replace(facts, spent_ns=state.worlds.present.spent_until(iteration, facts.now_machine_ns))
 
     def _cost(self) -> int:
         """The time for which a change stops training: as long as the last one did, or as forecast."""
@@ -174,6 +183,7 @@ class PolicyPart(Part):
                 "after_s": forecast.after_ns / NANOSECONDS,
                 "cost_s": forecast.cost_ns / NANOSECONDS,
                 "pays_after": forecast.pays_after,
+                "price": found.price,
             },
         )
         self._job.append(
@@ -238,6 +248,7 @@ def _advise(found: Proposal, iteration: int) -> None:
             "after_s": forecast.after_ns / NANOSECONDS,
             "cost_s": forecast.cost_ns / NANOSECONDS,
             "pays_after": forecast.pays_after,
+            "price": found.price,
         },
     )
 

@@ -33,6 +33,7 @@ TEXTS = {
     "metrics_address": "127.0.0.7",
     "policy": "advise",
     "policy_machines": "2:6",
+    "policy_price": "2.50:400",
     "preload": "wave, xml.dom",
     "stragglers": "replace",
 }
@@ -303,6 +304,21 @@ def test_the_limits_of_a_policy(text: str, limits: tuple[int, int | None]) -> No
 def test_limits_of_a_policy_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError, match="such as 2:6"):
         RunConfig(policy="auto", policy_machines=text).validate()
+
+
+@pytest.mark.parametrize(("text", "prices"), [("", None), ("2.50:400", (2.5, 400.0)), ("3:0.5", (3.0, 0.5))])
+def test_the_price_of_a_policy(text: str, prices: tuple[float, float] | None) -> None:
+    config = RunConfig(policy="auto", policy_price=text)
+    config.validate()
+    assert config.policy_prices == prices
+
+
+@pytest.mark.parametrize(
+    "text", ["2.50", "0:9", "2:0", "a:b", "1:2:3", "-1:2", ":400", "2:", "nan:1", f"1:{10**400}"]
+)
+def test_prices_of_a_policy_that_cannot_be(text: str) -> None:
+    with pytest.raises(UsageError, match=r"such as 2\.50:400"):
+        RunConfig(policy="auto", policy_price=text).validate()
 
 
 def test_the_command_of_another_world_needs_a_proof(jobs: list[MachineJob], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,6 +17,7 @@ from swift_ft.recovery.policy import (
     Limits,
     Member,
     Past,
+    Price,
     Proposal,
     Stay,
     Waiting,
@@ -107,6 +109,66 @@ def test_a_world_in_which_a_slow_machine_stays_is_as_slow() -> None:
     assert found.forecast.after_ns <= 100 * MS
 
 
+HOUR_MS = 3600 * 1000
+DEAR = replace(JOB, spares=(Waiting("c", 0),), left=1000, spent_ns=20_000 * MS)
+"""20 s for the past, 3 times 0.9 s for the change to three machines, and 3 times 70 ms 1000 times."""
+IN_ALL = 232_700
+
+
+def most(price: float) -> Limits:
+    """A machine costs 1 for each millisecond."""
+    return Limits(price=Price(HOUR_MS, price))
+
+
+def test_no_more_is_spent_than_training_may_cost() -> None:
+    found = proposed(replace(DEAR, limits=most(IN_ALL)))
+    assert (found.kind, found.price) == (Kind.GROW, IN_ALL)
+    assert found.reason == (
+        "machines wait: an iteration on 3 machines takes 70 ms, not 100; "
+        "training costs 232700 in all then, and may cost 232700"
+    )
+    assert decide(replace(DEAR, limits=most(IN_ALL - 1))) == Stay(
+        "an iteration on 3 machines takes 70 ms, not 100; "
+        "training costs 232700 in all then, and may cost 232699",
+        too_dear=True,
+    )
+
+
+def test_of_all_that_are_affordable_the_fastest_is_chosen() -> None:
+    """Four machines would be faster still."""
+    both = replace(DEAR, spares=(Waiting("c", 0), Waiting("d", 0)))
+    assert len(proposed(replace(both, limits=most(10 * IN_ALL))).machines) == 4
+    assert len(proposed(replace(both, limits=most(IN_ALL))).machines) == 3
+
+
+def test_what_is_no_dearer_than_now_is_chosen_at_any_price() -> None:
+    """Three machines at 66 ms cost less than two at 100; so does another one in the place of a slow one."""
+    fast = replace(DEAR, forecast=((2, 100 * MS), (3, 66 * MS)), limits=most(1))
+    assert proposed(fast).kind == Kind.GROW
+    slow = replace(fast, members=(Member("a", pace=2000), Member("b")), now_ns=200 * MS, forecast=FORECAST)
+    assert proposed(replace(slow, forecast=((2, 100 * MS),))).kind == Kind.REPLACE
+
+
+def test_of_a_training_that_ends_nobody_knows_when_no_iteration_becomes_dearer() -> None:
+    endless = replace(DEAR, left=None, limits=most(10 * IN_ALL))
+    assert "nobody knows how long" in stays(endless)
+    cheaper = proposed(replace(endless, forecast=((2, 100 * MS), (3, 66 * MS))))
+    assert cheaper.price is None
+
+
+def test_a_machine_that_leaves_is_replaced_at_any_price() -> None:
+    members = (Member("a", leaving=True), Member("b"))
+    assert proposed(replace(DEAR, members=members, limits=most(1))).kind == Kind.LEAVE
+
+
+def test_a_guest_costs_nothing() -> None:
+    """Two machines at 140 ms: three at 93 ms cost less, three at 94 ms more."""
+    members = (Member("a"), Member("g", guest=True), Member("b"))
+    facts = replace(DEAR, members=members, now_ns=140 * MS, limits=most(1))
+    assert proposed(replace(facts, forecast=((3, 93 * MS),))).machines == ("a", "c", "b")
+    assert "may cost" in stays(replace(facts, forecast=((3, 94 * MS),)))
+
+
 def test_fewer_machines_instead_of_guests() -> None:
     members = (Member("a"), Member("g", guest=True), Member("b"))
     facts = replace(JOB, members=members, now_ns=140 * MS)
@@ -165,7 +227,13 @@ jobs = st.builds(
     forecast=st.dictionaries(st.integers(1, 9), st.integers(1, 1000)).map(lambda found: (*found.items(),)),
     cost_ns=st.integers(0, 5000),
     past=st.builds(Past, st.integers(0, 4), st.integers(0, 200), st.none() | st.integers(0, 200)),
-    limits=st.builds(Limits, st.integers(1, 4), st.none() | st.integers(4, 8)),
+    limits=st.builds(
+        Limits,
+        st.integers(1, 4),
+        st.none() | st.integers(4, 8),
+        st.none() | st.builds(Price, st.just(3.6e12), st.floats(1, 1e6)),
+    ),
+    spent_ns=st.integers(0, 10_000),
 )
 
 
@@ -189,6 +257,9 @@ def test_nothing_is_proposed_that_cannot_be(facts: Facts) -> None:
     assert found.forecast.gain_ns > 0
     if facts.left is not None:
         assert found.forecast.gain_ns * facts.left > facts.cost_ns
+    if facts.limits.price is not None:
+        no_dearer = found.forecast.after_ns * len(found.machines) <= facts.now_machine_ns
+        assert no_dearer or (found.price or math.inf) <= facts.limits.price.most
 
 
 @given(st.integers(1, 29), st.integers(1, 60))

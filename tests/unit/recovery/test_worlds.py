@@ -71,6 +71,30 @@ def test_what_the_next_world_is() -> None:
     assert planned.worlds.planned == 1
 
 
+def test_a_world_keeps_the_machine_time_of_those_before() -> None:
+    """Two machines for 10 iterations of 5 ns, three for 20 of 4 ns; then somebody else asks."""
+
+    def asked(state: State, machines: tuple[str, ...], at: int, before_ns: int) -> State:
+        planned, *rest = a_change(state, machines, at)
+        assert isinstance(planned, ev.ChangePlanned)
+        state = step_all(state, [dataclasses.replace(planned, before_ns=before_ns), *rest])
+        size = len(machines)
+        reports = [
+            ev.StatusReported(rank=r, generation=state.generation, iteration=at, live=True, holds=("model",))
+            for r in range(size)
+        ]
+        return step_all(state, reports)
+
+    state = asked(live(2, 1), MACHINES[:3], 10, 5)
+    assert state.worlds.present.spent_ns == 2 * 10 * 5
+    assert state.worlds.present.spent_until(12, 3 * 4) == 100 + 2 * 12
+    state = asked(state, MACHINES[:2], 30, 4)
+    assert state.worlds.present.spent_ns == 100 + 3 * 20 * 4
+    state = asked(state, MACHINES[:3], 40, 0)
+    assert state.worlds.present.spent_ns == 0
+    assert state.worlds.present.spent_until(42, 7) == 42 * 7
+
+
 def test_what_a_plan_leaves_out_stays_as_it_was() -> None:
     wide = ev.ChangePlanned(world=1, machines=("A", "B"), command=("wide.py",), plan="wide")
     state = step(live(), wide)

@@ -10,7 +10,7 @@ import pytest
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.policy import Limits
+from swift_ft.recovery.policy import Limits, Price
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.worlds import OfferedState
 from swift_ft.runtime.policy.forecasts import Now, no_forecast, replica_forecast
@@ -18,6 +18,8 @@ from swift_ft.runtime.policy.part import Measures, PolicyPart
 from swift_ft.runtime.worker.part import StepInfo
 from tests.support.journals import machine
 from tests.unit.recovery.test_next_world import live, names
+
+ANY = Limits()
 
 
 class Journal:
@@ -38,10 +40,10 @@ def half_with_three(state: State, now: Now) -> dict[int, int]:
     return {2: now.iteration_ns, 3: now.iteration_ns // 2}
 
 
-def part(job: Any, *, chooses: bool = True, step_s: float | None = 1.0) -> PolicyPart:
+def part(job: Any, *, chooses: bool = True, step_s: float | None = 1.0, limits: Limits = ANY) -> PolicyPart:
     known = None if step_s is None else (step_s, step_s)
     measures = Measures(lambda: known or (None, None), lambda: None, half_with_three)
-    return PolicyPart(job, Limits(), measures, chooses=chooses)
+    return PolicyPart(job, limits, measures, chooses=chooses)
 
 
 def run(policy: PolicyPart, iterations: range) -> None:
@@ -68,6 +70,23 @@ def test_it_advises_once_for_each_change(caplog: pytest.LogCaptureFixture) -> No
     run(part(job, chooses=False), range(40))
     assert not job.planned
     assert [vars(record)["event"] for record in caplog.records] == ["change_advised"]
+
+
+def test_it_says_once_that_a_change_is_too_dear(caplog: pytest.LogCaptureFixture) -> None:
+    """Three machines cost more than two if an iteration takes 0.9 s, and less if it takes half a second."""
+
+    def slower(state: State, now: Now) -> dict[int, int]:
+        return {2: now.iteration_ns, 3: 9 * now.iteration_ns // 10}
+
+    job: Any = Journal(live(2, 1))
+    limits = Limits(price=Price(3.6, 0.001))
+    measures = Measures(lambda: (1.0, 1.0), lambda: None, slower)
+    run(PolicyPart(job, limits, measures, chooses=True), range(40))
+    assert not job.planned
+    (said,) = map(vars, caplog.records)
+    assert said["event"] == "change_too_dear"
+    run(part(job, limits=limits), range(40))
+    assert len(job.planned) == 1
 
 
 def test_nothing_is_said_before_an_iteration_is_measured() -> None:
