@@ -1,0 +1,74 @@
+"""When a machine starts workers of the next world, and when it says that it cannot."""
+
+from __future__ import annotations
+
+import os
+import selectors
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from swift_ft.launch.agent import next_world, room
+from swift_ft.launch.agent.next_world import NextWorld
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.protocol import step
+from tests.unit.recovery.test_worlds import live
+
+PLACE = ("host", 29400)
+
+
+def planned() -> State:
+    state = step(live(), ev.ChangePlanned(world=1, machines=("B", "A"), reason="a test"))
+    assert state.worlds.change is not None
+    return state
+
+
+class Agent:
+    """An agent whose workers cannot even be described, with a journal that is a list."""
+
+    def __init__(self, place: tuple[str, int] | None) -> None:
+        self.events: list[ev.Event] = []
+        bootstrap = SimpleNamespace(place_of_next=lambda machine, change: place)
+        follower = SimpleNamespace(append=self.events.append, state=planned())
+        membership: Any = SimpleNamespace(machine="A", bootstrap=bootstrap, follower=follower)
+        selector = selectors.DefaultSelector()
+        nothing: Any = None
+        self.next = NextWorld(self, nothing, nothing, membership, nothing, selector, nothing)  # type: ignore[arg-type]
+
+    def workers_in(self, *_: object) -> NoReturn:
+        raise AssertionError
+
+
+def no_memory(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """All of the machine's memory is taken. Returns a list that grows with each look at it."""
+    looks: list[int] = []
+
+    def look() -> int:
+        looks.append(1)
+        return 0
+
+    monkeypatch.setattr(room, "available_bytes", look)
+    return looks
+
+
+def test_without_room_the_change_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_memory(monkeypatch)
+    agent = Agent(PLACE)
+    agent.next.look(planned(), [os.getpid()])
+    (event,) = agent.events
+    assert isinstance(event, ev.ChangeGivenUp)
+    assert event.world == 1
+    assert event.reason.startswith("machine A: ")
+    assert "of memory are left, and the next world's workers need" in event.reason
+    assert agent.next.number is None
+
+
+def test_memory_is_looked_at_once_it_is_known_where_they_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = no_memory(monkeypatch)
+    agent = Agent(None)
+    agent.next.look(planned(), [os.getpid()])
+    assert not agent.events
+    assert not looks
+    assert agent.next.pause_s == next_world._PLACE_S
