@@ -290,6 +290,12 @@ def claimed() -> str:
     return "claimed"
 
 
+@_kind("worker 0 of a world that trains", "workers of the next world", "the next world trains")
+def topology() -> str:
+    """The shape of the job that trains: which other ones can take its state over."""
+    return "topology"
+
+
 @_kind("the first worker that begins", "all workers")
 def program() -> str:
     """The settings of its session, and digests of the script's modules."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.store_claim import claim_store
+from swift_ft.checkpoint.store_claim import check_next_world, claim_store, note_topology
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import tell_agent
@@ -147,7 +147,9 @@ class Assembly(Foundations):
         topology, timeout_s = self.attached.topology(self._dealt), self._context.config.report_timeout_s
         found = claim_store(self._store, self._context, self._run_keys, topology, timeout_s, noted)
         self._commits.found(found)
-        if not self._context.world:
+        if self._context.world:
+            check_next_world(self._run_keys, topology)
+        else:
             self._first_live()
         tell_agent(store=self._store.child_url(""))
         check_remade(self._completeness, self._rendezvous, self._context.rank)
@@ -155,6 +157,8 @@ class Assembly(Foundations):
 
     def _first_live(self) -> None:
         """Begin to archive. A worker of the next world leaves that to the present one until it trains."""
+        if self._context.rank == 0:
+            note_topology(self._run_keys, self.attached.topology(self._dealt))
         if self._archiver is not None:
             self._archiver.start()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,13 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.sliced_part import SlicedPart
-from swift_ft.checkpoint.state_payload import StatePath
-from swift_ft.recovery.entries import event_from_dict
-from swift_ft.recovery.job_state import State
-from swift_ft.recovery.protocol import step
-from swift_ft.storage.store import Store
 from tests.support.cluster import (
     EXAMPLES,
     ClusterRun,
@@ -27,14 +19,13 @@ from tests.support.cluster import (
     run_cluster,
     training,
 )
+from tests.support.worlds import CHANGES_WORLD, Change, given_up, run_changed, whole_state, worlds_of
 
-CHANGES_WORLD = Path(__file__).parent / "scripts" / "changes_world.py"
 ITERATIONS = 60
-Change = tuple[int, list[int], list[str]]
 
 
 @pytest.fixture
-def changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., ClusterRun]:
+def changed(tmp_path: Path) -> Callable[..., ClusterRun]:
     """Runs an example whose worker 0 plans changes."""
 
     def run(
@@ -46,15 +37,16 @@ def changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Cl
         flags: Sequence[str] = (),
         every: int = 20,
     ) -> ClusterRun:
-        script = [*training(tmp_path, CHANGES_WORLD, iterations=ITERATIONS), f"--checkpoint-every={every}"]
-        monkeypatch.setenv("EXAMPLE", example)
-        monkeypatch.setenv("CHANGES", json.dumps(changes))
-        all_flags = ["--spares", str(spares), *flags]
-        found = run_cluster(tmp_path, machines=machines, script=script, inject=inject, flags=all_flags)
-        assert found.code == 0, found.output[-3000:]
-        assert bool(found.events("FaultInjected")) == bool(inject), "the fault did not strike"
-        assert_no_memory_left(found)
-        return found
+        _, *args = training(tmp_path, CHANGES_WORLD, iterations=ITERATIONS)
+        return run_changed(
+            tmp_path,
+            example,
+            changes,
+            [*args, f"--checkpoint-every={every}"],
+            machines=machines,
+            inject=inject,
+            flags=["--spares", str(spares), *flags],
+        )
 
     return run
 
@@ -80,32 +72,6 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return made[key]
 
     return reference
-
-
-def worlds_of(run: ClusterRun) -> list[State]:
-    """The state of the job after each switch."""
-    state, found = State(), []
-    for event in run.report["events"]:
-        before, state = state, step(state, event_from_dict(event))
-        if state.worlds.present.number != before.worlds.present.number:
-            found.append(state)
-    return found
-
-
-def given_up(run: ClusterRun) -> list[str]:
-    """Why changes were given up."""
-    state, found = State(), []
-    for event in run.report["events"]:
-        before, state = state, step(state, event_from_dict(event))
-        if before.worlds.change is not None and state.worlds.change is None and state.worlds.given_up:
-            found.append(state.worlds.given_up)
-    return found
-
-
-def assert_no_memory_left(run: ClusterRun) -> None:
-    """Checks that nothing of a handover is left in shared memory."""
-    for joined in run.events("MachineJoined"):
-        assert not [*Path("/dev/shm").glob(f"swift-ft-*-{joined['machine']}-w*")]
 
 
 def test_replicas_change_places(changed: Any, references: Any) -> None:
@@ -246,16 +212,3 @@ def test_a_pipeline_of_shards_is_cut_otherwise(
     assert ours.keys() == theirs.keys()
     assert any(path[0] == "optimizers" for path in ours)
     assert not [path for path in ours if not torch.equal(ours[path], theirs[path])]
-
-
-def whole_state(store: Path, iteration: int) -> dict[StatePath, torch.Tensor]:
-    """All tensors of a checkpoint, put together from its parts."""
-    folder = CheckpointFolder(Store(store))
-    found: dict[StatePath, torch.Tensor] = {}
-    for saved in folder.parts_of(iteration).values():
-        part = SlicedPart(folder.reader(saved))
-        for path, kind in part.kinds.items():
-            ranges = part.ranges(path)
-            whole = found.setdefault(path, torch.empty(part.whole(path), dtype=kind.dtype))
-            whole[tuple(slice(*one) for one in ranges)] = part.read({path: ranges})[path]
-    return found

@@ -48,4 +48,6 @@ if what == "own":
     example.DistributedDataParallel = functools.partial(
         example.DistributedDataParallel, **{BUFFER_SYNC: False}
     )
-example.main()
+main = example.main
+if __name__ == "__main__":
+    main()
