@@ -140,6 +140,7 @@ REASONS = {
     "the key is known to be there": (
         "launch/rendezvous/bootstrap.py:Bootstrap.place_of_next",
         "launch/rendezvous/job_secret.py:found_secret",
+        "checkpoint/store_claim.py:check_next_world",
         "checkpoint/store_claim.py:claim_store",
         "runtime/data/part.py:check_remade",
         "runtime/peer_files.py:PeerFiles.find",
