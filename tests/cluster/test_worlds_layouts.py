@@ -139,7 +139,6 @@ def over(monkeypatch: pytest.MonkeyPatch) -> Over:
                 ("experts", [3, 2, 1, 4]),
                 ("experts once", [1, 4, 3, 2]),
                 ("sequences", [2, 4, 0, 1]),
-                ("two workers on each machine", [1, 0]),
                 ("stages of two workers on each machine", [1, 2]),
             ]
         ),
@@ -189,6 +188,7 @@ def test_over_a_backend_that_is_like_nccl(
         ("sequences", [0, 2], ["--replicas", "1"]),
         ("sequences", [3, 2, 1, 0], ["--replicas", "1"]),
         ("hsdp", [2, 1], []),
+        ("two workers on each machine", [1, 0], []),  # four replicas of DDP
     ],
 )
 def test_a_mesh_is_another_one(name: str, slots: list[int], args: list[str], tmp_path: Path) -> None:
