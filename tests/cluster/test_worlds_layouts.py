@@ -58,7 +58,6 @@ KINDS = {
     "experts once": Kind("train_moe", 4, (*DROPOUT, "--replicas=1")),
     "sequences": Kind("train_context_parallel", 4, DROPOUT),
     "statistics": Kind("running_statistics", 2, ("--layers=2", "--bucket-mb=0.01")),
-    "two workers on each machine": Kind("train_ddp", 2, DROPOUT, ("--nproc-per-node=2",)),
     "stages of two workers on each machine": Kind(
         "train_swift", 2, ("--dropout=0.1",), ("--nproc-per-node=2",)
     ),
@@ -137,7 +136,6 @@ def over(monkeypatch: pytest.MonkeyPatch) -> Over:
             for name, slots in [
                 ("hsdp", [2, 4, 0, 1]),
                 ("experts", [3, 2, 1, 4]),
-                ("experts once", [1, 4, 3, 2]),
                 ("sequences", [2, 4, 0, 1]),
                 ("stages of two workers on each machine", [1, 2]),
             ]
@@ -186,9 +184,7 @@ def test_over_a_backend_that_is_like_nccl(
         ("experts once", [2, 1, 0, 3], ["--replicas", "2"]),
         ("experts once", [2, 0], ["--ep", "1"]),
         ("sequences", [0, 2], ["--replicas", "1"]),
-        ("sequences", [3, 2, 1, 0], ["--replicas", "1"]),
         ("hsdp", [2, 1], []),
-        ("two workers on each machine", [1, 0], []),  # four replicas of DDP
     ],
 )
 def test_a_mesh_is_another_one(name: str, slots: list[int], args: list[str], tmp_path: Path) -> None:
