@@ -68,7 +68,8 @@ class Attempts:
         live_at: the iteration at which training has continued after the last plan; None if it has not.
         way: that of the last plan.
         starving: by part, how often it ran out of memory since the last plan.
-        starved: the same for the present loss, before the last plan.
+        starved: the same before the last plan, since an iteration was trained that had never been before.
+        furthest: the latest consensus iteration at which a loss has interrupted training.
         unheard: by slot, newcomers in a row that were lost before they reported.
     """
 
@@ -81,6 +82,7 @@ class Attempts:
     way: Way | None = None
     starving: Map[str, int] = field(default_factory=Map)
     starved: Map[str, int] = field(default_factory=Map)
+    furthest: int = 0
     unheard: Map[int, int] = field(default_factory=Map)
 
     def fail(self, part: str, reason: str, *, had_task: bool) -> Attempts:
@@ -117,16 +119,19 @@ class Attempts:
         reached = [s.iteration for s in statuses.values() if s.live and s.iteration is not None]
         consensus = min(reached, default=committed or 0)
         # All have reported, so the row of newcomers that were lost before that has ended.
-        attempts = replace(self, unheard=Map())
-        # Going live is no progress without an iteration: the same loss would be tried for ever.
-        if self.lost_at is None or (self.live_at is not None and consensus > self.live_at):
-            return replace(attempts, lost_at=consensus, starved=self.starving, starving=Map())
-        return replace(
-            attempts,
-            tried=self.tried.update(dict(self._tried_with_a_task())),
+        attempts = replace(
+            self,
+            unheard=Map(),
             starved=_sum(self.starved, self.starving),
             starving=Map(),
+            furthest=max(self.furthest, consensus),
         )
+        # Going live is no progress without an iteration: the same loss would be tried for ever.
+        if self.lost_at is None or (self.live_at is not None and consensus > self.live_at):
+            # For memory, iterations repeated after a return are no progress: its end may come sooner.
+            starved = self.starving if consensus > self.furthest else attempts.starved
+            return replace(attempts, lost_at=consensus, starved=starved)
+        return replace(attempts, tried=self.tried.update(dict(self._tried_with_a_task())))
 
     def _tried_with_a_task(self) -> Iterator[tuple[tuple[Way, int, str], int]]:
         """A part that failed in its task has tried the last way, too, if others began it."""

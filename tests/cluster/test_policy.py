@@ -101,6 +101,24 @@ def test_a_machine_that_is_asked_to_leave_is_moved_away_from(policy: Run, tmp_pa
 
 
 @pytest.mark.thorough
+def test_a_worker_that_never_has_enough_memory_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Further machines wait, and none of them helps: an equal one has as little."""
+    monkeypatch.setenv("LAYER_S", "0")
+    monkeypatch.setenv("STARVE", "12")
+    script = [*training(tmp_path, SLOW_LAYERS, iterations=ITERATIONS), *OPTIONS]
+    run = run_cluster(tmp_path, machines=2, script=script, flags=["--policy", "auto", "--spares", "3"])
+    assert run.code == 1
+    assert (
+        "machine 1 ran out of memory 2 times without progress (worker 1 was killed by SIGKILL: "
+        "the kernel was out of memory): let the script use less, or give its machine more"
+    ) in run.output
+    starved = [lost for lost in run.events("MachineLost") if lost["out_of_memory"]]
+    assert len(starved) == 2
+
+
+@pytest.mark.thorough
 def test_no_change_that_costs_more_than_the_training_may(policy: Run) -> None:
     run = policy("auto", "--policy-price", "3.6:0.001")  # one second of one machine
     assert not run.events("ChangePlanned")
