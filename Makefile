@@ -35,7 +35,7 @@ demo: $(VENV)/.installed  ## kill a machine in mid-training, rebuild it, compare
 demo-elastic: $(VENV)/.installed  ## kill two machines for which none comes, add two later, compare all weights
 	$(BIN)/python -m examples.demo_elastic
 
-demo-reshape: $(VENV)/.installed  ## change a running job from four machines to three, two, and four again, compare all weights
+demo-reshape: $(VENV)/.installed  ## change a running job to unlike pipelines, fewer machines, and back, compare all weights
 	$(BIN)/python -m examples.demo_reshape
 
 # Two tests at a time: tests of whole clusters wait more than they compute.

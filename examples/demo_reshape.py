@@ -1,8 +1,9 @@
 """A job that trains is changed, and changed again, and not one bit of the result changes.
 
-1. Four machines train a GPT of ten layers as a pipeline. swift-recover lets one of them go, while they train.
-   Another one gets SIGKILL, and none comes: two machines run three stages. swift-recover makes it two. Then
-   two new machines come, and swift-recover makes it four again.
+1. Four machines train a GPT of ten layers as two pipelines of two stages. swift-recover makes them one of one
+   stage and one of three, while they train. A machine gets SIGKILL, and none comes: three machines run four
+   stages. swift-recover makes it pipelines of one stage and of two. Then a new machine comes, and
+   swift-recover makes it two and two again.
 2. The same training runs undisturbed; the final weights of both are compared bit for bit.
 """
 
@@ -41,10 +42,16 @@ SCRIPT = Path(__file__).with_name("train_elastic.py")
 MACHINES = 4
 NEVER = 1_000_000
 """Iterations until somebody says how many there are to be: the last change does."""
+EVEN = ("--pipelines", "2")
+MICROBATCHES = 8
+"""Of each pipeline, in each iteration."""
 SMALL = ("--width", "48", "--sequence", "32", "--microbatch-size", "1")
 FIRST_AT, AT_LEAST = 8, 20
 """The first change comes at this iteration; so many follow the last one, at least."""
 KILLED = 1
+UNLIKE = ([[0, 9]], [[0, 2], [3, 6], [7, 9]])
+SMALLER = ([[0, 9]], [[0, 4], [5, 9]])
+"""Plans: pipelines, each with the first and the last layer of its stages."""
 _LOOK_S = 0.02
 _WITHIN_S = 240.0
 """For each part of the story."""
@@ -181,7 +188,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 def run(folder: Path, console: Console, model: Sequence[str]) -> int:
     """Both runs of a model, which options name, one after the other. Returns the exit code."""
-    console.rule("[bold]1 of 2: four machines, three, two, and four again", align="left")
+    console.rule("[bold]1 of 2: two pipelines, unlike ones, fewer machines, and two again", align="left")
     report, iterations = changed(folder / "changed", console, model)
     console.rule("[bold]2 of 2: the same training, undisturbed", align="left")
     with console.status(f"trains {iterations} iterations ..."):
@@ -193,7 +200,8 @@ def run(folder: Path, console: Console, model: Sequence[str]) -> int:
     identical = bool(one) and one.keys() == other.keys() and all(same_bits(one[n], other[n]) for n in one)
     verdict = "yes" if identical else "no"
     console.print(f"\nweights identical: {verdict} ({len(one)} tensors, bit for bit)", highlight=False)
-    as_told = [pause.workers for pause in found] == [(4, 3), (3, 3), (3, 2), (2, 4)]
+    # A machine that comes late is one for which another one begins.
+    as_told = [pause.workers for pause in found[-4:]] == [(4, 4), (4, 4), (4, 3), (3, 4)]
     if not as_told:
         console.print("the run did not go as it is told", style="red")
     return 0 if identical and as_told else 1
@@ -203,21 +211,21 @@ def changed(folder: Path, console: Console, model: Sequence[str]) -> tuple[dict[
     """The run that is changed: what its journal tells, and how many iterations it had."""
     folder.mkdir()
     with ExitStack() as stack:
-        machines = Machines(folder, stack, f"127.0.0.1:{free_port()}", script(folder, NEVER, model))
+        begins = [*script(folder, NEVER, model), *EVEN]
+        machines = Machines(folder, stack, f"127.0.0.1:{free_port()}", begins)
         for _ in range(MACHINES):
             machines.start()
         story = Story(machines, watching(machines, View()), console)
         story.until(lambda: story.iteration >= FIRST_AT, f"iteration {FIRST_AT}")
-        story.change("scale", "3")
+        story.change("reshape", "--plan", plan(folder, "unlike", UNLIKE))
         machines.kill(KILLED)
         story.until(lambda: bool(story.state.membership.hosts), "the loss")
-        story.change("scale", "2")
-        for _ in range(2):
-            machines.start()
-        story.until(lambda: len(story.state.membership.spares) == 2, "two more machines")
+        story.change("reshape", "--plan", plan(folder, "smaller", SMALLER))
+        machines.start()
+        story.until(lambda: len(story.state.membership.spares) == 1, "another machine")
         # Where the training is to end depends on how long changes take here.
         iterations = story.iteration + 3 * max(story.iterations) + AT_LEAST
-        story.change("reshape", "--plan", "pp=4", "--", *script(folder, iterations, model))
+        story.change("reshape", "--plan", "dp=2,pp=2", "--", *script(folder, iterations, model), *EVEN)
         story.to_the_end()
         machines.end()
     return json.loads(machines.events.read_text()), iterations
@@ -228,14 +236,31 @@ def undisturbed(folder: Path, iterations: int, model: Sequence[str]) -> None:
     folder.mkdir()
     output = folder / "output.txt"
     flags = ["--machines", str(MACHINES), "--log-dir", str(folder / "logs")]
-    with started(swift_run(*flags, *script(folder, iterations, model)), output) as process:
+    with started(swift_run(*flags, *script(folder, iterations, model), *EVEN), output) as process:
         process.wait()
     check(process, output)
 
 
+def plan(folder: Path, name: str, pipelines: Sequence[Sequence[Sequence[int]]]) -> str:
+    """Writes a plan, in which pipelines share the batch as evenly as can be."""
+    path = folder / f"{name}.json"
+    each = [{"stages": stages, "microbatches": MICROBATCHES} for stages in pipelines]
+    path.write_text(json.dumps({"pipelines": each, "workers_per_machine": 1}))
+    return str(path)
+
+
 def script(folder: Path, iterations: int, model: Sequence[str]) -> list[str]:
     """What is trained, and where its results go."""
-    options = ["--iterations", str(iterations), "--checkpoint-every", "10", "--dropout", "0.1", *model]
+    options = [
+        "--iterations",
+        str(iterations),
+        "--checkpoint-every",
+        "10",
+        "--dropout",
+        "0.1",
+        "--exact",
+        *model,
+    ]
     return [str(SCRIPT), *options, "--store", str(folder / "store"), "--weights-out", str(folder / "weights")]
 
 

@@ -144,7 +144,9 @@ def _nearest(
     """For each worker of the present world the offer to read: of replicas the nearest, dealt to readers."""
     alike: dict[object, list[int]] = {}
     for rank in sorted(offered):
-        alike.setdefault(state.round.statuses[rank].holds or rank, []).append(rank)
+        # Stages of unlike pipelines may have one number, and other layers.
+        what = state.layouts.placed.get(rank) or state.round.statuses[rank].holds or rank
+        alike.setdefault(what, []).append(rank)
     found = {}
     for ranks in alike.values():
         dealt = ranks[context.rank % len(ranks)]

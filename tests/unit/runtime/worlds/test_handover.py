@@ -1,0 +1,47 @@
+"""Which offer a worker of the next world reads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from immutables import Map
+
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.worlds import OfferedState
+from swift_ft.runtime.worlds.handover import _nearest
+
+OFFERED = {
+    rank: OfferedState(machine=f"machine {rank}", address="", folder=f"rank-{rank}", digest="")
+    for rank in range(4)
+}
+
+
+def read_by(machine: int, holds: list[str], placed: dict[int, tuple[int, ...]] | None = None) -> list[int]:
+    """For each worker that offers its state, whose offer the worker of the same number on a machine reads."""
+    state: Any = SimpleNamespace(
+        round=SimpleNamespace(
+            statuses={rank: SimpleNamespace(holds=(what,)) for rank, what in enumerate(holds)}
+        ),
+        layouts=State().layouts if placed is None else SimpleNamespace(placed=Map(placed)),
+    )
+    context: Any = SimpleNamespace(machine=f"machine {machine}", rank=machine)
+    found = _nearest(state, OFFERED, context)
+    return [next(rank for rank, offer in OFFERED.items() if offer == found[each]) for each in range(4)]
+
+
+def test_replicas_are_read_from_the_own_machine_or_dealt() -> None:
+    holds = ["stage 0", "stage 1", "stage 0", "stage 1"]
+    assert read_by(0, holds) == [0, 1, 0, 1]
+    assert read_by(3, holds) == [2, 3, 2, 3]
+
+
+def test_layers_decide_where_pipelines_are_unlike() -> None:
+    """A pipeline of one stage and one of three: each of their stages may be the first one."""
+    placed = {0: (0, 1, 2), 1: (0,), 2: (1,), 3: (2,)}
+    assert read_by(2, ["stage 0"] * 4, placed) == [0, 1, 2, 3]
+
+
+def test_workers_with_the_same_layers_are_replicas() -> None:
+    placed = {0: (0, 1), 1: (2,), 2: (0, 1), 3: (2,)}
+    assert read_by(1, ["stage 0"] * 4, placed) == [2, 1, 2, 1]
