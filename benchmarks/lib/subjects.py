@@ -197,10 +197,7 @@ SUBJECTS = {
     "paper": Subject(
         "Figures 9 to 11 and table 3 of the paper",
         "benchmarks.paper.figures",
-        (
-            Pick("DDP: recovery shorter than torchrun's by", "DDP: swift_ft", "shorter by"),
-            Pick("pipeline, 4 groups: shorter by", "pipeline: logging, 4 groups", "shorter by"),
-        ),
+        (Pick("pipeline, 4 groups: shorter by", "pipeline: logging, 4 groups", "shorter by"),),
     ),
     # --------------------------------------------------------------------------------------------- scale
     "protocol": Subject(
@@ -218,11 +215,7 @@ SUBJECTS = {
         "benchmarks.scale.simulated",
         ("16,384 machines, from a silent loss to the last order, without the replay",),
     ),
-    "forming": Subject(
-        "Forming a job, by its size",
-        "benchmarks.scale.forming",
-        (Pick("1,024 machines, to the last order", "1,024", "to the last order"),),
-    ),
+    "forming": Subject("Forming a job, by its size", "benchmarks.scale.forming"),
     "silent-machines": Subject(
         "Silent machines",
         "benchmarks.scale.detection",

@@ -275,6 +275,14 @@ def present_group(group: str, members: Hex) -> str:
     return f"present/{group}/{members}"
 
 
+@_kind(
+    "each member of a group", "its members, before their communicator forms", "the group", namespace=_GROUPS
+)
+def members(group: str) -> str:
+    """The meeting of those that form a communicator: how many have come, and that all have."""
+    return f"members/{group}"
+
+
 @_kind("each worker that begins to form groups", "workers that wait for it in vain", "the next generation")
 def joining(generation: int, rank: int) -> str:
     """Set: this worker did come."""

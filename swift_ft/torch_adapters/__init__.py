@@ -17,6 +17,7 @@ comm_errors.py                          frames in which torch communicates      
 killed_children.py                      how a DataLoader tells of killed processes  test_killed_children.py
 transports.py                           gloo's constructor, a group's backends,     test_failed_group.py
                                         switches of both
+gathering.py                            nothing: the members of a group meet        test_gathering.py
 lasting_group.py                        methods of a group and of an operation      test_script_groups.py
 script_groups.py                        how groups are made, what torch registers   test_script_groups.py
 connections.py                          gloo's sockets                              test_stuck.py

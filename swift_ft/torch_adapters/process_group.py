@@ -305,7 +305,7 @@ class GenerationGroup:
             return script_groups.default.native
         if len(ranks) == self._world_size:
             if self.waits.silent:
-                self._gather(f"own/{self._own}", len(ranks))
+                self._gather(f"own {self._own}", len(ranks))
             return script_groups.default.native
         return self._form_own(partial(store_keys.own_group, self._own), ranks)
 
@@ -325,7 +325,7 @@ class GenerationGroup:
         """Wait for all that form a communicator: no abort ends the forming of one."""
         assert self._store is not None
         timeout = timedelta(seconds=self._timeout_s)
-        function = partial(gather, self._store, name, size, timeout)
+        function = partial(gather, self._store, store_keys.members(name), size, timeout)
         if threading.current_thread() is threading.main_thread():
             self._in_waiter(function)
         else:  # it is the waiter's

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from swift_ft.config import store_keys
 from swift_ft.errors import UsageError
 from swift_ft.torch_adapters.gathering import Gathering
 from swift_ft.torch_adapters.lasting_group import LastingGroup
@@ -160,7 +161,7 @@ class ScriptGroups:
 
     def _let_meet(self, group: LastingGroup, store: Any) -> None:
         if aborts_in_silence(group.native):
-            folder = dist.PrefixStore(f"members of {group.group_name}", store)
+            folder = dist.PrefixStore(store_keys.members(group.group_name), store)
             group.gathering = Gathering(folder, group.rank(), group.size(), self._timeout(group))
 
     def give_ranks(self, group: dist.ProcessGroup, like: LastingGroup) -> None:

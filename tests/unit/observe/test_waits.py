@@ -131,7 +131,6 @@ REASONS = {
         "logging/writing/writer.py:LogWriter.close",
         "runtime/checkpoints/checkpointing.py:Saver.request",
         "torch_adapters/ddp.py:DataParallelHook.drain",
-        "torch_adapters/transports.py:_abort_all",  # else the worker ends
     ),
     "it never blocks, though the method's name says so of others": (
         "launch/detection/sentinel.py:Sentinel._obey",
@@ -155,6 +154,7 @@ REASONS = {
         "runtime/state_proof.py:StateProof._compare_with_predecessor",
     ),
     "a part of a training step, which an abort ends": (
+        "torch_adapters/gathering.py:gather",
         "torch_adapters/ddp.py:DataParallelHook._wait_for_buffers",
         "torch_adapters/ddp_buffers.py:BufferSync.adopt",
         "torch_adapters/ddp_buffers.py:BufferSync.wait",
@@ -162,6 +162,10 @@ REASONS = {
         "torch_adapters/directed_group.py:DirectedGroup.recv",
         "torch_adapters/lasting_group.py:_wait",
         "torch_adapters/present_members.py:PresentMembers.recv",
+    ),
+    "a second at most, or as long as the abort of a device": (
+        "torch_adapters/abortable_waits.py:_Beginnings.over",
+        "torch_adapters/transports.py:AbortedCommunicators._abort_all",
     ),
     "a fault of a test": ("runtime/fault_injector.py:FaultInjector._strike",),
 }
