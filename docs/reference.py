@@ -129,6 +129,7 @@ MEANINGS = {
     "parallel_recovery_off": "Survivors cannot help in a replay, for the reason given.",
     "peer_log_unusable": "A segment could not be read from its writer. That log is read from the store now.",
     "profile_not_written": "The profile could not be measured or written. Training continues.",
+    "topology_not_kept": "The store does not know the shape of the next world. `--resume` may refuse it.",
     "record_mended": "The store's `run.json` is damaged or gone. The run's own copy of it is read.",
     "scheduler_failed": "The scheduler gives no machine, or takes none back. The run goes on.",
     "recovery_gave_up": "No way back is left. The run ends.",

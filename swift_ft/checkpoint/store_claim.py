@@ -21,8 +21,10 @@ from swift_ft.errors import (
     GaveUpError,
     RecoveryError,
     StoreInUseError,
+    SwiftError,
     TopologyMismatchError,
     UsageError,
+    first_line,
 )
 from swift_ft.logging import parse_segment_name, read_segment
 from swift_ft.observe.waits import waiting
@@ -225,6 +227,21 @@ def _check_topology(store: Store, theirs: dict[str, Any], ours: dict[str, Any]) 
 def note_topology(rendezvous: RendezvousStore, topology: Mapping[str, Any]) -> None:
     """Say what shape the world has that trains, for :func:`check_next_world`."""
     rendezvous.set(store_keys.topology(), json.dumps(topology))
+
+
+def keep_topology(store: Store, run_id: str, topology: dict[str, Any]) -> None:
+    """Write the shape of a next world into the record: a resumed run finds its checkpoints."""
+    try:
+        record = read_record(store)
+        if record is not None and record["run_id"] == run_id and record["topology"] != topology:
+            write_record(store, {**record, "topology": topology})
+    except (SwiftError, OSError) as error:
+        _logger.warning(
+            "%s names the topology before the last change still: --resume may refuse the present one (%s)",
+            store.url,
+            first_line(error),
+            extra={"event": "topology_not_kept"},
+        )
 
 
 def check_next_world(rendezvous: RendezvousStore, topology: dict[str, Any]) -> None:

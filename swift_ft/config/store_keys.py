@@ -391,6 +391,12 @@ def ddp_layout(first: int) -> str:
     return f"ddp/layout/{first}"
 
 
+@_kind("the first worker of a DDP group that knows", "the group of the next world")
+def ddp_layout_of(signature: Hex) -> str:
+    """The same, for as many replicas of such parameters in another world."""
+    return f"ddp/layouts/{signature}"
+
+
 @_kind("the workers of a DDP group", "replacements in the group")
 def ddp_own_buffers(first: int) -> str:
     """The first iteration in which each has buffers of its own."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.store_claim import check_next_world, claim_store, note_topology
+from swift_ft.checkpoint.store_claim import check_next_world, claim_store, keep_topology, note_topology
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import tell_agent
@@ -158,7 +158,10 @@ class Assembly(Foundations):
     def _first_live(self) -> None:
         """Begin to archive. A worker of the next world leaves that to the present one until it trains."""
         if self._context.rank == 0:
-            note_topology(self._run_keys, self.attached.topology(self._dealt))
+            topology = self.attached.topology(self._dealt)
+            note_topology(self._run_keys, topology)
+            if self._context.world:
+                keep_topology(self._store, self._context.run_id, topology)
         if self._archiver is not None:
             self._archiver.start()
 

@@ -264,7 +264,9 @@ class Foundations:
         self._rollback = Rollback(self._state, self._settings.check_step)
         self._completeness = Completeness(self._state)
         self._sharded = ShardedModels(self._state.modules.values())
-        self._replicas = Replicas(self._state, self._rendezvous, self._group, self._proof, self._context.rank)
+        self._replicas = Replicas(
+            self._state, self._rendezvous, self._run_keys, self._group, self._proof, self._context.rank
+        )
         self._replicas.own_variables = OwnVariables(
             self._context.rank, self._rollback.carried, self._rendezvous, self._writer
         )

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
@@ -116,6 +117,16 @@ class DataParallelHook:
         self._waited_s = 0.0
         self._averaged_at: float | None = None  # monotonic
         self._register()
+
+    @property
+    def signature(self) -> str:
+        """A digest, equal where DDP may make the same buckets: of as many replicas of such parameters."""
+        model: Any = self.model
+        names = model._build_debug_param_to_name_mapping(self._choice.parameters).values()
+        of_each = [(*tensor.shape, str(tensor.dtype)) for tensor in self._choice.parameters]
+        caps = (model.bucket_bytes_cap, model.bucket_bytes_cap_list, model.find_unused_parameters)
+        described = repr((self.group.size(), caps, [*names], of_each))
+        return xxhash.xxh3_128_hexdigest(described.encode())
 
     @property
     def replica(self) -> int:

@@ -212,3 +212,7 @@ def test_a_pipeline_of_shards_is_cut_otherwise(
     assert ours.keys() == theirs.keys()
     assert any(path[0] == "optimizers" for path in ours)
     assert not [path for path in ours if not torch.equal(ours[path], theirs[path])]
+    parts = arguments[-1].rpartition("=")[2]
+    script = [*training(tmp_path, EXAMPLES / f"{example}.py", iterations=ITERATIONS + 2), "--parts", parts]
+    resumed = run_cluster(tmp_path, machines=len(slots), script=script, flags=["--resume"])
+    assert resumed.code == 0, resumed.output[-3000:]

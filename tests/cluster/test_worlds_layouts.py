@@ -62,6 +62,7 @@ KINDS = {
         "train_swift", 2, ("--dropout=0.1",), ("--nproc-per-node=2",)
     ),
     "replicas": Kind("train_ddp", 2, DROPOUT),
+    "four replicas": Kind("train_ddp", 4, (*DROPOUT, "--bucket-mb=0.02")),
     "two stages on each worker": Kind("train_elastic", 4, ("--schedule=Interleaved1F1B",)),
     "layers": Kind("train_elastic", 4),
     "stages": Kind("train_swift", 3, ("--dropout=0.1",)),
@@ -138,6 +139,7 @@ def over(monkeypatch: pytest.MonkeyPatch) -> Over:
                 ("experts", [3, 2, 1, 4]),
                 ("sequences", [2, 4, 0, 1]),
                 ("stages of two workers on each machine", [1, 2]),
+                ("four replicas", [3, 2, 1, 0]),
             ]
         ),
     ],

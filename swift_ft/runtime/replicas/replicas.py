@@ -55,7 +55,8 @@ class Replicas:
 
     Args:
         state: what the session protects.
-        rendezvous: where DDP's buckets are published.
+        rendezvous: where DDP's buckets are published, in the keys of this world.
+        run_keys: the keys of the whole run, in which the next world finds them.
         group: makes DDP's group again in each generation.
         proof: says whether received state is compared with what was sent.
         rank: this worker.
@@ -69,6 +70,7 @@ class Replicas:
         self,
         state: TrainingState,
         rendezvous: RendezvousStore,
+        run_keys: RendezvousStore,
         group: GenerationGroup,
         proof: StateProof,
         rank: int,
@@ -76,9 +78,10 @@ class Replicas:
         self._rank = self.first = rank
         self._state = state
         self._rendezvous = rendezvous
+        self._run_keys = run_keys
         self._group = group
         self._proof = proof
-        self._layout_key = self._own_buffers_key = ""
+        self._layout_key = self._run_layout_key = self._own_buffers_key = ""
         self._own_buffers_published = False
         self._hook: DataParallelHook | None = None
         self._sharded: nn.Module | None = None
@@ -111,6 +114,7 @@ class Replicas:
 
         self.first = first = min(dist.get_process_group_ranks(self._hook.group))
         self._layout_key = store_keys.ddp_layout(first)
+        self._run_layout_key = store_keys.ddp_layout_of(self._hook.signature)
         self._own_buffers_key = store_keys.ddp_own_buffers(first)
         self._group.follow(self._hook.group, self._hook.renew, on_abort=self._hook.abort)
         self._proof.explain_by(self._why_apart)
@@ -311,14 +315,23 @@ class Replicas:
         """
         if self._hook is None:
             return
-        published = self._rendezvous.check([self._layout_key])
-        layout, since = json.loads(self._rendezvous.get(self._layout_key)) if published else (None, 0)
+        layout, since = self._published_layout()
         own_buffers = self._rendezvous.check([self._own_buffers_key])
         own_since = int(self._rendezvous.get(self._own_buffers_key)) if own_buffers else math.inf
         self._hook.reset(
             layout if iteration > since else None,
             sync_buffers=iteration < own_since,
         )
+
+    def _published_layout(self) -> tuple[Layout | None, int]:
+        """The buckets, and the iteration of the first backward, which had others."""
+        if not self._rendezvous.check([self._layout_key]):
+            # The next world goes on with those of the world before, if it has as many such replicas.
+            if self._rendezvous is self._run_keys or not self._run_keys.check([self._run_layout_key]):
+                return None, 0
+            self._rendezvous.set(self._layout_key, self._run_keys.get(self._run_layout_key).decode())
+        layout, since = json.loads(self._rendezvous.get(self._layout_key))
+        return layout, since
 
     # ------------------------------------------------------------------------------------------ state
 
@@ -436,4 +449,5 @@ class Replicas:
     def _publish_layout(self, layout: Layout) -> None:
         """A replacement must add gradients up in the same order, in this iteration and after it."""
         if not self._rendezvous.check([self._layout_key]):  # else an earlier worker of this rank did
-            self._rendezvous.set(self._layout_key, json.dumps([layout, self._iteration]))
+            for store, key in ((self._rendezvous, self._layout_key), (self._run_keys, self._run_layout_key)):
+                store.set(key, json.dumps([layout, self._iteration]))

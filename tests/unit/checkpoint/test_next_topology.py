@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from torch.distributed import HashStore
 
-from swift_ft.checkpoint.store_claim import check_next_world, note_topology
+from swift_ft.checkpoint.run_record import read_record, write_record
+from swift_ft.checkpoint.store_claim import check_next_world, keep_topology, note_topology
 from swift_ft.errors import TopologyMismatchError
+from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 ONE: dict[str, Any] = {"machines": 2, "workers": 1, "stages": 1}
@@ -57,3 +60,28 @@ def test_is_refused(present: dict[str, Any], then: dict[str, Any], why: str) -> 
 
 def test_nothing_has_trained_yet() -> None:
     check_next_world(RendezvousStore(HashStore), PIPELINE)
+
+
+def test_a_resumed_run_finds_the_shape_of_the_last_world(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    write_record(store, {"run_id": "a run", "topology": PIPELINE, "earlier": ["another"], "settings": {}})
+    keep_topology(store, "a run", ONE)
+    found = read_record(store)
+    assert found is not None
+    assert (found["topology"], found["earlier"]) == (ONE, ["another"])
+
+
+def test_another_run_keeps_its_shape(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    write_record(store, {"run_id": "a run", "topology": PIPELINE, "earlier": [], "settings": {}})
+    keep_topology(store, "an older one", ONE)
+    found = read_record(store)
+    assert found is not None
+    assert found["topology"] == PIPELINE
+
+
+def test_a_record_that_cannot_be_written_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(tmp_path)
+    (tmp_path / "run.json").write_text("no record")
+    keep_topology(store, "a run", ONE)
+    assert [getattr(record, "event", "") for record in caplog.records] == ["topology_not_kept"]

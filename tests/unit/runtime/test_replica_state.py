@@ -60,7 +60,7 @@ def test_no_update_is_undone_that_an_average_holds(averaged: bool) -> None:
     optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
     state = TrainingState({"model": model, "ema": average, "optimizer": optimizer})
     nothing: Any = None
-    replicas: Any = Replicas(state, nothing, nothing, nothing, 0)
+    replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
     replicas._hook = SimpleNamespace(begin=lambda _: None, buffers=SimpleNamespace(due=True))
     replicas.begin(0)
     model(torch.ones(1, 3)).sum().backward()
@@ -79,7 +79,7 @@ def test_only_the_last_iteration_is_taken_back() -> None:
     optimizers = [wrap_optimizer(torch.optim.SGD(m.parameters(), lr=0.5)) for m in (first, second)]
     state = TrainingState({"a": first, "b": second, "one": optimizers[0], "two": optimizers[1]})
     nothing: Any = None
-    replicas: Any = Replicas(state, nothing, nothing, nothing, 0)
+    replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
     assert replicas.undoable(0) is None
     for iteration, (stepping, undoable) in enumerate(
         [(2, (0, 1, 2, 3)), (1, (0, 1)), (0, ()), (2, (0, 1, 2, 3))]
