@@ -150,6 +150,7 @@ REASONS = {
         "runtime/pipeline/script_partners.py:ScriptPartners._of",
         "runtime/program_check.py:check_program",
         "runtime/replicas/own_variables.py:OwnVariables._noted",
+        "runtime/replicas/replicas.py:Replicas._published_layout",
         "runtime/replicas/replicas.py:Replicas.reset",
         "runtime/state_proof.py:StateProof._compare_with_predecessor",
     ),
