@@ -8,8 +8,9 @@ import sys
 import pytest
 
 MODULES = """
-import os, sys, threading, weakref
+import functools, os, sys, threading, weakref
 from datetime import timedelta
+print = functools.partial(print, flush=True)  # some end without leaving the interpreter
 import torch
 import torch.distributed as dist
 from swift_ft.torch_adapters.process_group import GenerationGroup

@@ -290,6 +290,15 @@ def test_what_takes_too_long_is_given_up(service: StoreService, capsys: pytest.C
     assert job.follower.wait_for(lambda state: state.worlds.change is None, 10) is not None
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """Ctrl-C is heard also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_gives_it_up(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(state: State) -> list[ev.Event]:
         if state.worlds.change is not None and len(state.worlds.change.prepared) == MACHINES:
