@@ -122,7 +122,8 @@ class DataParallelHook:
     def signature(self) -> str:
         """A digest, equal where DDP may make the same buckets: of as many replicas of such parameters."""
         model: Any = self.model
-        names = model._build_debug_param_to_name_mapping(self._choice.parameters).values()
+        with self._choice.as_constructed(model):  # some may be frozen by now
+            names = model._build_debug_param_to_name_mapping(self._choice.parameters).values()
         of_each = [(*tensor.shape, str(tensor.dtype)) for tensor in self._choice.parameters]
         caps = (model.bucket_bytes_cap, model.bucket_bytes_cap_list, model.find_unused_parameters)
         described = repr((self.group.size(), caps, [*names], of_each))
