@@ -42,7 +42,7 @@ SCRIPT = Path(__file__).with_name("train_elastic.py")
 MACHINES = 4
 NEVER = 1_000_000
 """Iterations until somebody says how many there are to be: the last change does."""
-EVEN = ("--pipelines", "2")
+EVEN = ("--exact", "--pipelines=2")
 MICROBATCHES = 8
 """Of each pipeline, in each iteration."""
 SMALL = ("--width", "48", "--sequence", "32", "--microbatch-size", "1")
@@ -211,8 +211,7 @@ def changed(folder: Path, console: Console, model: Sequence[str]) -> tuple[dict[
     """The run that is changed: what its journal tells, and how many iterations it had."""
     folder.mkdir()
     with ExitStack() as stack:
-        begins = [*script(folder, NEVER, model), *EVEN]
-        machines = Machines(folder, stack, f"127.0.0.1:{free_port()}", begins)
+        machines = Machines(folder, stack, f"127.0.0.1:{free_port()}", script(folder, NEVER, model))
         for _ in range(MACHINES):
             machines.start()
         story = Story(machines, watching(machines, View()), console)
@@ -225,7 +224,7 @@ def changed(folder: Path, console: Console, model: Sequence[str]) -> tuple[dict[
         story.until(lambda: len(story.state.membership.spares) == 1, "another machine")
         # Where the training is to end depends on how long changes take here.
         iterations = story.iteration + 3 * max(story.iterations) + AT_LEAST
-        story.change("reshape", "--plan", "dp=2,pp=2", "--", *script(folder, iterations, model), *EVEN)
+        story.change("reshape", "--plan", "dp=2,pp=2", "--", *script(folder, iterations, model))
         story.to_the_end()
         machines.end()
     return json.loads(machines.events.read_text()), iterations
@@ -236,7 +235,7 @@ def undisturbed(folder: Path, iterations: int, model: Sequence[str]) -> None:
     folder.mkdir()
     output = folder / "output.txt"
     flags = ["--machines", str(MACHINES), "--log-dir", str(folder / "logs")]
-    with started(swift_run(*flags, *script(folder, iterations, model), *EVEN), output) as process:
+    with started(swift_run(*flags, *script(folder, iterations, model)), output) as process:
         process.wait()
     check(process, output)
 
@@ -251,16 +250,7 @@ def plan(folder: Path, name: str, pipelines: Sequence[Sequence[Sequence[int]]]) 
 
 def script(folder: Path, iterations: int, model: Sequence[str]) -> list[str]:
     """What is trained, and where its results go."""
-    options = [
-        "--iterations",
-        str(iterations),
-        "--checkpoint-every",
-        "10",
-        "--dropout",
-        "0.1",
-        "--exact",
-        *model,
-    ]
+    options = [f"--iterations={iterations}", "--checkpoint-every=10", "--dropout=0.1", *EVEN, *model]
     return [str(SCRIPT), *options, "--store", str(folder / "store"), "--weights-out", str(folder / "weights")]
 
 

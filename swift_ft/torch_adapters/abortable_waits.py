@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
 from swift_ft.host.alarms import alarms
+from swift_ft.host.under_way import UnderWay
 from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.step_failures import step_failures
 
@@ -69,32 +70,6 @@ class _Call:
             raise error
 
 
-class _Beginnings:
-    """Calls that give an operation to a backend. They take microseconds, unless a communicator forms in them.
-
-    An abort of NCCL waits for them: a call that is underneath it spins on a communicator that is gone, until
-    NCCL's own timeout (seen with torch 2.11).
-    """
-
-    def __init__(self) -> None:
-        self._under_way = 0
-        self._changed = threading.Condition()
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._under_way += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._under_way -= 1
-            self._changed.notify_all()
-
-    def over(self, timeout_s: float) -> bool:
-        """Wait until there is none. False if that does not come in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._under_way, timeout_s)
-
-
 class AbortableWaits:
     """Waits for one training thread, which :meth:`abort` ends.
 
@@ -108,7 +83,9 @@ class AbortableWaits:
         silent: an abort ends operations without an error. What they gave then is undefined.
         limit_s: how long a wait may take whose operation has no deadline of its own; None if all have one.
         unawaited: operations may have begun since the host last waited for its device.
-        beginnings: a context for each call that gives an operation to a backend.
+        beginnings: calls that give an operation to a backend. They take microseconds, unless a communicator
+            forms in them. An abort of NCCL waits for them: a call that is underneath it spins on a
+            communicator that is gone, until NCCL's own timeout (seen with torch 2.11).
     """
 
     def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -118,7 +95,7 @@ class AbortableWaits:
         self._aborted = self.silent = self.unawaited = False
         self.limit_s: float | None = None
         self._requests: SimpleQueue[_Call] | None = None
-        self.beginnings = _Beginnings()
+        self.beginnings = UnderWay()
 
     def install(self) -> None:
         """From now on all schedules of this process wait here."""

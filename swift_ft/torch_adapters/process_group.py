@@ -304,8 +304,8 @@ class GenerationGroup:
         if self._rank not in ranks:
             return script_groups.default.native
         if len(ranks) == self._world_size:
-            if self.waits.silent:
-                self._gather(f"own {self._own}", len(ranks))
+            if (gathering := script_groups.default.gathering) is not None:
+                gathering.meet(None, self._in_waiter)
             return script_groups.default.native
         return self._form_own(partial(store_keys.own_group, self._own), ranks)
 

@@ -213,9 +213,7 @@ class AbortedCommunicators:
     """
 
     def __init__(
-        self,
-        in_waiter: Callable[[Callable[[], object]], None],
-        has_begun: Callable[[float], bool] = lambda _: True,
+        self, in_waiter: Callable[[Callable[[], object]], None], has_begun: Callable[[float], bool]
     ) -> None:
         self._in_waiter = in_waiter
         self._has_begun = has_begun

@@ -49,9 +49,8 @@ def test_a_pipeline_goes_on_with_fewer_and_fewer_machines(tmp_path: Path, refere
     modes, slots = zip(*ways(run), strict=True)
     assert set(modes) == {"replay"}, run.output[-3000:]
     # A machine that starts a guest may be silent for a second on a busy host, and is one more loss then.
-    assert set().union(*slots) == {1, 2, 3}, run.output[-3000:]
-    assert 3 in slots[-1]
-    assert max(map(len, slots)) == 2
+    lost = [set(each) for each in slots]
+    assert lost in ([{1}, {2}, {2, 3}], [{1}, {2, 3}, {3}]), run.output[-3000:]
     assert "machine 0 runs the workers of machine 1, too" in run.output
     assert "machine 3 runs the workers of machine 2, too" in run.output
     assert "machine 0 runs the workers of machine 3, too" in run.output

@@ -7,7 +7,6 @@ about GPUs.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from tests.support.cluster import (
 )
 from tests.support.nccl_members import GPU, Statements
 from tests.support.nccl_statements import expected_codes
+from tests.support.worlds import CHANGES_WORLD, run_changed
 
 REHEARSED = "SWIFT_GPU_TESTS"
-CHANGES_WORLD = Path(__file__).parents[1] / "cluster" / "scripts" / "changes_world.py"
 LONG = 40
 """Iterations of a training that changes to another world."""
 
@@ -72,12 +71,7 @@ class OnOneGpu:
         self.device = device
 
     def run(
-        self,
-        folder: Path,
-        example: str,
-        *args: str,
-        inject: str = "",
-        flags: list[str] | None = None,
+        self, folder: Path, example: str, *args: str, inject: str = "", flags: list[str] | None = None
     ) -> ClusterRun:
         """Run an example."""
         kind = KINDS[example]
@@ -89,12 +83,10 @@ class OnOneGpu:
 
     def changed(self, folder: Path, example: str, slots: list[int], **settings: Any) -> ClusterRun:
         """Run an example whose workers are replaced by those of a next world, on these machines."""
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("EXAMPLE", example)
-            patch.setenv("CHANGES", json.dumps([[3, slots, []]]))
-            options = (*KINDS[example].args, "--device", self.device)
-            script = training(folder, CHANGES_WORLD, iterations=LONG)
-            return run_cluster(folder, *options, machines=KINDS[example].machines, script=script, **settings)
+        kind = KINDS[example]
+        _, *args = training(folder, CHANGES_WORLD, iterations=LONG)
+        args += [*kind.args, "--device", self.device]
+        return run_changed(folder, example, [(3, slots, [])], args, machines=kind.machines, **settings)
 
     def undisturbed(self, example: str, *args: str) -> ClusterRun:
         """The same without a failure, on the same device; made when first asked for."""

@@ -23,7 +23,7 @@ def test_a_change(
     example: str, slots: list[int], fault: str, modes: list[str], tmp_path: Path, gpu: OnOneGpu
 ) -> None:
     """Workers of both worlds share the GPU for a while. One that dies before the change delays it."""
-    flags = ["--max-restarts=0"] if "point=take" in fault else None
+    flags = ["--max-restarts=0"] if "point=take" in fault else []
     run = gpu.changed(tmp_path, example, slots, inject=fault, flags=flags)
     reference = gpu.undisturbed(example, f"--iterations={LONG}")
     assert_same_layers(run, reference)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from swift_ft.host.under_way import UnderWay
 from swift_ft.testing.nccl_like.mesh import Aborted, Interrupt, Mesh
 
 StreamOperation = Callable[[Mesh], None]
@@ -90,29 +91,8 @@ class NcclLikeWork(dist.Work):
         return self._future
 
 
-class Device:
-    """The one device of this process, on which the operations of all communicators run."""
-
-    def __init__(self) -> None:
-        self._running = 0
-        self._changed = threading.Condition()
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._running += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._running -= 1
-            self._changed.notify_all()
-
-    def wait_until_idle(self) -> None:
-        """As the host waits that gives memory of a device back."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._running)
-
-
-device = Device()
+device = UnderWay()
+"""The one device of this process, on which the operations of all communicators run."""
 
 
 class Communicator:

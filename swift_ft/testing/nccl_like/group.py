@@ -81,7 +81,7 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         operations of other groups may run.
         """
         self.shutdown()
-        device.wait_until_idle()
+        device.over()  # as the host waits that gives memory of a device back
 
     def shutdown(self) -> None:
         """As :meth:`abort`, and waits for no other group."""

@@ -107,9 +107,7 @@ class Mesh:
         TimeoutError: a member did not come in time.
     """
 
-    def __init__(
-        self, store: Any, rank: int, size: int, interrupt: Interrupt, patience_s: float = 1800.0
-    ) -> None:
+    def __init__(self, store: Any, rank: int, size: int, interrupt: Interrupt, patience_s: float) -> None:
         self._waits: Interrupt | Patience = Patience(patience_s)
         self._others = [other for other in range(size) if other != rank]
         self._to: dict[int, socket.socket] = {}

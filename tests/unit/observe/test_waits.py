@@ -165,7 +165,7 @@ REASONS = {
         "torch_adapters/present_members.py:PresentMembers.recv",
     ),
     "a second at most, or as long as the abort of a device": (
-        "torch_adapters/abortable_waits.py:_Beginnings.over",
+        "host/under_way.py:UnderWay.over",
         "torch_adapters/transports.py:AbortedCommunicators._abort_all",
     ),
     "a fault of a test": ("runtime/fault_injector.py:FaultInjector._strike",),
