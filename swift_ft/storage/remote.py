@@ -33,15 +33,20 @@ _WRITER = "swift-ft-writer"
 
 _logger = logging.getLogger(__name__)
 
-_BEGAN_BEFORE_S = 10.0
-"""A call that is refused so soon after the change may have begun with the old keys, in another thread."""
-
-_IN_DOUBT_S = 1.0
-"""s3fs takes new keys by itself where it connects once more. A call of before is refused all the same."""
+_CONNECTING_S = 1.0
+"""s3fs connects once more by itself, too: for a moment it has new keys, and its calls go out with the old."""
 
 _lock = threading.Lock()
-_changed_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()  # by client
-_refused: weakref.WeakKeyDictionary[Any, tuple[float, float]] = weakref.WeakKeyDictionary()  # first and last
+
+
+class _Refusals(threading.local):
+    """The connection that last refused a call of this thread, for each client, and since when."""
+
+    def __init__(self) -> None:
+        self.of: weakref.WeakKeyDictionary[Any, tuple[Any, float]] = weakref.WeakKeyDictionary()
+
+
+_refusals = _Refusals()
 
 
 _registered: dict[str, type[Files]] = {}
@@ -247,10 +252,8 @@ def take_new_keys(fs: Any) -> bool:
         session = type(fs.session)(**fs.kwargs)  # as s3fs makes them
         found = _keys(fs, session)
         if found is None or found == _keys(fs, fs.session):
-            recently = time.monotonic() - _changed_at.get(fs, -_BEGAN_BEFORE_S) < _BEGAN_BEFORE_S
-            return recently or _is_in_doubt(fs)
+            return _is_in_doubt(fs)
         fs.connect(refresh=True)
-        _changed_at[fs] = time.monotonic()
     _logger.warning(
         "The store refused this machine's keys, and there are other ones by now: these are used from now on.",
         extra={"event": "store_keys_replaced"},
@@ -259,13 +262,17 @@ def take_new_keys(fs: Any) -> bool:
 
 
 def _is_in_doubt(fs: Any) -> bool:
-    """Whether a client has been refused for so short a time that an old call may be the reason."""
-    now = time.monotonic()
-    first, last = _refused.get(fs, (now, now))
-    if now - last > _BEGAN_BEFORE_S:
-        first = now
-    _refused[fs] = first, now
-    return now - first < _IN_DOUBT_S
+    """Whether a refused call may have gone out with keys that the client no longer has.
+
+    Another thread may have changed them while the call was under way, however long it took. The next call of
+    this thread begins later than that: if it is refused by the same connection, these keys are meant.
+    """
+    now, connection = time.monotonic(), fs.s3
+    refused_by, since = _refusals.of.get(fs, (None, now))
+    if refused_by is None or refused_by() is not connection:
+        _refusals.of[fs] = weakref.ref(connection), now
+        return True
+    return now - since < _CONNECTING_S
 
 
 def _keys(fs: Any, session: Any) -> object:

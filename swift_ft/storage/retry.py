@@ -98,19 +98,22 @@ def retry(
     try:
         return action()  # nearly always enough, and the code below costs more than a small write
     except Exception as error:
-        if patience_s <= 0:
+        if patience_s <= 0 or not is_retryable(error):
             raise
         failures = [error]
-        if is_retryable(error):
-            on_wait(error)
+        on_wait(error)
 
     def attempt() -> T:
         if failures:
-            raise failures.pop()  # the first attempt was made above
+            raise failures[0]  # the first attempt was made above
         return action()
 
+    def goes_on(error: BaseException) -> bool:
+        # Asked once about each error: the answer may depend on what was asked before.
+        return bool(failures and error is failures.pop()) or is_retryable(error)
+
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(is_retryable),
+        retry=tenacity.retry_if_exception(goes_on),
         # Random, so that workers whose store comes back do not all call at once.
         wait=tenacity.wait_random_exponential(_FIRST_WAIT_S, longest_wait_s),
         stop=tenacity.stop_after_delay(patience_s),

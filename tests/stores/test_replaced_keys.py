@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -74,3 +75,22 @@ def test_all_who_use_the_store_at_that_moment_go_on(own_seaweed: SeaweedServer, 
         found = [*threads.map(lambda store: store.read_json("a.json"), stores)]
     assert found == [{}] * len(stores)
     assert part.result()
+
+
+def test_a_call_that_was_under_way_for_long_is_made_again(
+    own_seaweed: SeaweedServer, machine: Machine
+) -> None:
+    """It went out with the old keys, however long ago another thread met the new ones."""
+    store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+    store.write_json("a.json", {})
+    own_seaweed.replace_keys(*NEW)
+    with pytest.raises(PermissionError) as refused:
+        store.at_once().read_json("a.json")
+    machine.write(*NEW)
+    store._fs.connect(refresh=True)  # as s3fs does by itself
+    assert store.may_pass(refused.value)
+    time.sleep(1.2)
+    assert not store.may_pass(refused.value), "the second call of this thread began with the new keys"
+    with ThreadPoolExecutor(1) as another:
+        assert another.submit(lambda: store.may_pass(refused.value)).result()
+    assert store.read_json("a.json") == {}
