@@ -24,6 +24,7 @@ from typing import Any
 from docs.generated import write_or_check
 from docs.house import MODULES, PACKAGE, ROOT
 from swift_ft.cli import group, simulate, store
+from swift_ft.cli.chaos import main as chaos
 from swift_ft.cli.news import KINDS
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
@@ -46,6 +47,8 @@ from swift_ft.recovery.recoveries import Recovery
 from swift_ft.runtime.metrics import LogMetrics, MetricsCollector, SessionMetrics
 from swift_ft.runtime.steps import Step
 from swift_ft.session import Session
+from swift_ft.testing.chaos.kinds import kinds
+from swift_ft.testing.chaos.trial import Outcome
 from swift_ft.testing.simulation import __main__ as simulation
 from swift_ft.undo.support import undo_support
 
@@ -489,6 +492,11 @@ def _log_events() -> Iterator[str]:
     return _table(("event", "level", "logger", "fields", "meaning"), rows)
 
 
+def _kinds_of_faults() -> Iterator[str]:
+    rows = ((f"`{one.name}`", one.meaning, "yes" * one.needs_root, "yes" * one.by_default) for one in kinds())
+    return _table(("fault", "meaning", "for root only", "drawn by default"), rows)
+
+
 def _operator_events() -> Iterator[str]:
     rows = (
         (f"`{name}`", kind.level, ", ".join(f"`{field}`" for field in kind.fields.split()), kind.meaning)
@@ -601,6 +609,8 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "swift-group": _options_of(group.parser()),
     "swift-sim": _options_of(simulate.parser()),
     "swift-plan": _verbs_of("swift-plan", "swift_ft.cli.plan", plan.VERBS),
+    "swift-chaos": _options_of(chaos.parser()),
+    "faults": _kinds_of_faults,
     "store": _options_of(store.parser()),
     "store-keys": _store_keys,
     "detection-timings": _detection_timings,
@@ -608,6 +618,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "metrics": _fields_of(SessionMetrics, LogMetrics, IterationStats, LogWriterMetrics),
     "agent-metrics": lambda: _families(agent_metrics().values()),
     "prometheus": _prometheus,
+    "outcomes": _members_of(Outcome, "outcome"),
     "actions": _members_of(Action, "action"),
     "targets": _members_of(Target, "target"),
     "failpoints": _members_of(Point, "point"),

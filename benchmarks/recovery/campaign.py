@@ -18,7 +18,8 @@ from pathlib import Path
 
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from examples.commands import EXAMPLES, ROOT
-from swift_ft.testing.chaos.campaign import Campaign, Shape
+from swift_ft.testing.chaos.campaign import Campaign
+from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _ITERATIONS = 8
@@ -26,7 +27,7 @@ _SMALL = ("--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--
 _PLACES = ("--iterations", str(_ITERATIONS), "--checkpoint-every", "4", "--store", "{folder}/store")
 _SHARDED = str(ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py")
 _OUTCOMES = "outcomes.jsonl"
-_BAD = (Outcome.WRONG, Outcome.HUNG, Outcome.CRASHED)
+_BAD = tuple(outcome for outcome in Outcome if not outcome.is_good and outcome != Outcome.NOT_STRUCK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ TOPOLOGIES = {
 
 
 def main() -> int:
-    """Run the campaign and print the report. Returns 1 if any run was wrong, hung or crashed."""
+    """Run the campaign and print the report. Returns 1 if any run had a bad outcome."""
     parser = argument_parser(__doc__, repetitions=1)
     parser.add_argument("--plans", type=int, default=500, help="in all, default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the first plan, default: %(default)s")

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,13 @@ _STORE_PATIENCE_S = 10.0
 
 
 def write_report(
-    file: str, verdict: Verdict, excerpt: Excerpt, run_id: str, store: str, missed: Sequence[Fault] = ()
+    file: str,
+    verdict: Verdict,
+    excerpt: Excerpt,
+    run_id: str,
+    store: str,
+    missed: Sequence[Fault] = (),
+    passed: Collection[str] = (),
 ) -> None:
     """Write what the journal tells. The file appears whole, also where several launchers share its folder.
 
@@ -40,12 +46,14 @@ def write_report(
         run_id: the run.
         store: the session's, which has what each process did in recoveries; empty if it is not known.
         missed: injected faults that never struck.
+        passed: points for faults that workers passed; known where a fault was injected.
     """
     history = History.of(excerpt.entries, excerpt.began)
     report = {
         "ok": verdict.ok,
         "reason": verdict.reason,
         "missed_faults": [str(fault) for fault in missed],
+        "passed_points": sorted(set(passed)),
         "recoveries": _recoveries(history, run_id, store),
         "layouts": [change.to_dict() for change in history.layouts],
         "worlds": [change.to_dict() for change in history.worlds],

@@ -105,6 +105,40 @@ SWIFT_SIM = FirstHelp(
 )
 
 
+SWIFT_CHAOS = FirstHelp(
+    "swift-chaos [options] -- script.py [arguments of the script]",
+    "Run a training with random faults, and compare it with an undisturbed run.",
+    (
+        (
+            "each run",
+            (
+                ("--machines N", "machines, 2 by default, as processes of this host"),
+                ("--workers N", "workers of each machine, 1 by default"),
+                ("{folder}", "in the script's arguments: a folder of the run's own"),
+            ),
+        ),
+        (
+            "the plans",
+            (
+                ("--plans N", "disturbed runs, 20 by default"),
+                ("--seed N", "of the first plan; the others follow"),
+                ("--faults KINDS", "such as kill,freeze, or all that this host can have"),
+                ("--list-faults", "all kinds, and which this host can have"),
+                ("--plan FAULTS", 'this plan alone: "kill machine=1 iteration=3"'),
+            ),
+        ),
+        (
+            "the answer",
+            (
+                ("--json", "for programs"),
+                ("--keep DIR", "where runs keep their files"),
+            ),
+        ),
+    ),
+    "swift-chaos --machines 4 -- train.py --store {folder}/store",
+)
+
+
 def add_version(parser: argparse.ArgumentParser) -> None:
     """Declare ``--version``."""
     parser.add_argument("--version", action=_ShowVersion, help="show the version of swift_ft")

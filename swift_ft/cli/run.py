@@ -300,7 +300,8 @@ def _run_cluster(job: MachineJob) -> int:
         with _told_of_errors(console):
             result = cluster.run()
     missed = missed_faults(config.inject, result.struck) if result.verdict.ok else ()
-    _write_events(config, result.verdict, result.excerpt, cluster.run_id, result.store, missed)
+    facts = (result.verdict, result.excerpt, cluster.run_id, result.store, missed, result.passed)
+    _write_events(config, *facts)
     return _exit_code(result.verdict, missed, result.passed)
 
 
@@ -327,18 +328,25 @@ def _run_one_machine(job: MachineJob) -> int:
             if verdict.ok and ends:  # the journal knows of all hosts' faults
                 missed = missed_faults(config.inject, ends[-1].injected)
         finally:
-            _write_events(config, verdict, excerpt, job.run_id, stores[-1] if stores else "", missed)
+            url = stores[-1] if stores else ""
+            _write_events(config, verdict, excerpt, job.run_id, url, missed, passed)
     return _exit_code(verdict, missed, passed)
 
 
 def _write_events(
-    config: RunConfig, verdict: Verdict, excerpt: Excerpt, run_id: str, store: str, missed: Sequence[Fault]
+    config: RunConfig,
+    verdict: Verdict,
+    excerpt: Excerpt,
+    run_id: str,
+    store: str,
+    missed: Sequence[Fault],
+    passed: Collection[str],
 ) -> None:
     """Writes what ``--events-out`` asks for. Only who asks imports the reports."""
     if config.events_out:
         from swift_ft.cli.events_report import write_report
 
-        write_report(config.events_out, verdict, excerpt, run_id, store, missed)
+        write_report(config.events_out, verdict, excerpt, run_id, store, missed, passed)
 
 
 def _with_secret(job: MachineJob) -> MachineJob:

@@ -19,6 +19,7 @@ __all__ = ["Action", "Fault", "Point", "Target", "check_faults", "fail_at", "mis
 
 _ANY = "any"
 _NUMBERS = ("microbatch", "bucket", "committed")
+_AMOUNTS = ("seconds", "factor")
 
 
 class Action(StrEnum):
@@ -32,6 +33,26 @@ class Action(StrEnum):
     """The script raises an exception of its own."""
     BREAK = "break"
     """The worker's connections break, and no process dies."""
+    FREEZE = "freeze"
+    """A thread holds the interpreter for ``seconds``: no other line of Python runs in the worker."""
+    SUSPEND = "suspend"
+    """All processes of the machine stop for ``seconds``, as those of a suspended virtual machine."""
+    SLOW = "slow"
+    """From then on all that the worker computes takes ``factor`` times as long."""
+    CLOCK = "clock"
+    """``time.time()`` of the worker jumps by ``seconds``, forwards or, if negative, backwards."""
+    FLIP = "flip"
+    """One bit of the newest file in the session's store is another one from then on."""
+    TRUNCATE = "truncate"
+    """The newest file in the session's store loses its second half."""
+    VANISH = "vanish"
+    """The session's store is gone for ``seconds``, as a mount that was lost."""
+
+
+DEFAULT_SECONDS = {Action.FREEZE: 3.0, Action.SUSPEND: 3.0, Action.CLOCK: -3600.0, Action.VANISH: 3.0}
+"""The ``seconds`` of a fault that names none. The other actions have none."""
+DEFAULT_FACTOR = 3.0
+_OF_A_WORKER = {Action.FREEZE, Action.SLOW, Action.CLOCK, Action.FLIP, Action.TRUNCATE, Action.VANISH}
 
 
 class Target(StrEnum):
@@ -59,6 +80,8 @@ class Fault:
         bucket: for points of a bucket of gradients or of a transfer: which bucket; None for the first one.
         committed: the target waits at the point until the checkpoint of this iteration, or a later one, is
             committed, so that what the fault costs does not depend on how fast the store is; None: no wait.
+        seconds: for actions that end by themselves: when; None for :data:`DEFAULT_SECONDS`.
+        factor: for ``slow``; None for :data:`DEFAULT_FACTOR`.
     """
 
     action: Action
@@ -69,6 +92,13 @@ class Fault:
     microbatch: int | None = None
     bucket: int | None = None
     committed: int | None = None
+    seconds: float | None = None
+    factor: float | None = None
+
+    @property
+    def lasts_s(self) -> float:
+        """The seconds that it lasts, or by which it moves the clock."""
+        return DEFAULT_SECONDS[self.action] if self.seconds is None else self.seconds
 
     @property
     def part(self) -> int | None:
@@ -82,6 +112,9 @@ class Fault:
         for name in _NUMBERS:
             if (number := getattr(self, name)) is not None:
                 text += f" {name}={number}"
+        for name in _AMOUNTS:
+            if (amount := getattr(self, name)) is not None:
+                text += f" {name}={amount:g}"
         return text
 
 
@@ -154,10 +187,30 @@ def _fault(text: str) -> Fault:
         _iteration(facts.pop("iteration")),
         Point(_known(Point, facts.pop("point", Point.BETWEEN), "point")),
         **{name: int(facts.pop(name)) for name in _NUMBERS if name in facts},
+        seconds=_amount(facts, "seconds"),
+        factor=_amount(facts, "factor"),
     )
     if facts:
         raise ValueError(f"unknown word {next(iter(facts))!r}")
+    _check_amounts(fault)
     return fault
+
+
+def _amount(facts: dict[str, str], name: str) -> float | None:
+    return float(facts.pop(name)) if name in facts else None
+
+
+def _check_amounts(fault: Fault) -> None:
+    if fault.action in _OF_A_WORKER and fault.target != Target.WORKER:
+        raise ValueError(f"{fault.action} needs a worker=, not a {fault.target}=")
+    if fault.action == Action.SUSPEND and fault.target != Target.MACHINE:
+        raise ValueError(f"suspend needs a machine=, not a {fault.target}=")
+    if fault.seconds is not None and fault.action not in DEFAULT_SECONDS:
+        raise ValueError(f"{fault.action} has no seconds=")
+    if fault.seconds is not None and fault.seconds <= 0 and fault.action != Action.CLOCK:
+        raise ValueError(f"seconds={fault.seconds:g} is not above 0")
+    if fault.factor is not None and (fault.action != Action.SLOW or fault.factor <= 1):
+        raise ValueError(f"factor={fault.factor:g} is for slow, and above 1")
 
 
 def _parse_one(text: str) -> Fault:

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
 
@@ -15,8 +16,9 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import SwiftError
-from swift_ft.faults import Action, Fault, Target, parse_faults
+from swift_ft.faults import Action, Fault, Target, parse_faults, strikes
 from swift_ft.faults.failpoints import Point, hit, listen
+from swift_ft.faults.fault import DEFAULT_FACTOR
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
@@ -52,6 +54,7 @@ class FaultInjector:
         participant: records a fault in the journal just before it happens.
         break_connections: what ``break`` does.
         replaying: whether the worker replays.
+        store: the session's store, where it is a folder of this host.
         on_point: called with each point when the worker comes to it for the first time.
     """
 
@@ -63,6 +66,7 @@ class FaultInjector:
         participant: Participant,
         break_connections: Callable[[], None],
         replaying: Callable[[], bool],
+        store: Path | None = None,
         on_point: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._faults = list(faults)
@@ -70,11 +74,15 @@ class FaultInjector:
         self._participant = participant
         self._break_connections = break_connections
         self._replaying = replaying
+        self._store = store
         self._on_point = on_point
+        self._slowness: strikes.Slowness | None = None
         self._passed: set[Point] = set()  # several threads may add one, and then it is told twice
 
     def __call__(self, point: Point, iteration: int, part: int | None) -> None:
         """The worker is at a point; ``part`` is the microbatch or the bucket."""
+        if self._slowness is not None:
+            self._slowness()
         if point in _LIVE_ONLY and self._replaying():
             return
         if point not in self._passed:
@@ -88,7 +96,7 @@ class FaultInjector:
             self._faults.remove(fault)
             if fault.committed is not None:
                 self._wait_for_commit(fault.committed)
-            if self._announce(str(fault)):
+            if self._can_strike(fault) and self._announce(str(fault)):
                 self._strike(fault)
 
     def _wait_for_commit(self, iteration: int) -> None:
@@ -102,6 +110,15 @@ class FaultInjector:
             found = self._participant.wait_for(over, _COMMIT_S)
         if found is None:
             logger.warning("no checkpoint of iteration %d is committed: the fault strikes now", iteration)
+
+    def _can_strike(self, fault: Fault) -> bool:
+        """Whether there is what it would strike: else it counts as one that never struck."""
+        match fault.action:
+            case Action.FLIP | Action.TRUNCATE:
+                return self._store is not None and strikes.newest_file(self._store) is not None
+            case Action.VANISH:
+                return self._store is not None and self._store.exists()
+        return True
 
     def _announce(self, fault: str) -> bool:
         """Record the fault in the journal; False if it happened before, or cannot be recorded."""
@@ -121,6 +138,10 @@ class FaultInjector:
         if fault.action == Action.BREAK:
             self._break_connections()
             return
+        if fault.action not in (Action.KILL, Action.STOP):
+            logger.warning("an injected fault strikes: %s", fault)
+            self._harm(fault)
+            return
         number = signal.SIGKILL if fault.action == Action.KILL else signal.SIGSTOP
         # The journal has an earlier moment: this worker waited until its entry was there.
         logger.warning("an injected fault strikes at Unix time %.6f: %s", time.time(), fault)
@@ -132,6 +153,29 @@ class FaultInjector:
         if number == signal.SIGKILL and fault.target == Target.AGENT:
             threading.Event().wait()  # the agent's death ends this process at any moment
 
+    def _harm(self, fault: Fault) -> None:
+        """Do what kills nobody."""
+        match fault.action:
+            case Action.FREEZE:
+                strikes.freeze(fault.lasts_s)
+            case Action.SUSPEND:
+                strikes.suspend(self._agent_pid, fault.lasts_s)
+            case Action.SLOW:
+                self._slowness = strikes.Slowness(fault.factor or DEFAULT_FACTOR)
+            case Action.CLOCK:
+                strikes.jump(fault.lasts_s)
+            case _:
+                self._harm_store(fault)
+
+    def _harm_store(self, fault: Fault) -> None:
+        assert self._store is not None, fault
+        if fault.action == Action.VANISH:
+            strikes.vanish(self._store, fault.lasts_s)
+            return
+        file = strikes.newest_file(self._store)
+        assert file is not None, fault
+        (strikes.flip if fault.action == Action.FLIP else strikes.truncate)(file)
+
 
 def inject_faults(
     context: WorkerContext,
@@ -141,6 +185,7 @@ def inject_faults(
     participant: Participant,
     break_connections: Callable[[], None],
     replaying: Callable[[], bool],
+    store: Path | None = None,
 ) -> None:
     """Install an injector for the faults that ``swift-run --inject`` was given.
 
@@ -162,6 +207,7 @@ def inject_faults(
             participant=participant,
             break_connections=break_connections,
             replaying=replaying,
+            store=store,
             # The launcher names the points that were passed where a fault never struck.
             on_point=lambda point: tell_agent(passed=point),
         )

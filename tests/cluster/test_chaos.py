@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from swift_ft.faults import fail_at
-from swift_ft.testing.chaos.campaign import Campaign, Shape
+from swift_ft.cli.chaos.main import main
+from swift_ft.faults import fail_at, parse_faults
+from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.habits import Habit, random_habits
+from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.trial import Outcome, Training, run_trial
 from tests.support.cluster import EXAMPLES, SMALL
 
+SCRIPT = str(Path(__file__).parent / "scripts" / "small_replicas.py")
 PLACES = ("--iterations", "4", "--checkpoint-every", "2", "--store", "{folder}/store")
 TINY = ("--layers=2", "--width=16", "--heads=2", "--sequence=16", "--microbatch-size=1", "--microbatches=2")
 SEED = 35
@@ -32,19 +38,20 @@ def test_outcomes(tmp_path: Path) -> None:
     assert undisturbed.outcome == Outcome.IDENTICAL
     assert any("models.model" in name for name in undisturbed.state)
     kill = [fail_at(iteration=1, machine=1, point="optimizer")]
-    recovered = run_trial(training, new(tmp_path / "recovered"), kill, undisturbed.state)
+    recovered = run_trial(training, new(tmp_path / "recovered"), kill, undisturbed)
     assert recovered.outcome == Outcome.IDENTICAL
     assert "MachineLost" in (recovered.folder / "events.json").read_text()
-    name = next(iter(undisturbed.state.keys() - {"iteration"}))
-    other = run_trial(training, new(tmp_path / "other"), (), {**undisturbed.state, name: "another value"})
+    name = next(name for name in undisturbed.state if "models.model" in name)
+    unlike = replace(undisturbed, state={**undisturbed.state, name: "another value"})
+    other = run_trial(training, new(tmp_path / "other"), (), unlike)
     assert other.outcome == Outcome.WRONG
 
 
 def test_a_failure_is_told_from_a_crash(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; sys.exit('no data')")
-    ended = run_trial(Training(LAUNCH, (str(script),), "{folder}/store", 120), new(tmp_path / "ended"))
-    assert ended.outcome == Outcome.ENDED
+    ended = run_trial(Training(LAUNCH, (str(script),), "", 120), new(tmp_path / "ended"))
+    assert ended.outcome == Outcome.UNLOADABLE
     assert "no data" in ended.reason
     script.write_text("import time; time.sleep(1000)")
     hung = run_trial(Training(LAUNCH, (str(script),), "{folder}/store", 5), new(tmp_path / "hung"))
@@ -61,3 +68,104 @@ def test_habits_are_planted_into_both_runs(tmp_path: Path) -> None:
     assert (trial.outcome, trial.habits) == (Outcome.IDENTICAL, (Habit.RATE,)), trial.reason
     assert plain.state.keys() == trial.state.keys()
     assert plain.state != trial.state
+
+
+def report(capfd: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
+    """The exit code of ``swift-chaos --json``, and what it prints."""
+    code = main([*options, "--json", "--", SCRIPT])
+    facts: dict[str, Any] = json.loads(capfd.readouterr().out)
+    return code, facts
+
+
+def test_a_healthy_script_passes(capfd: pytest.CaptureFixture[str]) -> None:
+    """The faults struck: its file, which is in its working directory, and its state are compared."""
+    plan = "kill machine=1 iteration=2 point=optimizer; freeze worker=0 iteration=3 point=reduce seconds=0.5"
+    code, facts = report(capfd, "--plan", plan, "--spares", "1")
+    (run,) = facts["runs"]
+    assert (code, facts["ok"], run["outcome"]) == (0, True, "identical"), run
+    assert (run["ways"], run["never_struck"], run["iterations_lost"]) == (["replica"], [], 0)
+    assert run["recovery_s"] > 0
+
+
+def test_a_planted_bug_is_found_named_and_shrunk(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that has lost nobody is as the undisturbed one: only the kill brings the bug out."""
+    monkeypatch.setenv("PLANTED", "1")
+    plan = "break worker=0 iteration=1 point=reduce; kill machine=1 iteration=1 point=optimizer"
+    code, facts = report(capfd, "--plan", plan, "--shrink-runs", "1", "--spares", "1")
+    (run,) = facts["runs"]
+    assert (code, facts["ok"], run["outcome"]) == (1, False, "WRONG"), run
+    assert "file weights.txt, worker 0.models.model.bias" in run["reason"]
+    assert run["smallest"] == "kill machine=1 iteration=1 point=optimizer"
+    assert run["repeat"].startswith(f"swift-chaos --plan '{plan}' ")
+    assert run["repeat_smallest"].startswith(f"swift-chaos --plan '{run['smallest']}' ")
+    assert run["repeat_smallest"].endswith(f" -- {SCRIPT}")
+
+
+@pytest.mark.thorough
+def test_a_seed_is_repeated_by_its_command(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PLANTED", "1")
+    options = ("--faults", "kill", "--no-shrink", "--seed")
+    code, facts = report(capfd, *options, "4", "--plans=2")
+    assert code == 1
+    first, second = facts["runs"]
+    (again,) = report(capfd, *options, "5", "--plans", "1")[1]["runs"]
+    assert (again["plan"], again["outcome"]) == (second["plan"], second["outcome"])
+    assert first["repeat"] == f"swift-chaos --seed 4 --plans 1 --faults kill --no-shrink --json -- {SCRIPT}"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "freeze worker=1 iteration=2 point=optimizer seconds=8",
+        "suspend machine=1 iteration=2 point=optimizer seconds=0.5",
+        "suspend machine=1 iteration=2 point=optimizer seconds=3",
+        "slow worker=1 iteration=1 point=optimizer factor=5",
+        "clock worker=0 iteration=1 point=optimizer seconds=-86400",
+        "clock worker=1 iteration=1 point=optimizer seconds=86400",
+        "flip worker=0 iteration=3 point=optimizer; kill machine=1 iteration=4 point=optimizer",
+        "truncate worker=0 iteration=3 point=optimizer; kill machine=1 iteration=4 point=optimizer",
+        "vanish worker=0 iteration=2 point=optimizer seconds=3",
+    ],
+)
+def test_each_kind_of_fault_strikes_and_is_survived(plan: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, facts = report(capfd, "--plan", plan)
+    (run,) = facts["runs"]
+    assert (code, run["never_struck"]) == (0, []), run
+    assert run["plan"] == "; ".join(map(str, parse_faults(plan)))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("Path(f'/dev/shm/swift-chaos-test-{os.getpid()}').touch()", "/dev/shm/swift-chaos-test-"),
+        ("subprocess.Popen(['sleep', '60'], start_new_session=True)", "process"),
+        ("os.mkfifo(os.environ['TMPDIR'] + f'/fifo-{os.getpid()}')", "temporary file fifo-"),
+    ],
+)
+def test_what_is_left_behind_is_found(line: str, left: str, tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(f"import os, subprocess\nfrom pathlib import Path\n{line}\n{Path(SCRIPT).read_text()}")
+    trial = run_trial(Training(LAUNCH, (str(script),), "", 120), new(tmp_path / "run"))
+    for path in Path("/dev/shm").glob("swift-chaos-test-*"):
+        path.unlink()
+    assert trial.outcome == Outcome.LEAKED
+    assert left in trial.reason
+
+
+def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for options, words in (
+        (["--", "nothing.py"], "There is no script 'nothing.py'"),
+        (["--faults", "fire", "--", SCRIPT], "there is no fault 'fire'"),
+        (["--plan", "kill machine=7 iteration=1", "--", SCRIPT], "there is no machine 7"),
+        ([], "name the script after --"),
+    ):
+        assert main(options) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("swift-chaos: ")
+        assert words in line

@@ -14,6 +14,7 @@ from docs.house import ROOT
 from docs.reference import PATH, document, log_calls
 from swift_ft import Session
 from swift_ft.cli import group, run, simulate
+from swift_ft.cli.chaos import main as chaos
 from swift_ft.cli.plan.main import VERBS
 from swift_ft.cli.verb import load_verb
 
@@ -54,7 +55,12 @@ PAGES = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 FLAGS = {
     name: {flag for action in tool.parser()._actions for flag in action.option_strings}
-    for name, tool in (("swift-run", run), ("swift-group", group), ("swift-sim", simulate))
+    for name, tool in (
+        ("swift-run", run),
+        ("swift-group", group),
+        ("swift-sim", simulate),
+        ("swift-chaos", chaos),
+    )
 }
 
 

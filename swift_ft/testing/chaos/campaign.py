@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-import random
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from swift_ft.errors import SwiftError
-from swift_ft.faults import Action, Fault, Target
-from swift_ft.faults.failpoints import Point
+from swift_ft.faults import Fault
 from swift_ft.testing.chaos.habits import Habit, random_habits
+from swift_ft.testing.chaos.plans import Shape, random_plan
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
 
-_T = TypeVar("_T")
-
-_IN_A_STEP = (Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN)
-_OF_REPLICAS = (Point.REDUCE, Point.REDUCING, Point.REDUCED, Point.UPDATE)
-_OF_CHECKPOINTS = (Point.CHECKPOINT, Point.COMMIT)
-_OF_COPIES = (Point.COPY,)
-_IN_A_RECOVERY = (Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.TRANSFER, Point.REPLAY, Point.HELP)
-
-_ACTIONS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
-_TARGETS = {Target.MACHINE: 3, Target.WORKER: 1, Target.AGENT: 1}
-_POINTS = {_IN_A_STEP: 4, _OF_REPLICAS: 2, _OF_CHECKPOINTS: 1, _IN_A_RECOVERY: 3}
-"""The weight with which each is drawn, relative to the others."""
-_WITH_COPIES = {**_POINTS, _OF_COPIES: 2}
+_ATTEMPTS = 3
+"""Plans of a seed that are tried until a fault strikes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +26,14 @@ class Campaign:
     Attributes:
         training: what is run.
         shape: what faults can strike.
-        folder: where runs keep their files. Those of runs that ended identical, or that no fault struck, are
-            deleted.
+        folder: where runs keep their files. Those of runs that ended well are deleted.
         seed: of the first plan; the others follow.
         plans: how many.
         parallel: how many runs at a time.
         habits: each plan has habits planted into the script, chosen by its seed. It is compared with an
             undisturbed run with the same ones.
+        learns: the points, the iterations and the checkpoints of the shape are those of the undisturbed run.
+        given: the only plan; None to draw them.
     """
 
     training: Training
@@ -54,94 +43,127 @@ class Campaign:
     plans: int
     parallel: int = 1
     habits: bool = False
+    learns: bool = False
+    given: tuple[Fault, ...] | None = None
 
-    def run(self) -> Iterator[Trial]:
-        """The disturbed runs, as they end.
+    def prepare(self) -> dict[int, Reference]:
+        """The undisturbed run that each seed is compared with.
 
         Raises:
-            SwiftError: if an undisturbed run fails, or leaves no checkpoint to compare with. One that is
-                refused for its habits is an outcome.
+            SwiftError: if one fails, or leaves no checkpoint to compare with. One that is refused for its
+                habits is an outcome.
         """
         seeds = range(self.seed, self.seed + self.plans)
         chosen = {seed: random_habits(seed) if self.habits else () for seed in seeds}
+        distinct = [*dict.fromkeys(chosen.values())]
         with ThreadPoolExecutor(self.parallel) as pool:
-            distinct = [*dict.fromkeys(chosen.values())]
-            expected = dict(zip(distinct, pool.map(self._undisturbed, distinct), strict=True))
-            yield from pool.map(lambda seed: self._disturbed(seed, expected[chosen[seed]]), seeds)
+            found = pool.map(lambda habits: Reference(self, habits), distinct)
+            references = dict(zip(distinct, found, strict=True))
+        return {seed: references[habits] for seed, habits in chosen.items()}
 
-    def _undisturbed(self, habits: tuple[Habit, ...]) -> Trial:
-        folder = self._new_folder("-".join(["undisturbed", *habits]))
-        trial = run_trial(replace(self.training, habits=habits), folder)
-        refused = habits and trial.outcome == Outcome.ENDED  # by name: an answer to a habit
-        if trial.outcome != Outcome.IDENTICAL and not refused:
-            why = trial.reason or "it left no checkpoint in the store that --store names"
-            raise SwiftError(
-                f"The undisturbed run ended as {trial.outcome} ({why}): see {trial.folder}/output.log."
-            )
-        return trial
+    def run(self, references: dict[int, Reference] | None = None) -> Iterator[Trial]:
+        """The disturbed runs, as they end.
 
-    def _disturbed(self, seed: int, undisturbed: Trial) -> Trial:
-        if undisturbed.outcome == Outcome.ENDED:
-            return undisturbed
-        plan, training = random_plan(self.shape, seed), replace(self.training, habits=undisturbed.habits)
-        trial = run_trial(training, self._new_folder(f"seed-{seed}"), plan, undisturbed.state)
-        if trial.outcome in (Outcome.IDENTICAL, Outcome.NOT_STRUCK):
-            shutil.rmtree(trial.folder, ignore_errors=True)
-        return trial
+        Args:
+            references: as :meth:`prepare` gives them; None if they are not needed afterwards.
 
-    def _new_folder(self, name: str) -> Path:
+        Raises:
+            SwiftError: as for :meth:`prepare`, or if the script is not deterministic.
+        """
+        there = self.prepare() if references is None else references
+        with ThreadPoolExecutor(self.parallel) as pool:
+            yield from pool.map(lambda seed: there[seed].disturbed(seed), there)
+
+    def new_folder(self, name: str) -> Path:
+        """An empty folder for a run."""
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The shape of a run, as far as it says what faults can strike.
+class Reference:
+    """An undisturbed run with certain habits, and the runs that are compared with it.
 
-    Attributes:
-        machines: number of machines.
-        workers: number of workers on each.
-        iterations: that the script runs.
-        microbatches: of a pipeline; 1 without one.
-        most: the largest number of faults in a plan.
-        copies: the script has memory checkpoints.
+    Args:
+        campaign: whose.
+        habits: planted into all of them.
     """
 
-    machines: int
-    workers: int
-    iterations: int
-    microbatches: int = 1
-    most: int = 3
-    copies: bool = False
+    def __init__(self, campaign: Campaign, habits: tuple[Habit, ...]) -> None:
+        self._campaign = campaign
+        self._training = replace(campaign.training, habits=habits)
+        self._lock, self._again = threading.Lock(), False
+        self.trial = self._undisturbed("undisturbed")
 
+    def _undisturbed(self, name: str) -> Trial:
+        folder = self._campaign.new_folder("-".join([name, *self._training.habits]))
+        trial = run_trial(self._training, folder, learns=self._campaign.learns)
+        stopped = trial.outcome in (Outcome.ENDED, Outcome.UNLOADABLE)
+        refused = self._training.habits and stopped  # by name: an answer to a habit
+        if refused:
+            return replace(trial, outcome=Outcome.ENDED)
+        if trial.outcome != Outcome.IDENTICAL:
+            raise SwiftError(
+                f"The undisturbed run ended as {trial.outcome} ({trial.reason}): "
+                f"see {trial.folder}/output.log."
+            )
+        return trial
 
-def random_plan(shape: Shape, seed: int) -> tuple[Fault, ...]:
-    """One to ``shape.most`` faults. Faults of a recovery do not strike unless an earlier one causes it."""
-    draw = random.Random(seed)
-    points = _IN_A_STEP + _OF_REPLICAS + _OF_CHECKPOINTS + _OF_COPIES * shape.copies
-    first = _random_fault(shape, draw, points)
-    more = draw.randint(0, shape.most - 1)
-    kinds = _WITH_COPIES if shape.copies else _POINTS
-    return (first, *(_random_fault(shape, draw, _choose(draw, kinds)) for _ in range(more)))
+    def disturbed(self, seed: int) -> Trial:
+        """A run with the faults of a seed, or of the given plan."""
+        if self.trial.outcome == Outcome.ENDED:
+            return replace(self.trial, seed=seed)
+        given = self._campaign.given
+        for attempt in range(_ATTEMPTS if self._campaign.learns and given is None else 1):
+            plan = random_plan(self._shape(), seed, attempt) if given is None else given
+            trial = self.compared(plan, f"seed-{seed}")
+            if trial.outcome != Outcome.NOT_STRUCK:
+                break
+        return replace(trial, seed=None if given is not None else seed)
 
+    def compared(self, plan: tuple[Fault, ...], name: str) -> Trial:
+        """A run with these faults. If it differs, another undisturbed run says whether that tells anything.
 
-def _random_fault(shape: Shape, draw: random.Random, points: tuple[Point, ...]) -> Fault:
-    action = _choose(draw, _ACTIONS)
-    point = draw.choice(points)
-    target = Target.WORKER if action == Action.BREAK else _choose(draw, _TARGETS)
-    of_a_microbatch = point in (Point.FORWARD, Point.BACKWARD) and shape.microbatches > 1
-    return Fault(
-        action,
-        target,
-        draw.randrange(shape.machines * (shape.workers if target == Target.WORKER else 1)),
-        draw.randrange(shape.iterations),
-        point,
-        microbatch=draw.randrange(shape.microbatches) if of_a_microbatch else None,
-    )
+        Raises:
+            SwiftError: if undisturbed runs differ, too, in more than files.
+        """
+        trial = run_trial(self._training, self._campaign.new_folder(name), plan, self.trial)
+        if trial.outcome == Outcome.WRONG and trial.state and self._differs_anyway():
+            trial = run_trial(self._training, self._campaign.new_folder(name), plan, self.trial)
+        if trial.outcome.is_good or trial.outcome == Outcome.NOT_STRUCK:
+            shutil.rmtree(trial.folder, ignore_errors=True)
+        return trial
 
+    @property
+    def unstable(self) -> frozenset[str]:
+        """Files in which undisturbed runs differ, as far as that was looked at."""
+        return self._training.unstable
 
-def _choose(draw: random.Random, weights: dict[_T, int]) -> _T:
-    (chosen,) = draw.choices(list(weights), list(weights.values()))
-    return chosen
+    def _differs_anyway(self) -> bool:
+        """Whether undisturbed runs turn out to differ in some files. It is looked at once."""
+        with self._lock:
+            if self._again or not self._campaign.learns:
+                return False
+            self._again = True
+            one, other = self.trial.state, self._undisturbed("undisturbed-again").state
+            names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+            if values := [name for name in names if not name.startswith("file ")]:
+                raise SwiftError(
+                    f"The script is not deterministic: {len(values)} values of two undisturbed runs differ "
+                    f"({', '.join(values[:2])}). Seed all that it draws (swift_ft.deterministic)."
+                )
+            self._training = replace(self._training, unstable=frozenset(names))
+            return bool(names)
+
+    def _shape(self) -> Shape:
+        shape, learnt = self._campaign.shape, self.trial
+        if not self._campaign.learns:
+            return shape
+        return replace(
+            shape,
+            iterations=learnt.iterations,
+            points=learnt.points,
+            checkpoints=tuple(sorted({*learnt.checkpoints})),
+            copies="copy" in learnt.points,
+        )

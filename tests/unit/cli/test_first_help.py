@@ -12,7 +12,8 @@ import pytest
 
 import swift_ft
 from swift_ft.cli import group, run, simulate
-from swift_ft.cli.first_help import SWIFT_RUN, SWIFT_SIM, FirstHelp
+from swift_ft.cli.chaos import main as chaos
+from swift_ft.cli.first_help import SWIFT_CHAOS, SWIFT_RUN, SWIFT_SIM, FirstHelp
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 
@@ -22,6 +23,7 @@ PARSERS = {
     "swift-plan": lambda: plan.parser(["--version"]),
     "swift-group": group.parser,
     "swift-sim": simulate.parser,
+    "swift-chaos": chaos.parser,
 }
 MAINS = {
     "swift-run": "swift_ft.cli.start:run_and_exit",
@@ -29,9 +31,10 @@ MAINS = {
     "swift-plan": "swift_ft.cli.plan.main:main",
     "swift-group": "swift_ft.cli.group:main",
     "swift-sim": "swift_ft.cli.simulate:main",
+    "swift-chaos": "swift_ft.cli.chaos.main:main",
 }
 """As pyproject.toml has them."""
-LONG = {"swift-run": SWIFT_RUN, "swift-sim": SWIFT_SIM}
+LONG = {"swift-run": SWIFT_RUN, "swift-sim": SWIFT_SIM, "swift-chaos": SWIFT_CHAOS}
 
 
 def without_torch(code: str, *argv: str) -> str:

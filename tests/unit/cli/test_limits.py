@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from swift_ft.cli import group, run, simulate
+from swift_ft.cli.chaos import main as chaos
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 
@@ -18,7 +19,11 @@ COSTS_NOTHING = {"--seed", "--port", "--machine", "--to-iteration", "--from-chec
 
 def numbers() -> Iterator[tuple[str, argparse.ArgumentParser, argparse.Action]]:
     """All options of the planning tools and verbs that take a whole number."""
-    parsers = {"swift-group": group.parser(), "swift-sim": simulate.parser()}
+    parsers = {
+        "swift-group": group.parser(),
+        "swift-sim": simulate.parser(),
+        "swift-chaos": chaos.parser(),
+    }
     for name, made in (("swift-plan", plan.parser()), ("swift-recover", recover.parser())):
         assert made._subparsers is not None
         (verbs,) = made._subparsers._group_actions

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
-from swift_ft.faults import failpoints
+from swift_ft.errors import UsageError
+from swift_ft.faults import failpoints, parse_faults
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
 from swift_ft.runtime.fault_injector import InjectedError, inject_faults
 from swift_ft.runtime.worker.status import WorkerStatus
+from tests.support.waiting import wait_until
 
 
 class Worker:
     """Rank 2 on machine 1, and as much of its job as an injector meets."""
 
-    def __init__(self, inject: str, injected: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, inject: str, injected: frozenset[str] = frozenset(), store: Path | None = None
+    ) -> None:
         self.state = SimpleNamespace(injected=injected)
         self.journal: list[ev.Event] = []
         self.replaying = False
@@ -40,6 +47,7 @@ class Worker:
             participant=cast(Any, self.participant),
             break_connections=self.break_connections,
             replaying=lambda: self.replaying,
+            store=store,
         )
 
     def break_connections(self) -> None:
@@ -142,3 +150,88 @@ def test_a_fault_strikes_also_without_a_checkpoint(caplog: pytest.LogCaptureFixt
     hit(Point.FORWARD, 5, 0)
     assert worker.broken == 1
     assert "no checkpoint of iteration 3 is committed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"), [("flip worker=2 iteration=5", b"abbd"), ("truncate worker=2 iteration=5", b"ab")]
+)
+def test_the_newest_file_of_the_store_is_damaged(fault: str, expected: bytes, tmp_path: Path) -> None:
+    worker = Worker(fault, store=tmp_path)
+    (tmp_path / "old").write_bytes(b"abcd")
+    os.utime(tmp_path / "old", (1, 1))
+    (tmp_path / "new").write_bytes(b"abcd")
+    hit(Point.BETWEEN, 5)
+    assert (tmp_path / "new").read_bytes() == expected
+    assert (tmp_path / "old").read_bytes() == b"abcd"
+    assert worker.journal
+
+
+def test_what_is_not_there_cannot_be_struck(tmp_path: Path) -> None:
+    """It is not in the journal: the run says that it never struck."""
+    worker = Worker("flip worker=2 iteration=5; vanish worker=2 iteration=5", store=tmp_path / "nothing")
+    hit(Point.BETWEEN, 5)
+    assert not worker.journal
+
+
+def test_a_store_is_gone_for_a_while(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    store.mkdir()
+    Worker("vanish worker=2 iteration=5 seconds=0.2", store=store)
+    hit(Point.BETWEEN, 5)
+    assert not store.exists()
+    wait_until(store.exists, "the store is back")
+
+
+def test_a_clock_jumps(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time.time
+    for name in ("time", "time_ns"):
+        monkeypatch.setattr(time, name, getattr(time, name))  # and is put back afterwards
+    Worker("clock worker=2 iteration=5 seconds=-86400")
+    hit(Point.BETWEEN, 5)
+    assert time.time() < before() - 80_000
+    assert time.time_ns() < (before() - 80_000) * 1e9
+
+
+def test_no_line_of_python_runs_while_the_interpreter_is_held() -> None:
+    beats, over = list[float](), threading.Event()
+
+    def beat() -> None:
+        while not over.wait(0.001):
+            beats.append(time.monotonic())
+
+    other = threading.Thread(target=beat)
+    other.start()
+    wait_until(lambda: beats, "the first beat")
+    Worker("freeze worker=2 iteration=5 seconds=0.5")
+    hit(Point.BETWEEN, 5)
+    count = len(beats)
+    wait_until(lambda: len(beats) > count, "another beat")
+    over.set()
+    other.join()
+    assert max(after - before for before, after in itertools.pairwise(beats)) > 0.4
+
+
+def test_a_slow_worker_sleeps_for_what_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    computed = iter([1.0, 3.0, 3.5])
+    monkeypatch.setattr(time, "process_time", lambda: next(computed))
+    monkeypatch.setattr(time, "sleep", slept.append)
+    Worker("slow worker=2 iteration=5 factor=3")
+    for _ in range(3):
+        hit(Point.BETWEEN, 5)
+    assert slept == [4.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("freeze machine=1 iteration=5", "freeze needs a worker="),
+        ("suspend worker=1 iteration=5", "suspend needs a machine="),
+        ("kill worker=1 iteration=5 seconds=3", "kill has no seconds="),
+        ("freeze worker=1 iteration=5 seconds=0", "not above 0"),
+        ("slow worker=1 iteration=5 factor=1", "above 1"),
+    ],
+)
+def test_a_fault_that_makes_no_sense_is_refused(fault: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_faults(fault)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
+
+from swift_ft.errors import UsageError
 from swift_ft.faults import Action, Target, parse_faults
 from swift_ft.faults.failpoints import Point
-from swift_ft.testing.chaos.campaign import Shape, random_plan
+from swift_ft.testing.chaos.kinds import kinds, weights_of
+from swift_ft.testing.chaos.plans import WEIGHTS, Shape, random_plan
 
 SHAPE = Shape(machines=3, workers=2, iterations=8, microbatches=4, most=3)
 PLANS = [random_plan(SHAPE, seed) for seed in range(500)]
@@ -37,7 +41,27 @@ def test_all_kinds_are_drawn() -> None:
     assert any(plan[0].point == Point.COPY for plan in plans)
     assert {fault.point for plan in plans for fault in plan} == set(Point) - NOT_DRAWN
     faults = [fault for plan in PLANS for fault in plan]  # of a script without copies
-    assert set(Counter(fault.action for fault in faults)) == set(Action) - {Action.RAISE}
+    assert set(Counter(fault.action for fault in faults)) == set(WEIGHTS)
+
+
+def test_all_kinds_that_are_asked_for_are_drawn_and_can_be_read() -> None:
+    everything = replace(SHAPE, weights=weights_of(["all"]), copies=True)
+    plans = [random_plan(everything, seed) for seed in range(500)]
+    assert {fault.action for plan in plans for fault in plan} == set(Action) - {Action.RAISE}
+    assert all(parse_faults("; ".join(map(str, plan))) == plan for plan in plans)
+    assert {kind.name for kind in kinds()} == {*map(str, Action)} - {"raise"}
+    with pytest.raises(UsageError, match="there is no fault 'fire': --list-faults shows all"):
+        weights_of(["kill", "fire"])
+
+
+def test_of_a_known_run_only_what_it_passes_is_drawn() -> None:
+    passed = frozenset({"optimizer", "between", "checkpoint", "report"})
+    known = replace(SHAPE, points=passed, checkpoints=(0, 4, 8))
+    plans = [random_plan(known, seed) for seed in range(300)]
+    assert {plan[0].point for plan in plans} == passed
+    faults = [fault for plan in plans for fault in plan]
+    assert {fault.iteration for fault in faults if fault.point == Point.CHECKPOINT} == {0, 4, 8}
+    assert random_plan(known, 5, attempt=1) == random_plan(known, 5, attempt=1) != random_plan(known, 5)
     assert set(Counter(fault.target for fault in faults)) == set(Target)
     assert set(Counter(fault.point for fault in faults)) == set(Point) - {Point.COPY} - NOT_DRAWN
     assert len(Counter(len(plan) for plan in PLANS)) == 3

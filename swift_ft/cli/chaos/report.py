@@ -1,0 +1,185 @@
+"""All that ``swift-chaos`` prints: a line for each run, the plans that fail, shrunk, and a summary."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from swift_ft.cli.verb import print_json
+from swift_ft.faults import Fault, parse_faults
+from swift_ft.testing.chaos.campaign import Campaign, Reference
+from swift_ft.testing.chaos.kinds import kinds
+from swift_ft.testing.chaos.shrinking import shrunk
+from swift_ft.testing.chaos.trial import Outcome, Trial
+from swift_ft.units import counted, format_seconds
+
+_OPTIONS_OF_PLANS = ("--plans", "--seed", "--plan", "--most", "--faults")
+_WIDTH = max(len(outcome) for outcome in Outcome)
+
+
+def print_kinds(*, as_json: bool) -> None:
+    """Print the kinds of faults, and which this host can have."""
+    if as_json:
+        print_json([{**_facts_of_kind(kind)} for kind in kinds()])
+        return
+    table = Table()
+    for column in ("fault", "meaning", "here", "root", "by default"):
+        table.add_column(column)
+    for kind in kinds():
+        here = f"no: it needs {kind.missing}" if kind.missing else "yes"
+        table.add_row(kind.name, kind.meaning, here, *("yes" if one else "" for one in _flags(kind)))
+    Console(soft_wrap=True).print(table)
+
+
+def _flags(kind: Any) -> tuple[bool, bool]:
+    return kind.needs_root, kind.by_default
+
+
+def _facts_of_kind(kind: Any) -> dict[str, Any]:
+    return {name: getattr(kind, name) for name in ("name", "meaning", "missing", "needs_root", "by_default")}
+
+
+class Report:
+    """Runs a campaign and says what comes of it.
+
+    Args:
+        given: the arguments of the command line.
+        campaign: what is run.
+        as_json: print one object at the end, and nothing before.
+        shrinks: runs to find the smallest plan in, for each plan that fails.
+    """
+
+    def __init__(self, given: Sequence[str], campaign: Campaign, *, as_json: bool, shrinks: int) -> None:
+        self._given = [*given]
+        self._campaign = campaign
+        self._as_json = as_json
+        self._shrinks = shrinks
+        self._console = Console(highlight=False, markup=False, soft_wrap=True)
+        self._counts: Counter[Outcome] = Counter()
+        self._runs: list[dict[str, Any]] = []
+
+    def run(self) -> bool:
+        """Run it. Whether nothing was found.
+
+        Raises:
+            SwiftError: if there is nothing to compare with.
+        """
+        references = self._campaign.prepare()
+        distinct = [*{id(one): one for one in references.values()}.values()]
+        for reference in distinct:
+            self._say(f"{'undisturbed':{_WIDTH}}  {_undisturbed_in_words(reference.trial)}")
+        for (seed, reference), trial in zip(references.items(), self._campaign.run(references), strict=True):
+            self._counts[trial.outcome] += 1
+            self._tell(trial)
+            facts = _facts(trial)
+            if not trial.outcome.is_good:
+                facts |= self._failed(trial, seed, reference)
+            self._runs.append(facts)
+        unstable = sorted({name for reference in distinct for name in reference.unstable})
+        if unstable:
+            self._say(f"not compared, because undisturbed runs differ in them: {', '.join(unstable)}")
+        good = all(outcome.is_good for outcome in self._counts.elements())
+        self._sum_up(good, unstable)
+        return good
+
+    def _tell(self, trial: Trial) -> None:
+        name = "" if trial.seed is None else f"seed {trial.seed}: "
+        habits = f"({', '.join(trial.habits)}) " if trial.habits else ""
+        self._say(f"{trial.outcome:{_WIDTH}}  {name}{habits}{trial.plan}: {_recovered_in_words(trial)}")
+        if trial.reason:
+            self._more(trial.reason)
+        if trial.missed and trial.outcome != Outcome.NOT_STRUCK:
+            self._more(f"never struck: {'; '.join(trial.missed)}")
+
+    def _failed(self, trial: Trial, seed: int, reference: Reference) -> dict[str, Any]:
+        """Says how to repeat it, and looks for the smallest plan that fails in the same way."""
+        repeat = self._command("--plan", trial.plan) if trial.seed is None else self._seed_again(seed)
+        self._more(f"again: {repeat}")
+        if trial.outcome == Outcome.NOT_STRUCK:
+            return {"repeat": repeat}
+        self._more(f"see {trial.folder}/output.log")
+        if not self._shrinks:
+            return {"repeat": repeat}
+        plan = parse_faults(trial.plan)
+
+        def fails(smaller: tuple[Fault, ...]) -> bool:
+            return reference.compared(smaller, f"{trial.folder.name}-smaller").outcome == trial.outcome
+
+        smallest, runs = shrunk(plan, fails, self._shrinks)
+        text = "; ".join(map(str, smallest))
+        self._more(f"the smallest plan that fails so, of {counted(runs, 'run')}: {text}")
+        command = self._command("--plan", text)
+        if smallest != plan:
+            self._more(f"again: {command}")
+        return {"repeat": repeat, "smallest": text, "repeat_smallest": command}
+
+    def _seed_again(self, seed: int) -> str:
+        return self._command("--seed", str(seed), "--plans", "1", keeps=("--most", "--faults"))
+
+    def _command(self, *options: str, keeps: Sequence[str] = ()) -> str:
+        """The same command with other options of its plans."""
+        place = self._given.index("--") if "--" in self._given else len(self._given)
+        own, words = [], iter(self._given[:place])
+        for word in words:
+            name, equals, _ = word.partition("=")
+            if name in _OPTIONS_OF_PLANS and name not in keeps:
+                if not equals:
+                    next(words, None)
+            else:
+                own.append(word)
+        return shlex.join(["swift-chaos", *options, *own, *self._given[place:]])
+
+    def _sum_up(self, good: bool, unstable: Sequence[str]) -> None:
+        counts = {outcome.value: self._counts[outcome] for outcome in Outcome if self._counts[outcome]}
+        if self._as_json:
+            print_json({"ok": good, "counts": counts, "runs": self._runs, "not_compared": [*unstable]})
+        self._say(", ".join(f"{count} {name}" for name, count in counts.items()))
+        if good:
+            shutil.rmtree(self._campaign.folder, ignore_errors=True)
+
+    def _more(self, text: str) -> None:
+        self._say(f"{'':{_WIDTH}}  {text}")
+
+    def _say(self, text: str) -> None:
+        if not self._as_json:
+            self._console.print(text)
+            sys.stdout.flush()
+
+
+def _undisturbed_in_words(trial: Trial) -> str:
+    if trial.outcome == Outcome.ENDED:
+        return trial.reason
+    compared = counted(len(trial.state) - 1, "value or file", "values and files")
+    return f"{counted(trial.iterations, 'iteration')} in {format_seconds(trial.wall_s)}, {compared}"
+
+
+def _recovered_in_words(trial: Trial) -> str:
+    """By which ways it recovered, and what that cost."""
+    if not trial.ways:
+        return f"no recovery, {format_seconds(trial.wall_s)} in all"
+    took = f"{format_seconds(trial.recovery_s)}, {counted(trial.lost, 'iteration')} lost"
+    return f"{', then '.join(trial.ways)}, {took}, {format_seconds(trial.wall_s)} in all"
+
+
+def _facts(trial: Trial) -> dict[str, Any]:
+    return {
+        "seed": trial.seed,
+        "plan": trial.plan,
+        "habits": [*trial.habits],
+        "outcome": trial.outcome.value,
+        "reason": trial.reason,
+        "exit_code": trial.code,
+        "ways": [*trial.ways],
+        "recovery_s": round(trial.recovery_s, 3),
+        "iterations_lost": trial.lost,
+        "seconds": round(trial.wall_s, 3),
+        "never_struck": [*trial.missed],
+        "folder": str(trial.folder),
+    }

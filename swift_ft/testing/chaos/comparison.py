@@ -1,0 +1,128 @@
+"""Digests of all that a run has computed: its last checkpoint, and the files that its script wrote."""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.state_payload import unpack
+from swift_ft.errors import SwiftError
+from swift_ft.storage.store import Store
+
+UNDO_BOUND = 1e-5
+"""The largest difference after an undo that is not exact, relative to the largest element of its tensor.
+
+The undo itself errs by a few units in the last place (docs/undo.md), and the iterations that follow go on
+from there.
+"""
+_RECORD = "run.json"
+_OURS = ("logs", "events.json", "output.log", "console", "tmp")
+"""Names in a run's folder that are a trial's own."""
+
+
+def store_in(folder: Path) -> str | None:
+    """The session's store in a run's folder; None without one."""
+    found = sorted(path.parent for path in folder.rglob(_RECORD) if (path.parent / "checkpoints").is_dir())
+    return str(found[0]) if found else None
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """A digest of each file that a script wrote into its run's folder, except those of the store."""
+    store = store_in(folder)
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        inside = path.relative_to(folder)
+        is_ours = inside.parts[0] in _OURS or (store is not None and path.is_relative_to(store))
+        if path.is_file() and not is_ours and "__pycache__" not in inside.parts:
+            found[f"file {inside}"] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+    return found
+
+
+def last_state(url: str) -> dict[str, str]:
+    """A digest of each value in the last checkpoint of a store, by rank and name. Empty without a checkpoint.
+
+    The random state of the process is left out: a script need not seed what it does not use, and steps have
+    random state of their own.
+    """
+    folder = CheckpointFolder(Store(url))
+    if not (committed := folder.committed()):
+        return {}
+    found = {"iteration": str(committed[-1])}
+    for name, value in _values(folder, committed[-1]):
+        found[name] = xxhash.xxh3_128_hexdigest(_bytes_of(value))
+    return found
+
+
+def loads(url: str) -> bool:
+    """Whether any committed checkpoint of a store can be read, all parts of it."""
+    folder = CheckpointFolder(Store(url))
+    for iteration in reversed(folder.committed()):
+        try:
+            for _ in _values(folder, iteration):
+                pass
+        except SwiftError:
+            continue
+        return True
+    return False
+
+
+def largest_difference(url: str, other_url: str, names: Sequence[str]) -> float:
+    """The largest difference of values of two last checkpoints, relative to their tensor's largest element.
+
+    It is infinite where one is missing, or has no numbers.
+    """
+    ours, theirs = dict(_last_values(url)), dict(_last_values(other_url))
+    return max((_difference(ours.get(name), theirs.get(name)) for name in names), default=0.0)
+
+
+def _difference(one: Any, other: Any) -> float:
+    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    if not tensors or one.shape != other.shape or not one.is_floating_point():
+        return float("inf")
+    scale = max(one.abs().max().item(), other.abs().max().item())
+    difference = (one.double() - other.double()).abs().max().item()
+    return difference / scale if scale else 0.0
+
+
+def _last_values(url: str) -> Iterator[tuple[str, Any]]:
+    folder = CheckpointFolder(Store(url))
+    if committed := folder.committed():
+        yield from _values(folder, committed[-1])
+
+
+def _values(folder: CheckpointFolder, iteration: int) -> Iterator[tuple[str, Any]]:
+    for rank, part in sorted(folder.parts_of(iteration).items()):
+        for name, value in _leaves(folder.reader(part).read()):
+            yield f"worker {rank}{name}", value
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, io.BytesIO):
+        plain = unpack(value.getvalue())
+        plain["small"].pop("random", None)
+        yield from _leaves(plain, name)
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}")
+    elif isinstance(value, Sequence | deque) and not isinstance(value, str | bytes):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{name}.{index}")
+    else:
+        yield name, value
+
+
+def _bytes_of(value: Any) -> bytes:
+    if isinstance(value, torch.Tensor):
+        return bytes(value.reshape(-1).view(torch.uint8).numpy())
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return f"{value.dtype}{value.shape}".encode() + value.tobytes()
+    shown = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value  # a set has no order
+    return repr(shown).encode()

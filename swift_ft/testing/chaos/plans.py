@@ -1,0 +1,137 @@
+"""Random plans of faults: the same seed draws the same ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from swift_ft.faults import Action, Fault, Target
+from swift_ft.faults.failpoints import Point
+
+_T = TypeVar("_T")
+
+_IN_A_STEP = (Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN)
+_OF_REPLICAS = (Point.REDUCE, Point.REDUCING, Point.REDUCED, Point.UPDATE)
+_OF_CHECKPOINTS = (Point.CHECKPOINT, Point.COMMIT)
+_OF_COPIES = (Point.COPY,)
+_OF_THE_START = (Point.REPORT, Point.JOIN)
+_IN_A_RECOVERY = (Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.TRANSFER, Point.REPLAY, Point.HELP)
+
+WEIGHTS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
+"""The actions that are drawn unless others are asked for, and how often in comparison with each other."""
+_TARGETS = {Target.MACHINE: 3, Target.WORKER: 1, Target.AGENT: 1}
+_POINTS = {_IN_A_STEP: 4, _OF_REPLICAS: 2, _OF_CHECKPOINTS: 1, _IN_A_RECOVERY: 3}
+_WITH_COPIES = {**_POINTS, _OF_COPIES: 2}
+_OF_A_MACHINE = (Action.SUSPEND,)
+_OF_A_WORKER = (
+    Action.BREAK,
+    Action.FREEZE,
+    Action.SLOW,
+    Action.CLOCK,
+    Action.FLIP,
+    Action.TRUNCATE,
+    Action.VANISH,
+)
+_SECONDS = {
+    Action.FREEZE: (0.5, 3.0, 8.0),
+    Action.SUSPEND: (0.5, 3.0, 8.0),
+    Action.CLOCK: (-86400.0, -60.0, 60.0, 86400.0),
+    Action.VANISH: (1.0, 5.0),
+}
+"""Below and above the silence after which a machine counts as lost, and the heartbeats of a worker."""
+_FACTORS = (2.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of a run, as far as it says what faults can strike.
+
+    Attributes:
+        machines: number of machines.
+        workers: number of workers on each.
+        iterations: that the script runs.
+        microbatches: of a pipeline; 1 without one.
+        most: the largest number of faults in a plan.
+        copies: the script has memory checkpoints.
+        points: that its workers pass in an undisturbed run; empty if that is not known.
+        checkpoints: the iterations of its checkpoints; empty if they are not known.
+        weights: the actions to draw, and how often in comparison with each other.
+    """
+
+    machines: int
+    workers: int
+    iterations: int
+    microbatches: int = 1
+    most: int = 3
+    copies: bool = False
+    points: frozenset[str] = frozenset()
+    checkpoints: tuple[int, ...] = ()
+    weights: Mapping[Action, int] = field(default_factory=lambda: dict(WEIGHTS))
+
+
+def random_plan(shape: Shape, seed: int, attempt: int = 0) -> tuple[Fault, ...]:
+    """One to ``shape.most`` faults. Faults of a recovery do not strike unless an earlier one causes it.
+
+    Args:
+        shape: what there is to strike.
+        seed: chooses.
+        attempt: another plan of the same seed, where none of the earlier one's faults struck.
+    """
+    draw = random.Random(f"{seed} {attempt}" if attempt else seed)
+    points = _IN_A_STEP + _OF_REPLICAS + _OF_CHECKPOINTS + _OF_COPIES * shape.copies
+    if shape.points:  # those of the start are passed by all workers
+        points = tuple(point for point in (*points, *_OF_THE_START) if point in shape.points)
+    first = _random_fault(shape, draw, points)
+    more = draw.randint(0, shape.most - 1)
+    kinds = _passed(_WITH_COPIES if shape.copies else _POINTS, shape.points)
+    return (first, *(_random_fault(shape, draw, _choose(draw, kinds)) for _ in range(more)))
+
+
+def _passed(kinds: Mapping[tuple[Point, ...], int], points: Collection[str]) -> dict[tuple[Point, ...], int]:
+    """The points of each kind that workers pass. Those of a recovery nobody has passed yet."""
+    if not points:
+        return {**kinds}
+    kept = {
+        (kind if kind == _IN_A_RECOVERY else tuple(point for point in kind if point in points)): weight
+        for kind, weight in kinds.items()
+    }
+    return {kind: weight for kind, weight in kept.items() if kind}
+
+
+def _random_fault(shape: Shape, draw: random.Random, points: tuple[Point, ...]) -> Fault:
+    action = _choose(draw, shape.weights)
+    point = draw.choice(points)
+    if action in _OF_A_WORKER:
+        target = Target.WORKER
+    elif action in _OF_A_MACHINE:
+        target = Target.MACHINE
+    else:
+        target = _choose(draw, _TARGETS)
+    of_a_microbatch = point in (Point.FORWARD, Point.BACKWARD) and shape.microbatches > 1
+    return Fault(
+        action,
+        target,
+        draw.randrange(shape.machines * (shape.workers if target == Target.WORKER else 1)),
+        _iteration(shape, draw, point),
+        point,
+        microbatch=draw.randrange(shape.microbatches) if of_a_microbatch else None,
+        seconds=draw.choice(_SECONDS[action]) if action in _SECONDS else None,
+        factor=draw.choice(_FACTORS) if action == Action.SLOW else None,
+    )
+
+
+def _iteration(shape: Shape, draw: random.Random, point: Point) -> int | None:
+    """One of all iterations, or of those few in which a point is passed; None for the first of these."""
+    if shape.points and point in _OF_CHECKPOINTS and shape.checkpoints:
+        return draw.choice(shape.checkpoints)
+    if shape.points and point in (*_OF_COPIES, *_IN_A_RECOVERY):
+        draw.randrange(shape.iterations)
+        return None
+    return draw.randrange(shape.iterations)
+
+
+def _choose(draw: random.Random, weights: Mapping[_T, int]) -> _T:
+    (chosen,) = draw.choices(list(weights), list(weights.values()))
+    return chosen

@@ -1,0 +1,64 @@
+"""The smallest plan that still fails: fewer faults first, then plainer ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from swift_ft.faults import Fault
+
+Plan = tuple[Fault, ...]
+
+
+def shrunk(plan: Plan, fails: Callable[[Plan], bool], most_runs: int) -> tuple[Plan, int]:
+    """A smaller plan that fails as well, or the same one.
+
+    Args:
+        plan: fails.
+        fails: runs a plan, and says whether it fails in the same way.
+        most_runs: the largest number of plans to run.
+
+    Returns:
+        the plan, and how many were run.
+    """
+    tried = {plan}
+    runs = 0
+    while True:
+        for smaller in _smaller(plan):
+            if smaller in tried:
+                continue
+            if runs >= most_runs:
+                return plan, runs
+            tried.add(smaller)
+            runs += 1
+            if fails(smaller):
+                plan = smaller
+                break
+        else:
+            return plan, runs
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    """Plans that are a step smaller; those that save most first."""
+    if len(plan) > 1:
+        if len(plan) > 2:
+            yield plan[: len(plan) // 2]
+            yield plan[len(plan) // 2 :]
+        for place in range(len(plan)):
+            yield plan[:place] + plan[place + 1 :]
+    for place, fault in enumerate(plan):
+        for plainer in _plainer(fault):
+            yield (*plan[:place], plainer, *plan[place + 1 :])
+
+
+def _plainer(fault: Fault) -> Iterator[Fault]:
+    if fault.part is not None:
+        yield replace(fault, microbatch=None, bucket=None)
+    if fault.committed is not None:
+        yield replace(fault, committed=None)
+    if fault.iteration:
+        for earlier in dict.fromkeys((0, 1, fault.iteration // 2, fault.iteration - 1)):
+            if earlier < fault.iteration:
+                yield replace(fault, iteration=earlier)
+    if fault.index:
+        yield replace(fault, index=0)
