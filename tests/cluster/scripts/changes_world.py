@@ -44,6 +44,8 @@ class Session(swift_ft.Session):
             return
         membership = state.membership
         members = [membership.members[slot] for slot in sorted(membership.members)] + membership.waiting()
+        if max(slots) >= len(members):  # after a loss: one that is asked for has not come yet
+            return
         command = (*sys.argv, *arguments) if arguments and "=" not in arguments[0] else ()
         context = participant.context
         participant.append(

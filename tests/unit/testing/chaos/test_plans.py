@@ -42,6 +42,9 @@ def test_all_kinds_are_drawn() -> None:
     assert {fault.point for plan in plans for fault in plan} == set(Point) - NOT_DRAWN
     faults = [fault for plan in PLANS for fault in plan]  # of a script without copies
     assert set(Counter(fault.action for fault in faults)) == set(WEIGHTS)
+    assert set(Counter(fault.target for fault in faults)) == set(Target)
+    assert set(Counter(fault.point for fault in faults)) == set(Point) - {Point.COPY} - NOT_DRAWN
+    assert len(Counter(len(plan) for plan in PLANS)) == 3
 
 
 def test_all_kinds_that_are_asked_for_are_drawn_and_can_be_read() -> None:
@@ -62,9 +65,6 @@ def test_of_a_known_run_only_what_it_passes_is_drawn() -> None:
     faults = [fault for plan in plans for fault in plan]
     assert {fault.iteration for fault in faults if fault.point == Point.CHECKPOINT} == {0, 4, 8}
     assert random_plan(known, 5, attempt=1) == random_plan(known, 5, attempt=1) != random_plan(known, 5)
-    assert set(Counter(fault.target for fault in faults)) == set(Target)
-    assert set(Counter(fault.point for fault in faults)) == set(Point) - {Point.COPY} - NOT_DRAWN
-    assert len(Counter(len(plan) for plan in PLANS)) == 3
 
 
 def test_the_first_fault_needs_no_earlier_one() -> None:
