@@ -48,13 +48,13 @@ class PeerFile:
         """Fetch the whole file.
 
         Returns:
-            The copy, at its beginning. Its ``name`` is its path, where it is deleted when it is closed.
+            The copy, at its beginning. It has no name: whatever ends this process leaves nothing behind.
 
         Raises:
             OSError: see :meth:`pieces`.
         """
         with ExitStack() as until_complete:
-            copy = until_complete.enter_context(tempfile.NamedTemporaryFile(prefix="swift-ft-"))
+            copy = until_complete.enter_context(tempfile.TemporaryFile())
             for piece in self.pieces():
                 copy.write(piece)
             copy.seek(0)

@@ -220,7 +220,7 @@ def main() -> int:
         facts = f"{result.worlds} of {len(plan.changes)} came, {result.given_up} given up, {ways}"
         print(f"{result.outcome:10}  seed {seed}: {plan}: {facts}", flush=True)
         if result.reason and result.outcome not in ("identical", "not struck"):
-            print(f"            {result.reason[-1500:]}", flush=True)
+            print(f"            {result.reason[:500]}", flush=True)
         if result.is_good:
             shutil.rmtree(place, ignore_errors=True)
         else:

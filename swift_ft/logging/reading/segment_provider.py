@@ -75,7 +75,7 @@ class PeerLog:
             OSError: see :meth:`swift_ft.network.peer_client.PeerFile.pieces`.
         """
         with PeerFile(self.address, self._secret, f"{LOGS}/{name}").download() as copy:
-            return LocalSource(copy.name)
+            return LocalSource(f"/proc/self/fd/{copy.fileno()}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import os
 import socket
+import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -79,12 +80,16 @@ def peer_file(address: str, segment: Path, secret: JobSecret = SECRET) -> PeerFi
 # ---------------------------------------------------------------------------------------------- whole files
 
 
-def test_a_segment_is_served_unchanged(server: PeerServer, segment: Path) -> None:
+def test_a_segment_is_served_unchanged(
+    server: PeerServer, segment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has no name that a killed process could leave behind."""
+    (copies := tmp_path / "copies").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(copies))
     assert ask(server.address, f"/logs/{segment.name}") == (200, segment.read_bytes())
     with peer_file(server.address, segment).download() as copy:
         assert copy.read() == segment.read_bytes()
-        place = Path(copy.name)
-    assert not place.exists()
+        assert not [*copies.iterdir()]
 
 
 @pytest.mark.parametrize("proof", [None, "", "Swift", "Swift ", "Swift 0123", "Bearer x", "Swift Größe"])
