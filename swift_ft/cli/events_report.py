@@ -55,6 +55,7 @@ def write_report(
         "missed_faults": [str(fault) for fault in missed],
         "passed_points": sorted(set(passed)),
         "recoveries": _recoveries(history, run_id, store),
+        "incidents": [incident.to_dict() for incident in history.incidents],
         "layouts": [change.to_dict() for change in history.layouts],
         "worlds": [change.to_dict() for change in history.worlds],
         "loads": [load.to_dict() for load in history.loads],

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
+from swift_ft.cli.incident_words import incident_facts
 from swift_ft.cli.news import NEWS, SILENT, News, news
 from swift_ft.cli.words import cost_in_words, machine_in_words, numbers_in_words, plan_in_words
 from swift_ft.recovery import events as ev
@@ -184,6 +185,8 @@ def _of_end(change: StateChange, history: History) -> Iterator[_Told]:
             "cost": cost_in_words(recovery),
         }
         yield "recovery_finished", facts
+    if change.incident is not None:
+        yield "incident", incident_facts(change.incident)
     verdict = change.after.verdict
     if verdict is not None and change.before.verdict is None:
         facts = {

@@ -19,6 +19,7 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import begin
 from swift_ft.coordination.journal import open_journal
 from swift_ft.errors import RendezvousLostError, first_line
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.events import JobClosed
 from swift_ft.recovery.job_state import Phase
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, RendezvousStore, Store
@@ -88,7 +89,7 @@ def restore_newest(run: str, store: Store) -> None:
         reason = (
             f"the rendezvous store was started anew, and run {run} goes on in it: start this machine again"
         )
-        open_journal(lambda: mistaken, by="launcher").append(JobClosed(reason=reason))
+        open_journal(lambda: mistaken, by="launcher").append(JobClosed(reason=reason, cause=Cause.STORE))
 
 
 def newest_run(connect: Connect, name: str) -> str:

@@ -65,7 +65,8 @@ class MachineLost:
     it was asked to (:class:`DrainRequested`), which is no failure. ``silent`` marks one of which nothing was
     heard, though its connection lived: it may only have been frozen, and come back. ``out_of_memory`` marks
     one in which the kernel has ended a process for want of memory. ``stopped_by`` is the number of the signal
-    that its launcher was stopped by, if it was.
+    that its launcher was stopped by, if it was. ``cause`` is one of :class:`swift_ft.recovery.causes.Cause`,
+    empty where the reporter knows no better than the event's kind; ``evidence`` are facts beside the reason.
     """
 
     machine: str
@@ -75,6 +76,8 @@ class MachineLost:
     silent: bool = False
     out_of_memory: bool = False
     stopped_by: int = 0
+    cause: str = ""
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -570,7 +573,8 @@ class ScriptFailed:
 
     That is not a machine's death. ``usage`` marks an error that the user can fix. Of these, ``differs`` marks
     one of a worker that runs another program than the job's other workers do, and ``alike`` one in which each
-    other machine would end, too.
+    other machine would end, too. ``iteration`` counts what the worker had completed; None if that is unknown.
+    ``cause`` and ``evidence`` are those of :class:`MachineLost`.
     """
 
     machine: str
@@ -580,6 +584,9 @@ class ScriptFailed:
     usage: bool = False
     differs: bool = False
     alike: bool = False
+    iteration: int | None = None
+    cause: str = ""
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -594,10 +601,11 @@ class DeadlinePassed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobClosed:
-    """The job ends on request (Ctrl-C, SIGTERM), or because it cannot continue."""
+    """The job ends on request (Ctrl-C, SIGTERM), or because it cannot continue: ``cause`` as elsewhere."""
 
     reason: str
     exit_code: int = 1
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.incidents import ENDED, Incident, incident_of, incident_of_event
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import (
     LayerMove,
@@ -35,6 +36,7 @@ class StateChange:
         after: the state after it.
         ended: the recovery that ends with it, if one does.
         world: the change to another world that it has planned, or brought further, if it has.
+        incident: the incident that ends with it, if one does.
     """
 
     entry: Entry
@@ -42,6 +44,7 @@ class StateChange:
     after: State
     ended: Recovery | None = None
     world: WorldChange | None = None
+    incident: Incident | None = None
 
 
 @dataclass(slots=True)
@@ -107,6 +110,7 @@ class History:
         courses: of all recoveries so far; the last one may not have ended.
         layouts: all changes of the layout.
         worlds: all changes to other worlds that were planned.
+        incidents: all failures that are over: training goes on, or the run has ended.
     """
 
     def __init__(self, began: State | None = None) -> None:
@@ -118,6 +122,7 @@ class History:
         self.courses: list[Course] = []
         self.layouts: list[LayoutChange] = []
         self.worlds: list[WorldChange] = []
+        self.incidents: list[Incident] = []
         self._loads: dict[int, CheckpointLoad] = {}  # by generation
         self._fault: Entry | None = None  # the last one since all were live
         self._stopped_at = 0.0  # when the first worker stopped for the change of layout that is under way
@@ -173,7 +178,9 @@ class History:
                 self._fault = entry
         self._note_layout(before, entry)
         world = self._note_world(before, entry)
-        return StateChange(entry, before, self.state, self._note_recovery(before, entry), world)
+        recovery = self._note_recovery(before, entry)
+        incident = self._note_incident(before, entry, recovery)
+        return StateChange(entry, before, self.state, recovery, world, incident)
 
     @property
     def _current(self) -> Course | None:
@@ -191,6 +198,23 @@ class History:
             return None
         self._fault = None
         return course.recovery
+
+    def _note_incident(self, before: State, entry: Entry, ended: Recovery | None) -> Incident | None:
+        state, found = self.state, None
+        over = state.phase == Phase.ENDED and before.phase != Phase.ENDED
+        failed = over and state.verdict is not None and not state.verdict.ok
+        if ended is not None:
+            found = incident_of(self.courses[-1], self.incidents)
+        elif failed and self._current is not None:
+            found = incident_of(self._current, self.incidents, ENDED)
+        elif failed or (
+            isinstance(entry.event, ev.ScriptFailed)
+            and state.tries.restarts_left < before.tries.restarts_left
+        ):
+            found = incident_of_event(before, entry, self.incidents, ended=failed)
+        if found is not None:
+            self.incidents.append(found)
+        return found
 
     def _note_world(self, before: State, entry: Entry) -> WorldChange | None:
         if (planned := planned_in(before, self.state, entry)) is not None:

@@ -215,6 +215,8 @@ class Tries:
         strangers: machines refused since the last committed checkpoint because what they computed differed.
         replay_targets: by rank, the iteration up to which the last plan replays, until all are live.
         stopped: how the job ends if scripts end because of a signal that a launcher got, until all are live.
+        script_error: the last error of a script that was started again for it: after how many iterations it
+            came, and its text; None if there was none.
     """
 
     restarts_left: int = 0
@@ -228,6 +230,7 @@ class Tries:
     strangers: int = 0
     replay_targets: Map[int, int] = field(default_factory=Map)
     stopped: Verdict | None = None
+    script_error: tuple[int | None, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,25 @@ class Spare:
     domain: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The losses of one machine.
+
+    Attributes:
+        count: how often it was lost.
+        domain: its failure domain; empty if it is one of its own.
+    """
+
+    count: int
+    domain: str = ""
+
+
+OFTEN = 3
+"""So many losses of one machine come too often for chance."""
+_OFTEN_EACH = 2
+"""And so many of each of several machines of one failure domain: it is the rack."""
+
+
 def base_of(machine: str) -> str:
     """The prefix of all names of a machine: it joins as ``m-1.0``, and after a loss as ``m-1.1``."""
     # A lost name is never a member again, so a machine comes back under another one (decision 8).
@@ -59,6 +78,8 @@ class Membership:
     silenced: Map[str, int] = field(default_factory=Map)
     """By machine, under all its names: how often others have lost sight of it. Forgotten once it is a member
     when a checkpoint is committed."""
+    losses: Map[str, Losses] = field(default_factory=Map)
+    """By machine, under all its names: how often it was lost with workers. Never forgotten."""
     silent: Map[str, None] = field(default_factory=Map)
     """By machine, under all its names: those of which nothing was heard, until they join again."""
     draining: Map[str, int] = field(default_factory=Map)
@@ -98,9 +119,34 @@ class Membership:
         """Note that nothing was heard of a machine. If it ever joins again, it was only frozen."""
         return replace(self, silent=self.silent.set(base_of(machine), None))
 
+    def note_loss(self, machine: str) -> Membership:
+        """Note that a machine with workers was lost."""
+        base, domain = base_of(machine), self.domains.get(self.slots[machine], "")
+        before = self.losses.get(base, Losses(0))
+        return replace(self, losses=self.losses.set(base, Losses(before.count + 1, domain)))
+
+    def often_lost(self, machine: str, domain: str = "") -> int:
+        """The losses of a machine that come too often for chance: its own, or those of several of its domain.
+
+        Args:
+            machine: under any of its names.
+            domain: its failure domain; empty if it is one of its own.
+        """
+        own = self.losses.get(base_of(machine), Losses(0)).count
+        if not domain:
+            return own if own >= OFTEN else 0
+        of_domain = [losses.count for losses in self.losses.values() if losses.domain == domain]
+        is_domain = sum(count >= _OFTEN_EACH for count in of_domain) > 1
+        return sum(of_domain) if is_domain else own if own >= OFTEN else 0
+
     def waiting(self) -> list[str]:
-        """The spares, the earliest first."""
-        return sorted(self.spares, key=lambda machine: self.spares[machine].arrival)
+        """The spares, the earliest first, those that are lost often at the end."""
+
+        def turn(machine: str) -> tuple[int, int]:
+            spare = self.spares[machine]
+            return self.often_lost(machine, spare.domain), spare.arrival
+
+        return sorted(self.spares, key=turn)
 
     def without(self, machine: str) -> Membership:
         """The membership once a machine's slot is empty."""

@@ -10,7 +10,7 @@ from enum import StrEnum
 from swift_ft.recovery.guests import leaving
 from swift_ft.recovery.handlers.worlds import all_offered
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.membership import base_of
+from swift_ft.recovery.membership import Losses, base_of
 
 WATCHED_EACH = 3
 """Machines that each machine watches. Where one in sixteen is lost at once, one in 4,096 of these has lost
@@ -128,8 +128,7 @@ def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentO
     if _is_guest_without_use(state, machine):
         return AgentOrder(AgentTodo.LEAVE)
     if machine in state.membership.fenced:
-        losses = state.membership.silenced.get(base_of(machine), 0)
-        return AgentOrder(AgentTodo.REJOIN, wait_s=_kept_out_s(losses))
+        return AgentOrder(AgentTodo.REJOIN, wait_s=_kept_out_s(state, machine))
     if machine in state.membership.draining and _may_leave(state, machine):
         return AgentOrder(AgentTodo.LEAVE)
     slot = state.slot_of(machine)
@@ -178,13 +177,18 @@ def leaves_after_checkpoint(state: State) -> tuple[str, ...]:
     return tuple(sorted(m for m, since in draining.items() if m in slots and committed <= since))
 
 
-def _kept_out_s(losses: int) -> float:
-    """The time for which a machine stays away that others have lost sight of so often.
+def _kept_out_s(state: State, machine: str) -> float:
+    """The time for which a machine stays away that others have lost sight of, or have lost, again and again.
 
     One that is reachable in one direction only joins again at once, and is lost again at once. Each time that
-    costs all others a recovery.
+    costs all others a recovery. A machine whose workers die may come back at once while it is needed.
     """
-    return min(_KEPT_OUT_S * 2 ** (losses - 2), _KEPT_OUT_AT_MOST_S) if losses > 1 else 0.0
+    membership = state.membership
+    times = membership.silenced.get(base_of(machine), 0)
+    if len(membership.members) == state.shape.machines:
+        domain = membership.losses.get(base_of(machine), Losses(0)).domain
+        times = max(times, membership.often_lost(machine, domain) - 1)
+    return min(_KEPT_OUT_S * 2 ** (times - 2), _KEPT_OUT_AT_MOST_S) if times > 1 else 0.0
 
 
 def commit_due(state: State, rank: int) -> int | None:

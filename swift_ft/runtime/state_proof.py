@@ -27,6 +27,7 @@ from swift_ft.coordination.participant import Participant
 from swift_ft.determinism import UNLIKE_RESULT
 from swift_ft.errors import DivergenceError
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.topology import checkpoint_owner
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -181,7 +182,8 @@ class StateProof:
             ev.JobClosed(
                 reason=f"replicas differ after iteration {iteration - 1}: worker {self._rank} and worker "
                 f"{first['rank']} hold different values of {listed(names)}. {why}. "
-                '(Session(verify="none") is for replicas that are meant to differ.)'
+                '(Session(verify="none") is for replicas that are meant to differ.)',
+                cause=Cause.MACHINE,
             )
         )
         return False

@@ -38,6 +38,7 @@ from swift_ft.launch.settings import AgentSettings
 from swift_ft.network import Port
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
@@ -145,7 +146,7 @@ class MachineAgent(ElasticAgent):
             self._run_end.archive(self._settings.shutdown_s)
             raise
         except BaseException as error:
-            self._watch.report_loss(f"its agent ended ({type(error).__name__}: {error})")
+            self._watch.report_loss(f"its agent ended ({type(error).__name__}: {error})", Cause.RUNTIME)
             raise
         finally:
             self._neighbours.close()
@@ -274,7 +275,8 @@ class MachineAgent(ElasticAgent):
                 self._stop()
                 self._rejoin(order.wait_s)
             case AgentTodo.LAUNCH if self._joins_others(state, order.generation) and membership.has_changed():
-                self._watch.report_loss("its script or its setup has changed since it joined")
+                changed = "its script or its setup has changed since it joined"
+                self._watch.report_loss(changed, Cause.SCRIPT)
             case AgentTodo.LAUNCH:
                 with recorder.span("stop the workers before"):
                     self._stop()
@@ -310,7 +312,9 @@ class MachineAgent(ElasticAgent):
         self._membership.bootstrap.next_takes_over(state.worlds.present)
         self._sessionless_in, self._prepared = 0, False
         for local_rank, code in processes.exit_codes.items():  # it ended as its world took over
-            self._watch.ended(local_rank, self.workers[local_rank].global_rank, code)
+            self._watch.ended(
+                local_rank, self.workers[local_rank].global_rank, code, processes.stderrs[local_rank]
+            )
 
     def _has_lost_bootstrap(self, state: State) -> bool:
         """Whether workers may wait for a lost machine in ``init_process_group``, which tries again for long.
@@ -331,13 +335,14 @@ class MachineAgent(ElasticAgent):
             self._rejoin_at = now + wait_s
             if wait_s:
                 _logger.warning(
-                    "other machines lost sight of this one again and again: it stays away for %.0f s. "
-                    "Can they connect to %s?",
+                    "this machine was lost again and again: it stays away for %.0f s. Can the others connect "
+                    "to %s, and are its memory and its disk in order?",
                     wait_s,
                     self._port.address,
                     extra={"event": "machine_stays_away"},
                 )
-        if now >= self._rejoin_at:
+        # Another one may be lost meanwhile, so that this machine is needed.
+        if now >= self._rejoin_at or not wait_s:
             self._rejoin_at = None
             self._membership.rejoin(self._port.address)
 
@@ -410,7 +415,7 @@ class MachineAgent(ElasticAgent):
             return
         self._heard.read(local_rank)  # those that it sent before it ended
         rank, code = self.workers[local_rank].global_rank, self._processes.exit_codes[local_rank]
-        self._watch.ended(local_rank, rank, code)
+        self._watch.ended(local_rank, rank, code, self._processes.stderrs[local_rank])
 
     def _pass_signals_on(self) -> None:
         running = self._processes.running() if self._processes is not None else {}

@@ -12,6 +12,7 @@ from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.guests import guests_wanted, possible_hosts
 from swift_ft.recovery.job_state import Phase, State
 
@@ -105,7 +106,9 @@ class FormingDeadline:
             return
         self._since = self._since or time.monotonic()
         if time.monotonic() - self._since > self._limit_s:
-            self._membership.journal.append(ev.JobClosed(reason=_nobody_joined(state, self._limit_s)))
+            self._membership.journal.append(
+                ev.JobClosed(reason=_nobody_joined(state, self._limit_s), cause=Cause.MACHINE)
+            )
 
 
 def _nobody_joined(state: State, limit_s: float) -> str:

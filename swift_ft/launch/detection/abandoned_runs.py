@@ -25,6 +25,7 @@ from swift_ft.coordination.runs import Connect
 from swift_ft.launch.rendezvous.job_secret import found_secret
 from swift_ft.network import JobSecret, RefusedError
 from swift_ft.network import connect as reach
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.events import JobClosed
 
 _logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ def _close_if_abandoned(connect: Connect, config: RunConfig, secret: JobSecret |
         f"run {run} is over: none of its machines is there any more (no sign of life in the rendezvous store "
         f"for {silence_s:g} s, and none answers)"
     )
-    journal.append(JobClosed(reason=reason))
+    journal.append(JobClosed(reason=reason, cause=Cause.MACHINE))
     _logger.warning("%s. A new run begins.", reason, extra={"event": "run_abandoned"})
     return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
@@ -13,9 +13,12 @@ from swift_ft.launch.detection.kernel import STOPPED_BY_SIGNAL, OomKills, is_sto
 from swift_ft.launch.detection.policy import StoppedWorkers
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.processes.context import StandbyContext
+from swift_ft.launch.processes.output_tail import last_lines
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause, cause_of_signal
+from swift_ft.units import counted
 
 _logger = logging.getLogger(__name__)
 
@@ -58,27 +61,40 @@ class WorkerWatch:
         """A signal has stopped some worker. Call :meth:`check` at once."""
         self._stopped.tell()
 
-    def report_loss(self, reason: str, *, out_of_memory: bool = False) -> None:
-        """Report this machine's loss at once, so that the other machines need not detect it."""
+    def report_loss(self, reason: str, cause: Cause | None = None, evidence: Sequence[str] = ()) -> None:
+        """Report this machine's loss at once, so that the other machines need not detect it.
+
+        Args:
+            reason: how it was lost.
+            cause: whose fault that is, where it is known.
+            evidence: what else was seen.
+        """
         machine = self._membership.machine
         recorder.begin()
         with recorder.span("detect", machine=machine):
             self._membership.journal.append(
-                ev.MachineLost(machine=machine, reason=reason, out_of_memory=out_of_memory)
+                ev.MachineLost(
+                    machine=machine,
+                    reason=reason,
+                    out_of_memory=cause == Cause.MEMORY,
+                    cause=cause or "",
+                    evidence=tuple(evidence),
+                )
             )
 
-    def _report_death(self, reason: str) -> None:
+    def _report_death(self, reason: str, cause: Cause, evidence: Sequence[str]) -> None:
         """Report a loss by a signal, and whether it was the kernel's for want of memory."""
         why = self._oom_kills.look()
-        self.report_loss(f"{reason}: {why}" if why else reason, out_of_memory=bool(why))
+        self.report_loss(f"{reason}: {why}" if why else reason, Cause.MEMORY if why else cause, evidence)
 
-    def ended(self, local_rank: int, rank: int, code: int) -> None:
+    def ended(self, local_rank: int, rank: int, code: int, said: str = "") -> None:
         """Report a worker's end.
 
         Args:
             local_rank: its number on this machine.
             rank: its number in the job.
             code: its exit code; the number of a signal, negated.
+            said: the path of the file with what it has written to stderr; empty if there is none.
         """
         membership = self._membership
         generation = membership.started_in or 0
@@ -92,12 +108,13 @@ class WorkerWatch:
                     iteration=self._heard.iteration(local_rank),
                 )
             )
-        elif code == -signal.SIGKILL:
-            self._report_death(f"worker {rank} was killed by SIGKILL")
         elif code < 0:
-            self.report_loss(f"worker {rank} was killed by {signal.Signals(-code).name}")
+            name = signal.Signals(-code).name
+            evidence = self._evidence(local_rank, said)
+            self._report_death(f"worker {rank} was killed by {name}", cause_of_signal(name), evidence)
         elif local_rank in self._heard.lost:
-            self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}")
+            evidence = self._evidence(local_rank, said)
+            self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}", Cause.SIGNAL, evidence)
         elif not self._found_itself_replaced(local_rank, code):
             message = self._heard.failed.get(local_rank, {})
             reason = message.get("failed", f"exited with code {code}")
@@ -111,8 +128,24 @@ class WorkerWatch:
                     usage=usage,
                     differs=bool(message.get("differs")),
                     alike=bool(message.get("alike")),
+                    iteration=self._heard.iteration(local_rank),
+                    cause=message.get("cause", ""),
+                    evidence=(
+                        *message.get("at", ()),
+                        *self._progress(local_rank),
+                        *(() if message else last_lines(said)),
+                    ),
                 )
             )
+
+    def _evidence(self, local_rank: int, said: str) -> tuple[str, ...]:
+        """The facts of a worker's end by a signal: how far it was at least, and its last lines on stderr."""
+        heard = [f"heard last {far}" for far in self._progress(local_rank)]
+        return (*heard, *last_lines(said))
+
+    def _progress(self, local_rank: int) -> list[str]:
+        iteration = self._heard.iteration(local_rank)
+        return [] if iteration is None else [f"after {counted(iteration, 'iteration')}"]
 
     def _found_itself_replaced(self, local_rank: int, code: int) -> bool:
         """The worker read of its replacement in the journal, which needs no report.
@@ -144,7 +177,8 @@ class WorkerWatch:
         stopped_s = self._machine_silence_s * state.machine_patience
         for local_rank in self._stopped_for(stopped_s, processes):
             self._heard.heartbeats.forget(local_rank)
-            self.report_loss(f"worker {ranks[local_rank]} was stopped by a signal for {stopped_s:g} s")
+            reason = f"worker {ranks[local_rank]} was stopped by a signal for {stopped_s:g} s"
+            self.report_loss(reason, Cause.SIGNAL)
             self._kill(local_rank, ranks[local_rank], processes)
         for local_rank in silent:
             if local_rank in self._heard.ages():
@@ -175,7 +209,8 @@ class WorkerWatch:
         self._heard.heartbeats.forget(local_rank)
         self.report_loss(
             f"worker {rank} was silent for {silence_s:g} s: it is stopped, or in a call that holds the "
-            "interpreter for longer than --heartbeat-timeout"
+            "interpreter for longer than --heartbeat-timeout",
+            Cause.SCRIPT,
         )
         stopped = is_stopped(processes.pids()[local_rank])
         if not stopped and self._answers(local_rank, silence_s, processes, read_exits):

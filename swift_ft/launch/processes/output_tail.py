@@ -15,6 +15,7 @@ import select
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO, TextIO
 
 from swift_ft.errors import first_line
@@ -26,6 +27,8 @@ _LOOK_S = 0.1
 """Between two looks at files: what is written meanwhile is shown at once."""
 _IN_MODIFY = 2
 _EVENTS = 1 << 16
+_LAST_LINES, _LAST_BYTES, _LINE = 3, 4096, 200
+"""Of a file of errors, as evidence: so many lines of its last bytes, and so many characters of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,24 @@ class OutputTail:
                 )
                 file.close()
                 self._files.remove(file)
+
+
+def last_lines(path: str) -> tuple[str, ...]:
+    """The last lines of a file that are not empty, the last one at the end; none if it cannot be read.
+
+    Args:
+        path: of it; a device, such as a terminal, has none.
+    """
+    found = Path(path)
+    if not path or not found.is_file():
+        return ()
+    try:
+        with found.open("rb") as file:
+            file.seek(max(0, found.stat().st_size - _LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple([line.strip()[:_LINE] for line in lines if line.strip()][-_LAST_LINES:])
 
 
 class _File:

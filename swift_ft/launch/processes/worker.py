@@ -25,12 +25,14 @@ from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.log_handlers import show_log
 from swift_ft.launch.processes.main_module import run_main, show_error
 from swift_ft.launch.processes.script_end import finish
+from swift_ft.launch.processes.script_error import whose_fault
 from swift_ft.launch.processes.sessionless import SessionlessSteps
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.observe.checked import CheckFolder
 from swift_ft.observe.spans import recorder
 from swift_ft.program.kept_sources import kept_sources
+from swift_ft.recovery.causes import Cause
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
@@ -181,7 +183,7 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
         return 1
     except GaveUpError as error:
         _logger.error("%s", error, extra={"event": "recovery_gave_up"})  # noqa: TRY400  (the line is enough)
-        channel.send(failed=str(error), exit_code=1)
+        channel.send(failed=str(error), exit_code=1, cause=Cause.RUNTIME.value)
         return 1
     except KeyboardInterrupt:
         raise
@@ -194,7 +196,7 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
             channel.send(lost=lost)
             _end_process(1)
         show_error(error)
-        channel.send(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1)
+        channel.send(failed=f"{type(error).__name__}: {error}"[:2000], exit_code=1, **whose_fault(error))
         return 1
     return 0
 

@@ -11,6 +11,7 @@ from swift_ft.testing.scenario.line import (
     Line,
     ScenarioError,
     next_ranks_of,
+    number_or_none,
     numbers,
     ranks_of,
     started_in_of,
@@ -320,6 +321,7 @@ def _script_failed(line: Line, state: State) -> list[ev.Event]:
     machine, code = line.take(), line.number("code", 1)
     usage, differs, alike = (line.flag(name) for name in ("usage", "differs", "alike"))
     started_in = line.number("started_in", started_in_of(state, machine))
+    iteration = number_or_none(line.option("after") or NOTHING)
     reason = line.text("ValueError")
     return [
         ev.ScriptFailed(
@@ -330,6 +332,7 @@ def _script_failed(line: Line, state: State) -> list[ev.Event]:
             usage=usage or differs or alike,
             differs=differs,
             alike=alike,
+            iteration=iteration,
         )
     ]
 

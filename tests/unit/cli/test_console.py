@@ -30,7 +30,7 @@ def story(*flags: str, stderr: int) -> str:
 def test_losses_and_recoveries_are_told_and_summed_up() -> None:
     lines = story(stderr=subprocess.PIPE).splitlines()
     assert all(line.startswith("[swift-run ") for line in lines)
-    lost, replaced, fallback, live, summary = (line.partition("] ")[2] for line in lines)
+    lost, replaced, fallback, live, incident, summary = (line.partition("] ")[2] for line in lines)
     assert lost == "machine 1 is lost: its agent's connection ended"
     assert replaced == "generation 2: a replacement for machine 1"
     assert fallback.startswith(
@@ -38,6 +38,13 @@ def test_losses_and_recoveries_are_told_and_summed_up() -> None:
     )
     assert live.startswith("all are live, and go on with iteration 40: back after ")
     assert live.endswith("; worker 0 lost 7 iterations")
+    assert incident.startswith(
+        "incident 1 on machine 1 (cause: machine): its agent's connection ended. "
+        "Training goes on by fallback after "
+    )
+    assert incident.endswith(
+        ", 7 iterations computed again. To do: look at this machine's kernel log, power and hardware"
+    )
     assert summary.startswith("1 recovery, ")
     assert summary.endswith(" s, 7 iterations lost")
 

@@ -165,6 +165,7 @@ def test_a_launchers_console_runs_it_and_says_that_it_fails(tmp_path: Path) -> N
         "spares_used_up",
         "fell_back",
         "recovery_finished",
+        "incident",
         "run_ended",
     ]
     assert {"log_suspended", "launcher_failed"} <= set(told)

@@ -56,6 +56,7 @@ def test_a_file_gets_journal_log_and_launcher_in_one_schema(tmp_path: Path) -> N
         "recovery_planned",
         "fell_back",
         "recovery_finished",
+        "incident",
         "run_ended",
     ]
     lost = journal[4]
@@ -64,7 +65,9 @@ def test_a_file_gets_journal_log_and_launcher_in_one_schema(tmp_path: Path) -> N
     assert (journal[7]["level"], fallback["way"], fallback["resume"]) == ("error", "fallback", 40)
     finished = journal[8]["fields"]
     assert (finished["way"], finished["iterations_lost"], finished["machines"]) == ("fallback", 7, [1])
-    assert journal[9]["fields"]["ok"] is True
+    incident = journal[9]["fields"]
+    assert (incident["cause"], incident["slots"], incident["way"]) == ("machine", [1], "fallback")
+    assert journal[10]["fields"]["ok"] is True
     [record] = [line for line in lines if line["source"] == "log"]
     assert (record["event"], record["rank"]) == ("log_suspended", 1)
     assert record["message"] == "the log is suspended"

@@ -166,6 +166,8 @@ def test_after_the_replay_all_are_live(live: Story) -> None:
     assert words == [
         "worker 1 has replayed 7 iterations",
         "all are live, and go on with iteration 47: back after 4.00 s; no completed iteration is lost",
+        "incident 1 on machine 1 (cause: machine): gone. Training goes on by replay after 4.00 s. "
+        "To do: look at this machine's kernel log, power and hardware",
     ]
     assert live.conditions() == ["live"] * 3
 
@@ -177,7 +179,11 @@ def test_what_nobody_is_left_to_report_is_not_called_nothing(live: Story) -> Non
     generation = live.view.state.generation
     live.add(*(replace(reported(rank, None), generation=generation) for rank in range(3)))
     words = live.add(*(ev.WorkerReady(rank=rank, generation=generation) for rank in range(3)))
-    assert words[-1].endswith("; no worker is left that could say how many iterations are lost")
+    *_, live_again, incident = words
+    assert live_again.endswith("; no worker is left that could say how many iterations are lost")
+    assert incident.startswith(
+        "incident 1 on machines 0, 1 and 2 (cause: machine): gone; with it: gone; gone."
+    )
     assert "no completed iteration is lost" not in " ".join(words)
 
 

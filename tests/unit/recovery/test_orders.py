@@ -42,6 +42,37 @@ def test_a_machine_that_reports_its_own_losses_joins_again_at_once() -> None:
     assert agent_order(after_losses(9, reporter=""), machine="m.8", started_in=None).wait_s == 0
 
 
+def often_lost(name: str, times: int, domain: str = "") -> list[ev.Event]:
+    """A machine that fills a slot, and is lost by its own report, again and again."""
+    events: list[ev.Event] = []
+    for number in range(times):
+        events.append(ev.MachineJoined(machine=f"{name}.{number}", domain=domain))
+        events.append(lost(f"{name}.{number}", ""))
+    return events
+
+
+@pytest.mark.parametrize(("times", "wait_s"), [(2, 0), (3, 10), (4, 20)])
+def test_a_machine_that_is_lost_often_comes_back_at_once_only_while_it_is_needed(
+    times: int, wait_s: float
+) -> None:
+    state = reduce(step, [OPENED, joined("a.0"), *often_lost("m", times)], State())
+    machine = f"m.{times - 1}"
+    assert agent_order(state, machine=machine, started_in=None).wait_s == 0
+    state = step(state, joined("c.0"))
+    assert None not in state.members
+    assert agent_order(state, machine=machine, started_in=None).wait_s == wait_s
+
+
+def test_machines_of_a_domain_that_is_lost_often_wait_behind_all_others() -> None:
+    rack = [*often_lost("m", 2, "rack"), *often_lost("n", 2, "rack")]
+    state = reduce(step, [OPENED, joined("a.0"), *rack, joined("c.0")], State())
+    spare = ev.MachineJoined(machine="o.0", domain="rack")
+    assert step(step(state, spare), joined("p.0")).membership.waiting() == ["p.0", "o.0"]
+    # Both losses were of one machine: the others of its rack are as good as any.
+    once = reduce(step, [OPENED, joined("a.0"), *often_lost("m", 2, "rack"), joined("c.0")], State())
+    assert step(step(once, spare), joined("p.0")).membership.waiting() == ["o.0", "p.0"]
+
+
 def test_two_reports_of_one_loss_count_once() -> None:
     state = step(after_losses(1), lost("m.0", "other.0"))
     assert state.membership.silenced["m"] == 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import selectors
+import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
 from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 
 RANKS = {0: 4, 1: 5}
 SILENCE_S = 4.0
@@ -83,7 +86,9 @@ def test_a_script_may_end_with_any_code() -> None:
 
 
 def test_how_workers_end() -> None:
-    assert Watched().end(-9) == [ev.MachineLost(machine="A", reason="worker 4 was killed by SIGKILL")]
+    for number, cause in ((9, Cause.SIGNAL), (11, Cause.NATIVE)):
+        reason = f"worker 4 was killed by {signal.Signals(number).name}"
+        assert Watched().end(-number) == [ev.MachineLost(machine="A", reason=reason, cause=cause)]
     assert Watched().end(1) == [
         ev.ScriptFailed(machine="A", started_in=3, reason="worker 4: exited with code 1")
     ]
@@ -91,6 +96,29 @@ def test_how_workers_end() -> None:
     trained, iterations = Watched(), 12
     trained.heard.beats[0] = {"iteration": iterations}
     assert trained.end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4, iteration=iterations)]
+
+
+def test_the_last_words_of_a_worker_are_evidence(tmp_path: Path) -> None:
+    said = tmp_path / "stderr.log"
+    said.write_text("one\ntwo\n\nFatal: no room for the tape\n  at the drive  \n")
+    dead = Watched()
+    dead.heard.beats[0] = {"iteration": 12}
+    dead.watch.ended(0, RANKS[0], -11, str(said))
+    (lost,) = dead.reports
+    assert isinstance(lost, ev.MachineLost)
+    assert lost.evidence == (
+        "heard last after 12 iterations",
+        "two",
+        "Fatal: no room for the tape",
+        "at the drive",
+    )
+    # What a script has raised comes with its own place: the lines would say it once more.
+    raised = Watched()
+    raised.heard.failed[0] = {"failed": "ValueError: no", "cause": "script", "at": ["train.py:7, in step"]}
+    raised.watch.ended(0, RANKS[0], 1, str(said))
+    (failed,) = raised.reports
+    assert isinstance(failed, ev.ScriptFailed)
+    assert (failed.cause, failed.evidence) == ("script", ("train.py:7, in step",))
 
 
 def test_a_silent_worker_is_given_up() -> None:

@@ -1,0 +1,139 @@
+"""Incidents: each failure from its cause to what was done about it, for a person to act on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import ADVICE, Cause, cause_of, evidence_of
+from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.membership import base_of
+from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.recoveries import Course
+
+ENDED = "the run ended"
+"""The way of an incident that training has not survived."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One failure: what it came from, and what became of it.
+
+    Attributes:
+        number: 1 for the run's first.
+        at: Unix time in seconds of the first event of it.
+        cause: whose fault it was (see :class:`swift_ft.recovery.causes.Cause`).
+        reason: the first event of it, in its reporter's words.
+        evidence: what that reporter saw besides.
+        machines: names of the machines that it has cost, or on which it was; the first is the reason's.
+        slots: the slots of these machines, in the same order.
+        others: the reasons of the other losses that belong to it.
+        way: the way back to training, as in a recovery's ``mode``, or that the run ended.
+        seconds: until training went on; 0 if it did not.
+        iterations_lost: completed iterations that were computed again.
+        times: the number of incidents so far, with this one, that had this cause on one of these machines.
+        advice: what a person should do.
+    """
+
+    number: int
+    at: float
+    cause: Cause
+    reason: str
+    evidence: tuple[str, ...]
+    machines: tuple[str, ...]
+    slots: tuple[int, ...]
+    others: tuple[str, ...]
+    way: str
+    seconds: float
+    iterations_lost: int
+    times: int
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+
+def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> Incident:
+    """The incident that a recovery was about.
+
+    Args:
+        course: the recovery. Its cause is that of the event it began with.
+        earlier: the incidents before it.
+        way: of what became of it, where that is not the recovery's own.
+    """
+    recovery, first = course.recovery, course.loss.event
+    cause, evidence = cause_of(first), evidence_of(first)
+    # What a test has done says more than what its victim's machine could see.
+    if course.fault is not None and isinstance(course.fault.event, ev.FaultInjected):
+        cause, evidence = Cause.INJECTED, (f"--inject {course.fault.event.fault}", *evidence)
+    reason = getattr(first, "reason", "")
+    others = list(recovery.reasons)
+    if reason in others:
+        others.remove(reason)
+    machines, slots = list(recovery.machines), list(recovery.slots)
+    return Incident(
+        number=len(earlier) + 1,
+        at=course.loss.at,
+        cause=cause,
+        reason=reason,
+        evidence=evidence,
+        machines=tuple(machines),
+        slots=tuple(slots),
+        others=tuple(others),
+        way=way or recovery.mode,
+        seconds=recovery.seconds,
+        iterations_lost=recovery.most_lost,
+        times=_times(cause, machines, earlier),
+        advice=ADVICE[cause],
+    )
+
+
+def incident_of_event(
+    before: State, entry: Entry, earlier: Sequence[Incident], *, ended: bool
+) -> Incident | None:
+    """The incident of an event that restarts all processes or ends the run; None for what was asked for.
+
+    Args:
+        before: the state before the event.
+        entry: the event.
+        earlier: the incidents before it.
+        ended: whether the run has ended with it.
+    """
+    event = entry.event
+    if not isinstance(event, ev.ScriptFailed | ev.MachineLost | ev.JobClosed | ev.DeadlinePassed):
+        return None
+    # One that the user can mend has its remedy in its text; who stops a run knows why.
+    if isinstance(event, ev.ScriptFailed) and event.usage:
+        return None
+    if isinstance(event, ev.JobClosed) and event.exit_code > 128:
+        return None
+    cause = cause_of(event)
+    machine = getattr(event, "machine", "")
+    machines = [machine] if machine else list(getattr(event, "machines", ()))
+    slots = [slot for name in machines if (slot := before.slot_of(name)) is not None]
+    return Incident(
+        number=len(earlier) + 1,
+        at=entry.at,
+        cause=cause,
+        reason=event.reason,
+        evidence=evidence_of(event),
+        machines=tuple(machines),
+        slots=tuple(slots),
+        others=(),
+        way=ENDED if ended else RecoveryMode.RESTART.value,
+        seconds=0.0,
+        iterations_lost=0,
+        times=_times(cause, machines, earlier),
+        advice=ADVICE[cause],
+    )
+
+
+def _times(cause: Cause, machines: Sequence[str], earlier: Sequence[Incident]) -> int:
+    """A machine keeps its identity under all its names."""
+    here = {base_of(machine) for machine in machines}
+    alike = (one for one in earlier if one.cause == cause)
+    return 1 + sum(bool(here & {base_of(machine) for machine in one.machines}) for one in alike)

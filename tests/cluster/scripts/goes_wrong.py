@@ -1,0 +1,52 @@
+"""Two replicas, one of which fails in its own way.
+
+goes_wrong.py STORE FOLDER HOW
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import swift_ft
+
+STORE, FOLDER, HOW = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+AT = 5
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(6, 6))
+optimizer = swift_ft.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9))
+session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
+session.attach_ddp(model)
+
+
+def go_wrong() -> None:
+    """Once, or each time."""
+    if HOW == "each time":
+        raise ValueError(f"sample {AT} has no label")
+    mark = FOLDER / "struck"
+    if mark.exists():
+        return
+    mark.touch()
+    if HOW == "no memory":
+        torch.empty(1 << 46)
+    print("the tape is torn", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), {"segfault": signal.SIGSEGV, "killed": signal.SIGKILL}[HOW])
+
+
+for step in session.steps(8):
+    with step:
+        if rank == 1 and step.index == AT:
+            go_wrong()
+        model(torch.ones(2, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print(f"worker {rank} is done", flush=True)
+dist.destroy_process_group()

@@ -1,0 +1,71 @@
+"""Whose fault it was: each failure ends in one line and one record, and one that comes again ends the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import ClusterRun, run_cluster
+
+SCRIPT = Path(__file__).parent / "scripts" / "goes_wrong.py"
+
+
+def run(folder: Path, how: str, *flags: str) -> tuple[ClusterRun, dict[str, Any]]:
+    """The run and its only incident."""
+    done = run_cluster(
+        folder, machines=2, script=[str(SCRIPT), str(folder / "store"), str(folder), how], flags=[*flags]
+    )
+    (incident,) = done.report["incidents"]
+    return done, incident
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "name"),
+    [
+        ("segfault", "native code", "SIGSEGV"),
+        pytest.param("killed", "signal from outside", "SIGKILL", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_killed_worker_says_how_far_it_was_and_its_last_words(
+    tmp_path: Path, how: str, cause: str, name: str
+) -> None:
+    done, incident = run(tmp_path, how, "--redirects", "3")
+    assert done.code == 0, done.output[-3000:]
+    assert (tmp_path / "struck").exists()
+    assert (incident["cause"], incident["slots"], incident["way"]) == (cause, [1], "replica")
+    assert incident["reason"] == f"worker 1 was killed by {name}"
+    assert incident["evidence"][-1] == "the tape is torn"
+    assert f"incident 1 on machine 1 (cause: {cause}): worker 1 was killed by {name} (" in done.output
+
+
+def test_an_error_that_comes_again_ends_the_run_at_once(tmp_path: Path) -> None:
+    done = run_cluster(
+        tmp_path,
+        machines=2,
+        script=[str(SCRIPT), str(tmp_path / "store"), str(tmp_path), "each time"],
+        flags=["--max-restarts", "9"],
+    )
+    assert done.code == 1
+    first, second = done.report["incidents"]
+    assert (first["way"], second["way"], second["times"]) == ("restart", "the run ended", 2)
+    for incident in (first, second):
+        assert (incident["cause"], incident["slots"]) == ("script", [1])
+        place, far = incident["evidence"]
+        assert place.startswith("goes_wrong.py:")
+        assert place.endswith(", in go_wrong")
+        assert far == "after 5 iterations"
+    last = done.output.rstrip().splitlines()[-1]
+    assert (
+        "ValueError: sample 5 has no label (twice, after 5 iterations: another restart would meet it" in last
+    )
+
+
+@pytest.mark.thorough
+def test_an_error_that_passes_is_forgiven(tmp_path: Path) -> None:
+    done, incident = run(tmp_path, "no memory", "--max-restarts", "1")
+    assert done.code == 0, done.output[-3000:]
+    assert (tmp_path / "struck").exists()
+    assert (incident["cause"], incident["way"]) == ("out of memory", "restart")
+    assert "let the script use less memory" in done.output

@@ -1,0 +1,78 @@
+"""Whose fault a failure is, by what was seen of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swift_ft.errors import CheckpointError, GaveUpError
+from swift_ft.launch.processes.script_error import whose_fault
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import ADVICE, Cause, cause_of, cause_of_signal
+
+
+def lost(**facts: object) -> ev.MachineLost:
+    return ev.MachineLost(machine="m", reason="gone", **facts)  # type: ignore[arg-type]
+
+
+def test_a_person_is_told_what_to_do_for_every_cause() -> None:
+    assert {*ADVICE} == {*Cause}
+
+
+@pytest.mark.parametrize(
+    ("event", "cause"),
+    [
+        (lost(), Cause.MACHINE),
+        (lost(out_of_memory=True, cause=Cause.SIGNAL.value), Cause.MEMORY),
+        (lost(stopped_by=15), Cause.SIGNAL),
+        (lost(cause="swift_ft"), Cause.RUNTIME),
+        (ev.ScriptFailed(machine="m", started_in=1, reason="no"), Cause.SCRIPT),
+        (ev.ScriptFailed(machine="m", started_in=1, reason="no", cause="device"), Cause.DEVICE),
+        (ev.CommunicationFailed(rank=0, generation=1, reason="reset"), Cause.NETWORK),
+        (ev.CheckpointDamaged(rank=0, generation=1, iteration=4, reason="cut"), Cause.STORE),
+        (ev.ReplayFailed(rank=0, generation=1, reason="torn"), Cause.STORE),
+        (ev.ReplayFailed(rank=0, generation=1, reason="unlike", diverged=True), Cause.MACHINE),
+        (ev.DeadlinePassed(generation=1, phase="agreeing", machines=("m",), reason="late"), Cause.MACHINE),
+        (ev.JobClosed(reason="closed"), Cause.RUNTIME),
+    ],
+)
+def test_events_have_a_cause(event: ev.Event, cause: Cause) -> None:
+    assert cause_of(event) == cause
+
+
+def test_signals_for_errors_of_ones_own_come_from_native_code() -> None:
+    assert {cause_of_signal(name) for name in ("SIGSEGV", "SIGBUS", "SIGABRT")} == {Cause.NATIVE}
+    assert {cause_of_signal(name) for name in ("SIGKILL", "SIGTERM", "SIGUSR1")} == {Cause.SIGNAL}
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (ValueError("batch of 3"), Cause.SCRIPT),
+        (ValueError("the user says: out of memory"), Cause.SCRIPT),
+        (MemoryError(), Cause.MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory"), Cause.MEMORY),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), Cause.MEMORY),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), Cause.DEVICE),
+        (torch.AcceleratorError("device-side assert"), Cause.DEVICE),
+        (torch.distributed.DistBackendError("NCCL error"), Cause.NETWORK),
+        (CheckpointError("part 3 is cut"), Cause.STORE),
+        (GaveUpError("no way back is left"), Cause.RUNTIME),
+    ],
+)
+def test_errors_have_a_cause_and_a_place(error: Exception, cause: Cause) -> None:
+    with pytest.raises(type(error)) as raised:
+        raise error
+    found = whose_fault(raised.value)
+    assert found["cause"] == cause
+    (place,) = found["at"]
+    assert place.startswith("test_causes.py:")
+    assert place.endswith("in test_errors_have_a_cause_and_a_place")
+
+
+def test_the_place_of_an_error_is_in_the_users_own_code() -> None:
+    """Torch raises it, and the line of the script that called torch is what a person can change."""
+    with pytest.raises(RuntimeError) as raised:
+        torch.zeros(2) @ torch.zeros(3)
+    (place,) = whose_fault(raised.value)["at"]
+    assert place.endswith("in test_the_place_of_an_error_is_in_the_users_own_code")
