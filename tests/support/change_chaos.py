@@ -227,7 +227,8 @@ def main() -> int:
             print(
                 f"            again: python -m tests.support.change_chaos --seed {seed} --plans 1", flush=True
             )
-            print(f"            its files: {place}", flush=True)
+            (place / "reason.txt").write_text(result.reason)
+            print(f"            see {place}/reason.txt", flush=True)
     print(", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
     print(f"{switched} changes came, {stopped} were given up")
     return int(any(outcome not in _GOOD for outcome in counts))

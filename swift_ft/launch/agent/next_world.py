@@ -167,11 +167,19 @@ class NextWorld:
         """Note a report of the standby. False if it is of none of these workers."""
         if self.processes is None or not self.processes.owns(report):
             return False
+        if "stopped" in report:  # all would wait for it, and it sends no heartbeats that anybody misses
+            self._give_up_stopped(report["stopped"])
+            return True
         local_rank = self.processes.note(report)
         if local_rank is not None and self.number is not None:
             self.heard.read(local_rank)
             self._give_up(self.number, self._why_ended(local_rank))
         return True
+
+    def _give_up_stopped(self, pid: int) -> None:
+        if self.number is not None:
+            why = f"a worker of the next world on machine {self._membership.machine} (process {pid})"
+            self._give_up(self.number, f"{why} was stopped by a signal")
 
     def _why_ended(self, local_rank: int) -> str:
         assert self.processes is not None

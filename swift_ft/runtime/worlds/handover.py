@@ -25,7 +25,7 @@ from swift_ft.checkpoint.sliced_part import file_of_state, is_sharded
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, TensorKind
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.errors import CheckpointError
+from swift_ft.errors import CheckpointError, first_line
 from swift_ft.host.handover_memory import handover_memory
 from swift_ft.host.memory import available_bytes
 from swift_ft.network.peer_client import PeerFile
@@ -85,8 +85,12 @@ class Handover:
         folder = handover_memory(context.agent_pid, context.machine, state.worlds.change.world.number)
         self._offered = folder / f"rank-{context.rank:05d}"
         store = Store(folder.as_uri())
-        written = write_part(store, self._offered.name, saved, file_of=file_of_state(self._state))
-        digest = write_manifest(store, self._offered.name, written)
+        try:
+            written = write_part(store, self._offered.name, saved, file_of=file_of_state(self._state))
+            digest = write_manifest(store, self._offered.name, written)
+        except OSError as error:
+            # The memory is full; or the change was given up just now, and its agent has freed the folder.
+            raise CheckpointError(f"its memory cannot be written: {first_line(error)}") from error
         address = self._peers.serve(WORLDS, with_ranges(files(self._find), saved))
         return ev.StateOffered(
             rank=context.rank,
