@@ -72,3 +72,19 @@ def test_memory_is_looked_at_once_it_is_known_where_they_meet(monkeypatch: pytes
     assert not agent.events
     assert not looks
     assert agent.next.pause_s == next_world._PLACE_S
+
+
+def test_a_worker_that_a_signal_stops_gives_the_change_up() -> None:
+    """It would take its state at some time or never, and all others wait for it."""
+    agent = Agent(PLACE)
+    processes: Any = SimpleNamespace(owns=lambda report: report["stopped"] == 7)
+    agent.next.processes, agent.next.number = processes, 1
+    assert not agent.next.note({"stopped": 8})
+    assert not agent.events
+    assert agent.next.note({"stopped": 7})
+    (event,) = agent.events
+    assert isinstance(event, ev.ChangeGivenUp)
+    assert (event.world, event.reason) == (
+        1,
+        "a worker of the next world on machine A (process 7) was stopped by a signal",
+    )
