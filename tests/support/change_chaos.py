@@ -191,9 +191,12 @@ def _judged(run: ClusterRun, plan: Plan, reference: References) -> Result:
     try:
         run.code = 0
         assert_same_layers(run, reference(plan.example, state.shape.machines))
-        assert_no_memory_left(run)
     except AssertionError as error:
         return Result("WRONG", str(error)[:2000], **facts)
+    try:
+        assert_no_memory_left(run)
+    except AssertionError:
+        return Result("LEAKED", "what a machine handed over is still in /dev/shm", **facts)
     return Result("identical" if struck else "not struck", "; ".join(missed), **facts)
 
 
