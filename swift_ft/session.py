@@ -52,6 +52,7 @@ from swift_ft.runtime.settings import (
 )
 from swift_ft.runtime.state_proof import Verify
 from swift_ft.runtime.steps import Loop, Step
+from swift_ft.runtime.verify.part import OnCorruption
 from swift_ft.runtime.worker.part import Part
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 
@@ -112,7 +113,14 @@ class Session:
         verify: ``"digest"`` compares digests of parameters and optimizer state at each checkpoint boundary:
             of replicas with each other's, of a rebuilt worker with the lost one's, and wherever state is
             loaded or received. If replicas differ, the job ends with an error that names them and the
-            tensors. ``"none"`` compares nothing.
+            tensors. ``"replay"`` does all that, and also computes some steps twice and compares what comes
+            out, bit for bit: that finds what a machine computes wrong without any error. Such a step takes
+            twice as long, and a copy of the worker's state in the memory of its device. ``"none"`` compares
+            nothing. ``swift-run --verify`` overrides it, as ``--verify-every`` and ``--on-corruption`` do the
+            next two.
+        verify_every: with ``"replay"``, iterations between two steps that are computed twice.
+        on_corruption: what follows when a machine has computed something wrong. ``"warn"``: the journal and
+            the log name it. ``"drain"``: it is asked to leave as well. ``"stop"``: the job ends.
         seed: of the random state inside steps, which is derived from (seed, iteration, stage, microbatch).
 
     Raises:
@@ -142,6 +150,8 @@ class Session:
         check_data: bool = True,
         check_step: str = CheckStep.FIRST,
         verify: str = Verify.DIGEST,
+        verify_every: int = 100,
+        on_corruption: str = OnCorruption.WARN,
     ) -> None:
         global _active
         # One in a process, since its hooks on torch's groups and operations are the process's.
@@ -150,7 +160,10 @@ class Session:
         check_state(state)
         check_store(store)
         check_at_least_one(checkpoint_every=checkpoint_every, keep_checkpoints=keep_checkpoints)
+        check_at_least_one(verify_every=verify_every)
         context = WorkerContext.from_env()
+        run = context.config  # whose flags come before what the script says
+        verifies = choice("verify", run.verify or verify, Verify)
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the session is made.")
         settings = Settings(
@@ -163,7 +176,9 @@ class Session:
             check_step=choice("check_step", check_step, CheckStep),
             snapshot_every=snapshot_interval(snapshot_every),
             script_log_limit_bytes=script_log_limit(script_log_limit_bytes),
-            verify=choice("verify", verify, Verify),
+            verify=verifies,
+            verify_every=(run.verify_every or verify_every) if verifies == Verify.REPLAY else 0,
+            on_corruption=choice("on_corruption", run.on_corruption or on_corruption, OnCorruption),
             keep_logs=choice("keep_logs", keep_logs, KeepLogs),
         )
         # A script passes no counters of libraries (accelerate's), and they belong to the state.

@@ -17,7 +17,7 @@ from swift_ft.recovery.history import History, StateChange
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.recoveries import lost_statistics
-from swift_ft.units import counted, format_seconds
+from swift_ft.units import counted, format_seconds, named
 
 _Told = tuple[str, dict[str, Any]]
 """The name of a kind, and what is known. ``level`` and ``weight`` may be other ones than the table's."""
@@ -72,6 +72,10 @@ def _of_event(change: StateChange) -> Iterator[_Told]:
         case ev.PaceNoted(permille=permille):
             name = "straggler" if permille > 1000 else "straggler_gone"
             yield name, {**facts, "times": permille / 1000}
+        case ev.StepDiffered(kind="not deterministic"):
+            yield "not_deterministic", facts
+        case ev.StepDiffered():
+            yield "machine_wrong", {**facts, **_who_is_wrong(before, event)}
         case ev.CheckpointCommitted() if after.checkpoints.committed != before.checkpoints.committed:
             yield "checkpoint_committed", facts
         case ev.CheckpointRequested() if after.checkpoints.requested != before.checkpoints.requested:
@@ -105,6 +109,14 @@ def _facts_of(before: State, event: ev.Event) -> dict[str, Any]:
         slot, who = before.slot_of(name), machine_in_words(before, name)
         return {**facts, "machine": slot, "name": name, "who": who}
     return facts
+
+
+def _who_is_wrong(before: State, event: ev.StepDiffered) -> dict[str, Any]:
+    slots = sorted({before.slot_of_rank(rank) for rank in event.ranks})
+    one = len(slots) == 1
+    who = f"machine {slots[0]}" if one else f"one of {named('machine', slots)}"
+    what = "; the result that came out twice counts" if event.right else "; its result may be wrong"
+    return {"machine": slots[0] if one else None, "who": who, "what": what}
 
 
 def _refusal(before: State, after: State, slot: int) -> dict[str, str]:

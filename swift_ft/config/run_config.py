@@ -193,6 +193,31 @@ class RunConfig:
         metavar="HOUR:MOST",
         same_everywhere=True,
     )
+    verify: str = option(
+        Topic.FAILURES,
+        "",
+        "in the place of what the script says (Session(verify=...)): digest compares digests of the state at "
+        "each checkpoint, replay also computes some steps twice and compares what comes out, bit for bit "
+        "(docs/how-to/find-silent-corruption.md), and none compares nothing (default: as the script says)",
+        choices=("none", "digest", "replay"),
+        same_everywhere=True,
+    )
+    verify_every: int = option(
+        Topic.FAILURES,
+        0,
+        "iterations between two steps that --verify replay computes twice (default: as the script says, 100)",
+        metavar="N",
+        minimum=0,
+        same_everywhere=True,
+    )
+    on_corruption: str = option(
+        Topic.FAILURES,
+        "",
+        "what follows when a verified step shows that a machine has computed something wrong: warn says so, "
+        "drain also asks the machine to leave, and stop ends the job (default: as the script says, warn)",
+        choices=("warn", "drain", "stop"),
+        same_everywhere=True,
+    )
     inject: str = option(
         Topic.FAILURES,
         "",

@@ -27,6 +27,8 @@ class Point(StrEnum):
     """The parameters of a bucket are updated, where the optimizer is wait-free."""
     OPTIMIZER = "optimizer"
     """At the end of ``optimizer.step()``: the update is done, and nothing else depends on it yet."""
+    VERIFY = "verify"
+    """A step that is verified was computed twice, or three times, and all workers are about to compare."""
     BETWEEN = "between"
     """After the iteration, before the next one."""
     CHECKPOINT = "checkpoint"

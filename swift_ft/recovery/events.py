@@ -543,6 +543,23 @@ class PaceNoted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepDiffered:
+    """A step was computed again from the same state and data, and something came out unlike.
+
+    ``kind`` is ``once``, ``each time`` or ``not deterministic`` (`runtime/verify/verdict.py`), ``ranks`` are
+    the workers on which the difference began, and ``tensors`` says in what. ``right``: what counts now is a
+    result that came out twice.
+    """
+
+    generation: int
+    iteration: int
+    ranks: tuple[int, ...]
+    kind: str
+    tensors: str
+    right: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished:
     """A worker has completed its last iteration. It stays until all workers have."""
 
@@ -645,6 +662,7 @@ Event = (
     | ChangeGivenUp
     | GroupAwaited
     | PaceNoted
+    | StepDiffered
     | WorkerFinished
     | ScriptExited
     | ScriptFailed
@@ -670,6 +688,7 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
         StateOffered,
         GroupAwaited,
         PaceNoted,
+        StepDiffered,
         WorkerFinished,
         DeadlinePassed,
     }

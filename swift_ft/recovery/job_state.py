@@ -14,7 +14,7 @@ from typing import NamedTuple
 from immutables import Map  # a change costs what it changes, not the size of the job (decision 4)
 
 from swift_ft.recovery.attempts import Attempts
-from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.events import StatusReported, StepDiffered
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.maps import Numbers
 from swift_ft.recovery.membership import Membership, base_of
@@ -249,6 +249,7 @@ class State:
         worlds: the set of workers that trains, and the one that is to take over.
         has_sessions: some worker has reported: the script, which is the same for all, has a session.
         injected: faults of a test that have happened.
+        differed: steps that came out unlike when they were computed again, the newest last.
         verdict: set exactly in ENDED.
     """
 
@@ -263,6 +264,7 @@ class State:
     worlds: Worlds = field(default_factory=Worlds)
     has_sessions: bool = False
     injected: frozenset[str] = frozenset()
+    differed: tuple[StepDiffered, ...] = ()
     verdict: Verdict | None = None
 
     @property

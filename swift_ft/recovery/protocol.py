@@ -63,6 +63,7 @@ TABLE = (
     ((LIVE,),                  ev.ChangeGivenUp,        (STAY,)),
     ((RECOVERING,),            ev.GroupAwaited,         (STAY,)),
     ((LIVE,),                  ev.PaceNoted,            (STAY,)),
+    ((LIVE,),                  ev.StepDiffered,         (STAY,)),
     ((LIVE,),                  ev.WorkerFinished,       (STAY,)),
     ((FORMING, AGREEING, LIVE), ev.ScriptExited,        (STAY, ENDED)),      # the last one, or too early
     ((RECOVERING,),            ev.ScriptExited,         (ENDED,)),           # all others need it
@@ -111,6 +112,7 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.ChangeGivenUp: worlds.change_given_up,
     ev.GroupAwaited: recovery.group_awaited,
     ev.PaceNoted: pace.pace_noted,
+    ev.StepDiffered: membership.step_differed,
     ev.WorkerFinished: recovery.worker_finished,
     ev.ScriptExited: membership.script_exited,
     ev.ScriptFailed: membership.script_failed,

@@ -52,6 +52,7 @@ from swift_ft.runtime.slowness.part import SlownessPart
 from swift_ft.runtime.slowness.straggler_watch import StragglerWatch
 from swift_ft.runtime.state_part import LocalState
 from swift_ft.runtime.steps import Epochs, Loop
+from swift_ft.runtime.verify.part import VerifyPart
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.part import Part
 from swift_ft.runtime.worker.parts import Parts
@@ -201,8 +202,18 @@ class Assembly(Foundations):
             parts.append(self._requests)
         parts.append(WorldsPart(self._participant, self._context.rank, self._first_live))
         handover = Handover(self._context, self._state, self._peers, self._layout_of(layers))
+        every, act = self._settings.verify_every, self._settings.on_corruption
+        verify = VerifyPart(self._context.rank, self._state, self._participant, every, act)
+        parts.append(verify)
         ports = Ports(
-            self._participant, self._groups, replays, layers or NoLayers(), checkpoints, hooks, handover
+            self._participant,
+            self._groups,
+            replays,
+            layers or NoLayers(),
+            checkpoints,
+            hooks,
+            handover,
+            verify,
         )
         core = self._new_core(Parts(parts), ports)
         if self._context.config.inject:

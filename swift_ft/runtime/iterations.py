@@ -76,13 +76,17 @@ class Iterations:
         """Whether all workers stop before the next iteration, because layers move. If so, recover first."""
         return perform(self._core.stops_for_layout())
 
-    def begin(self) -> None:
-        """The step of the current iteration begins."""
-        self._core.begin()
+    def begin(self, *, repeatable: bool = True) -> None:
+        """The step of the current iteration begins.
 
-    def complete(self) -> None:
-        """The step of the current iteration is done."""
-        perform(self._core.completed())
+        Args:
+            repeatable: it may be run again right after it.
+        """
+        self._core.begin(repeatable=repeatable)
+
+    def complete(self) -> bool:
+        """The step of the current iteration is done. False if it is to be run again."""
+        return perform(self._core.completed())
 
     def interrupted(self, cause: str, failure: RecoveryError | None, *, caught: bool = False) -> None:
         """The step was interrupted: see :meth:`swift_ft.runtime.worker.core.WorkerCore.interrupted`."""

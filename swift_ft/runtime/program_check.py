@@ -32,6 +32,8 @@ _OF_ALL = (
     "script_log_limit_bytes",
     "check_data",
     "verify",
+    "verify_every",
+    "on_corruption",
 )
 """Settings that must be equal at all workers. The seed is not among them: some scripts add their rank to it.
 Nor are the log's options, for one machine may have less room on its disk than another."""

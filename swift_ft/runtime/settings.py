@@ -21,6 +21,7 @@ from swift_ft.runtime.checkpoints.housekeeping import KeepLogs
 from swift_ft.runtime.memory.interval import AUTO
 from swift_ft.runtime.pipeline.script_communication import LIMIT_BYTES
 from swift_ft.runtime.state_proof import Verify
+from swift_ft.runtime.verify.part import OnCorruption
 from swift_ft.torch_adapters.fsdp import refuse_wrapped_shards
 from swift_ft.torch_adapters.wrappers import unwrapped_model
 from swift_ft.units import parse_bytes
@@ -50,6 +51,8 @@ class Settings:
             be logged.
         keep_logs: which part of the logs stays when a checkpoint is committed.
         verify: whether the training state is compared with what it should be.
+        verify_every: iterations between two steps that are computed twice; 0 for none.
+        on_corruption: what follows when a machine has computed something wrong.
     """
 
     checkpoint_every: int
@@ -63,6 +66,8 @@ class Settings:
     snapshot_every: int | str | None = None
     keep_logs: KeepLogs = KeepLogs.NEWEST
     script_log_limit_bytes: int = LIMIT_BYTES
+    verify_every: int = 0
+    on_corruption: OnCorruption = OnCorruption.WARN
 
 
 def with_named_arguments(method: Callable[P, R]) -> Callable[P, R]:

@@ -53,8 +53,11 @@ class LocalState(Part):
         self._sharded.begin()  # first of all: the others look at the parameters
         if self._first_life:
             self._completeness.begin()
-        self._rollback.begin(step.iteration, replayed=step.replayed)
+        self._rollback.begin(step.iteration, replayed=step.replayed, whole=step.computation > 0)
         seed_step(self._seed, step.iteration, self._data_of)
+
+    def again(self, step: StepInfo) -> None:
+        self._rollback.back()
 
     def completed(self, step: StepInfo) -> None:
         self._completeness.completed()
@@ -63,7 +66,8 @@ class LocalState(Part):
     def interrupted(self, interruption: Interruption) -> None:
         self._sharded.reset()
         if interruption.in_step:
-            self._status.dirty = self._rollback.dirty() or self._status.dirty
+            whole = self._rollback.whole  # whatever it has changed, there is a copy
+            self._status.dirty = None if whole else self._rollback.dirty() or self._status.dirty
 
     def put_back(self, interruption: Interruption) -> None:
         if interruption.in_step:

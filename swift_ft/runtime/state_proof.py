@@ -38,6 +38,8 @@ class Verify(StrEnum):
 
     DIGEST = "digest"
     """At each checkpoint boundary, and wherever state is loaded or received."""
+    REPLAY = "replay"
+    """The same, and each so many iterations one is computed twice (`verify/part.py`)."""
     NONE = "none"
     """Never."""
 
@@ -70,7 +72,7 @@ class StateProof:
         self._rendezvous = rendezvous
         self._writer = writer
         self._rank = participant.context.rank
-        self.on = verify == Verify.DIGEST
+        self.on = verify != Verify.NONE
         self._for_successor: set[int] = set()  # iterations whose digests a replacement would find
         # Owner of these two: the writer's thread. The first is read by others.
         self.failed = False

@@ -283,7 +283,7 @@ class Loop:
                 self._carried.epoch_begins_again()
             if iteration + 1 == end:
                 self._before_last = self._epoch, iteration, self._carried.to_save()
-            step = yield from self._take()
+            step = yield from self._take(repeatable=iteration + 1 != end)
             if step._left and iteration + 1 == end:
                 self._phases.phase = ScriptPhase.OUTSIDE
                 return
@@ -323,7 +323,7 @@ class Loop:
         stop_at = self._between.stop.at
         return stop_at is not None and self._runner.iteration >= stop_at and not self._runner.replaying
 
-    def _take(self) -> Generator[Step, None, Step]:
+    def _take(self, *, repeatable: bool = True) -> Generator[Step, None, Step]:
         """Yield a step, and return it when the script asks for more."""
         runner = self._runner
         step = Step(
@@ -336,7 +336,7 @@ class Loop:
         )
         step._index_in_epoch = runner.iteration - self._epochs.began
         self._step = step
-        runner.begin()
+        runner.begin(repeatable=repeatable)
         self._carried.arrived = None
         self._phases.phase = ScriptPhase.OUTSIDE
         yield step
@@ -351,7 +351,8 @@ class Loop:
         if not step._left:
             self._runner.interrupted(step._cause or "", step._failure, caught=step.caught)
             return
-        self._runner.complete()
+        if not self._runner.complete():
+            return
         if step._index >= self._recorded and not step.replayed:
             self._recorded = step._index + 1
             for record in step._records:

@@ -43,6 +43,8 @@ from swift_ft.torch_adapters.ddp_construction import averaged
 from swift_ft.torch_adapters.lasting_group import beginning
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.transports import aborts_in_silence
+from swift_ft.torch_core import outputs
+from swift_ft.torch_core.outputs import Output
 
 _torch: Any = dist  # with the private names that DDP itself looks up there
 
@@ -234,6 +236,8 @@ class DataParallelHook:
                 self._share_buffers()
             gradients = bucket.buffer()
             gradients.mul_(1.0 / self.group.size())
+            if outputs.are_watched():
+                self._show(bucket)
             on_end = recorder.on_collective(recorder.now()) if recorder.active else None
             with beginning():
                 work = dist.all_reduce(gradients, group=self.group, async_op=True)
@@ -245,6 +249,13 @@ class DataParallelHook:
         if on_end is not None:
             future.add_done_callback(on_end)
         return self._averaged(bucket, future)
+
+    def _show(self, bucket: dist.GradBucket) -> None:
+        names = {parameter: name for name, parameter in self.model.module.named_parameters()}
+        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        gradients = {f"the gradient of {names[parameter]}": gradient for parameter, gradient in pairs}
+        members = tuple(dist.get_process_group_ranks(self.group))
+        outputs.show(Output(f"bucket {bucket.index()} of gradients", gradients, members))
 
     def _share_buffers(self) -> None:
         """Begin to send the first replica's buffers: who completes the iteration has them."""

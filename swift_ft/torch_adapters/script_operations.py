@@ -26,6 +26,14 @@ PERSONAL = (
 POINT_TO_POINT = ("send", "recv", "recv_anysource")
 """Between two members."""
 
+_IN_PLACE = ("allreduce", "allreduce_coalesced", "broadcast", "reduce", "send")
+_GIVEN = {
+    name: 0 if name in _IN_PLACE else 1
+    for name in (*ALIKE, *PERSONAL, *POINT_TO_POINT)
+    if name not in ("barrier", "monitored_barrier", "recv", "recv_anysource")
+}
+"""Which argument has what a worker gives: that of most collectives is behind what they give to it."""
+
 _NO_TENSORS = ("barrier", "monitored_barrier")
 
 
@@ -41,6 +49,7 @@ class Operation:
         peer: the global rank on the other side of a point-to-point operation; None if it may be any, and for
             a collective.
         source: the global rank whose tensors all get; None if it is not a broadcast.
+        given: what this worker gives to the others. A broadcast's others have no say in it.
     """
 
     name: str
@@ -49,6 +58,7 @@ class Operation:
     tensors: tuple[torch.Tensor, ...]
     peer: int | None = None
     source: int | None = None
+    given: tuple[torch.Tensor, ...] = ()
 
     @classmethod
     def of(cls, name: str, group: str, members: Sequence[int], args: Sequence[Any]) -> Operation:
@@ -56,7 +66,8 @@ class Operation:
         tensors = () if name in _NO_TENSORS else tuple(_tensors_in(args[0]))
         peer = members[args[1]] if name in ("send", "recv") else None
         source = members[_root(args)] if name == "broadcast" else None
-        return cls(name, group, tuple(members), tensors, peer, source)
+        given = tuple(_tensors_in(args[_GIVEN[name]])) if name in _GIVEN else ()
+        return cls(name, group, tuple(members), tensors, peer, source, given)
 
     @property
     def nbytes(self) -> int:

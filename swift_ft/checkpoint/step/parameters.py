@@ -52,10 +52,7 @@ class _Copy:
         state = None
         if kind == _Kind.AFTER and optimizer is not None:
             held = optimizer.state.get(parameter, {})
-            state = {
-                key: (value, value.detach().clone() if isinstance(value, torch.Tensor) else value)
-                for key, value in held.items()
-            }
+            state = {key: (value, _copied(value)) for key, value in held.items()}
         # Not the values alone: `parameter.data = ...` also takes its memory from it.
         return cls(parameter, local(parameter).detach(), torch.empty_like(local(parameter)), optimizer, state)
 
@@ -78,7 +75,15 @@ class _Copy:
         for value, copied in self.state.values():
             if isinstance(value, torch.Tensor):
                 value.copy_(copied)
+            elif type(value) is list:  # L-BFGS keeps a history of tensors, which it does not write to
+                value[:] = copied
         self.optimizer.state[self.parameter] = {key: value for key, (value, _) in self.state.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return [*value] if type(value) is list else value
 
 
 class ParameterCopies:
@@ -124,7 +129,12 @@ class ParameterWatch:
         self._names: dict[torch.Tensor, str] = {}
 
     def begin(
-        self, named: Mapping[str, torch.Tensor], large: Mapping[str, torch.Tensor], *, closely: bool
+        self,
+        named: Mapping[str, torch.Tensor],
+        large: Mapping[str, torch.Tensor],
+        *,
+        closely: bool,
+        whole: bool = False,
     ) -> ParameterCopies:
         """A step begins.
 
@@ -133,6 +143,7 @@ class ParameterWatch:
             large: other tensors that are too large to copy without need.
             closely: look at all bits, and at each optimizer's step. Otherwise an interruption looks at a
             sample.
+            whole: copy all of them, with what optimizers keep of them.
         """
         self._expected, self._digests = None, None  # nothing of an earlier step stays alive meanwhile
         self._stepped.clear()
@@ -143,8 +154,9 @@ class ParameterWatch:
             self._names = {tensor: name for name, tensor in (*named.items(), *large.items())}
             self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
         self._expect([*self._names], closely=closely)
-        owners = self._owners() if self._kinds else {}
-        return ParameterCopies([_Copy.of(p, kind, owners.get(p)) for p, kind in self._kinds.items()])
+        kinds = dict.fromkeys(self._names, _Kind.AFTER) if whole else self._kinds
+        owners = self._owners() if kinds else {}
+        return ParameterCopies([_Copy.of(p, kind, owners.get(p)) for p, kind in kinds.items()])
 
     def look(self) -> None:
         """In the middle of a step: where it is looked at closely, note what has changed."""

@@ -72,11 +72,13 @@ class Rollback:
 
     Attributes:
         carried: the script's variables that have changed since the session's start.
+        whole: the running step has copies of all parameters and of the optimizers' state.
     """
 
     def __init__(self, state: TrainingState, check: CheckStep = CheckStep.FIRST) -> None:
         self._state = state
         self._check = check
+        self.whole = False
         self._now: _Moment | None = None
         self._previous: _Moment | None = None
         self._after: BufferCopies | None = None
@@ -117,13 +119,15 @@ class Rollback:
         """Note the script's variables, in the middle of a step. What this returns puts them back."""
         return self._variables.note(()).put_back
 
-    def begin(self, iteration: int, *, replayed: bool = False) -> None:
+    def begin(self, iteration: int, *, replayed: bool = False, whole: bool = False) -> None:
         """The step of an iteration begins.
 
         Args:
             iteration: which one.
             replayed: its gradients are added up in another way, in part by other workers.
+            whole: copy all parameters and the optimizers' state, so that the complete step can be put back.
         """
+        self.whole = whole
         if self._now is not None and iteration == self._now.iteration + 1:
             self._previous = self._now
         elif self._now is None or iteration != self._now.iteration:
@@ -148,7 +152,7 @@ class Rollback:
             HyperParameters(self._state.optimizers.values()),
             self._copies(before),
             variables,
-            self._parameters.begin(named, variables.large, closely=closely),
+            self._parameters.begin(named, variables.large, closely=closely, whole=whole),
         )
 
     def completed(self) -> None:

@@ -46,6 +46,7 @@ class MessageLog:
 
     Attributes:
         writer: where messages go; None between two generations.
+        muted: nothing is kept: the step will be computed again, and only that is logged.
     """
 
     def __init__(
@@ -64,9 +65,12 @@ class MessageLog:
         self._waits_since: float | None = None
         self._began: float | None = None
         self.writer: LogWriter | None = None
+        self.muted = False
 
     def sent(self, key: MessageKey, tensor: torch.Tensor) -> None:
         """A message was sent: keep its content."""
+        if self.muted:
+            return
         self._stats.logged(tensor.nbytes)
         if (copier := self._copier(tensor.device)) is not None:
             copier.keep(RecordKind.MESSAGE, key, tensor)
@@ -75,6 +79,8 @@ class MessageLog:
 
     def received(self, key: MessageKey, tensor: torch.Tensor) -> None:
         """A message has arrived: keep its checksum."""
+        if self.muted:
+            return
         if (copier := self._copier(tensor.device)) is not None:
             copier.keep(RecordKind.RECEIPT, key, tensor)
         else:  # at once, since the buffer will be reused
@@ -82,6 +88,8 @@ class MessageLog:
 
     def received_elsewhere(self, key: MessageKey, checksum: int, like: torch.Tensor) -> None:
         """A message has arrived, here or at a helper: keep its checksum."""
+        if self.muted:
+            return
         self._open_writer().append_receipt(key, checksum, dtype_name(like.dtype), tuple(like.shape))
 
     def overwriting(self, tensor: torch.Tensor) -> None:

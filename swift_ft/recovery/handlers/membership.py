@@ -24,6 +24,9 @@ from swift_ft.recovery.job_state import JobShape, Layouts, Phase, State, Verdict
 from swift_ft.recovery.membership import Spare, base_of
 from swift_ft.recovery.values import replace
 
+_MOST_DIFFERED = 8
+"""Steps that the state names: the journal has all of them."""
+
 
 def job_opened(state: State, event: ev.JobOpened) -> State:
     """Fix the job's shape. All slots are empty."""
@@ -284,6 +287,11 @@ def deadline_passed(state: State, event: ev.DeadlinePassed) -> State:
 def fault_injected(state: State, event: ev.FaultInjected) -> State:
     """Remember a test's fault, which happens once in a run."""
     return replace(state, injected=state.injected | {event.fault})
+
+
+def step_differed(state: State, event: ev.StepDiffered) -> State:
+    """Remember a step whose computations differed."""
+    return replace(state, differed=(*state.differed, event)[-_MOST_DIFFERED:])
 
 
 def job_closed(state: State, event: ev.JobClosed) -> State:

@@ -19,6 +19,8 @@ from swift_ft.logging import (
     checksum_of,
 )
 from swift_ft.torch_adapters.pipelining.interceptor import Message
+from swift_ft.torch_core import outputs
+from swift_ft.torch_core.outputs import Output
 from swift_ft.torch_core.tensors import version_of
 
 _LAYER = -2
@@ -112,6 +114,8 @@ class LogInterceptor:
     def on_send(self, message: Message) -> bool:
         """Log a message. In a replay, compare it and do not send it."""
         self.sent_bytes[message.peer // self.workers_per_machine] += message.tensor.nbytes
+        if outputs.are_watched():
+            outputs.show(Output(str(message.key), {"a message": message.tensor}))
         if self.inexact_from is not None and self.iteration >= self.inexact_from:
             return False  # receivers have used the original's message: only that one may be in the log
         if self._crosses(message):
@@ -139,6 +143,8 @@ class LogInterceptor:
     def on_received(self, message: Message) -> None:
         """Log the checksum. While an iteration is resent, also compare it with the original's."""
         self.log.bubble_ends()
+        if outputs.are_watched():
+            outputs.show(Output(str(message.key), {"a message": message.tensor}, received=True))
         if self.expected is not None:
             self._compare(message, self.expected(message.key), "the original received different bytes")
         if self._crosses(message):

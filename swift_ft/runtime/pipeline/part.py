@@ -117,7 +117,11 @@ class LogPart(Part):
         self._must_be_uploaded = must_be_uploaded
 
     def begin(self, step: StepInfo) -> None:
+        self._log.messages.muted = step.computation == 1
         self._log.messages.begin_iteration()
+
+    def again(self, step: StepInfo) -> None:
+        self._log.messages.interrupted()
 
     def completed(self, step: StepInfo) -> None:
         step.stats = self._log.messages.end_iteration()
@@ -128,6 +132,7 @@ class LogPart(Part):
         return self._log.why_checkpoint(committed)
 
     def interrupted(self, interruption: Interruption) -> None:
+        self._log.messages.muted = False
         if interruption.in_step:
             self._log.messages.interrupted()
 
@@ -140,6 +145,7 @@ class LogPart(Part):
 
     def open(self, state: State, begin: int) -> None:
         with recorder.span("open own log"):
+            self._log.messages.muted = False
             self._log.open(state.generation, since=state.checkpoints.log_since, begin=begin)
 
     def ready(self, ready: WorkerReady) -> WorkerReady:

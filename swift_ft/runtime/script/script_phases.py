@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
+import torch.distributed as dist
+
 from swift_ft.errors import UsageError
 from swift_ft.runtime.script.script_line import script_line
 from swift_ft.torch_adapters.script_operations import Operation, OperationInterceptor
+from swift_ft.torch_core import outputs
+from swift_ft.torch_core.outputs import Output
 
 
 class ScriptPhase(StrEnum):
@@ -50,6 +54,8 @@ class ScriptPhases:
             self.refuse(operation.name)
         if self.phase != ScriptPhase.STEP:
             return _nothing
+        if outputs.are_watched():
+            _show(operation)
         on_end = self.steps.begin(operation) if self.steps is not None else _nothing
         return None if on_end is None else partial(self._end, operation.name, self._steps_begun, on_end)
 
@@ -75,6 +81,17 @@ class ScriptPhases:
             "inside `with step:`, or into a function for session.between(function, every=...) "
             "(docs/how-to/between-steps.md)"
         )
+
+
+def _show(operation: Operation) -> None:
+    """What this worker gives to others. What it gets follows from what they give."""
+    if not operation.given:
+        return
+    if operation.source is not None and operation.source != dist.get_rank():
+        return
+    tensors = {f"tensor {number}": tensor for number, tensor in enumerate(operation.given)}
+    members = operation.members if operation.peer is None else (operation.peer,)
+    outputs.show(Output(f"{operation.name} on group {operation.group}", tensors, members))
 
 
 def _nothing() -> None:

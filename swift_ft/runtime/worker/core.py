@@ -33,7 +33,9 @@ from swift_ft.runtime.worker.ports import (
     Layers,
     Links,
     NoHandover,
+    NoVerification,
     Replays,
+    Verification,
 )
 from swift_ft.runtime.worker.status import WorkerStatus
 
@@ -56,6 +58,7 @@ class Ports:
     checkpoints: Checkpoints
     hooks: Hooks
     handover: Handover = field(default_factory=NoHandover)
+    verification: Verification = field(default_factory=NoVerification)
     recorder: Recorder = recorder
 
 
@@ -90,6 +93,7 @@ class WorkerCore:
         self._checkpoints = ports.checkpoints
         self._hooks = ports.hooks
         self._handover = ports.handover
+        self._verification = ports.verification
         self._recorder = ports.recorder
 
     # --------------------------------------------------------------------------------------- recovery
@@ -292,18 +296,42 @@ class WorkerCore:
             self.parts.pause()
             yield from self.recover()
 
-    def begin(self) -> StepInfo:
-        """The step of the current iteration begins."""
+    def begin(self, *, repeatable: bool = True) -> StepInfo:
+        """The step of the current iteration begins.
+
+        Args:
+            repeatable: see :class:`StepInfo`.
+        """
         replayed = self._replays.active
         until = self._replays.until if replayed else 0
-        self.step = StepInfo(self.status.iteration, self.generation, replayed, until)
+        self.step = StepInfo(self.status.iteration, self.generation, replayed, until, repeatable)
+        self.step.computation = self._verification.computation(self.step)
         self.parts.begin(self.step)
         if replayed:
             hit(Point.REPLAY, self.step.iteration)
         return self.step
 
-    def completed(self) -> Flow[None]:
-        """The step is done."""
+    def completed(self) -> Flow[bool]:
+        """The step is done.
+
+        Returns:
+            False if it is to be run again, to verify it or because a loss interrupted the comparison.
+        """
+        if self.step.computation and not (yield from self._verified()):
+            return False
+        yield from self._count()
+        return True
+
+    def _verified(self) -> Flow[bool]:
+        judgement = yield Call(self._verification.judge, self.step)
+        if judgement.cause is not None:
+            yield from self.interrupted(judgement.cause, None)
+            return False
+        if judgement.again:
+            self.parts.again(self.step)
+        return not judgement.again
+
+    def _count(self) -> Flow[None]:
         step, status = self.step, self.status
         self.parts.completed(step)
         self.next = None

@@ -24,6 +24,7 @@ ORDER = (
     "sending",
     "worlds",
     "policy",
+    "verify",
 )
 """Names of parts. One that is not here comes after them."""
 

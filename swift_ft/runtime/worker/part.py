@@ -6,6 +6,7 @@ the methods of the moments that it needs. What it needs besides it is given when
 
 the loop         start
 one step         begin ─▶ completed ─▶ boundary          a loss   interrupted ─▶ put_back
+a verified one   begin ─▶ again ─▶ begin ─▶ completed ─▶ boundary
 after a loss     settle ─▶ report ─▶ (idle) ─▶ open ─▶ ready ─▶ prepare ─▶ open ─▶ join ─▶ live
 the end          finish ─▶ close
 """
@@ -32,6 +33,9 @@ class StepInfo:
         generation: in which it runs.
         replayed: it takes its messages from the log, to rebuild the state.
         until: iterations that the state will have completed after the replay; 0 in a live step.
+        repeatable: the step may be run again right after it. The last one of an epoch may not: the script's
+            lines after it belong to it.
+        computation: which computation this is of a step that is verified, from 1; 0 where it is not.
         stats: what it cost, once it is completed. The part that measures comes before all that read this.
     """
 
@@ -39,6 +43,8 @@ class StepInfo:
     generation: int
     replayed: bool = False
     until: int = 0
+    repeatable: bool = True
+    computation: int = 0
     stats: IterationStats | None = None
 
     @property
@@ -103,6 +109,9 @@ class Part:
 
     def begin(self, step: StepInfo) -> None:
         """A step begins, or is repeated."""
+
+    def again(self, step: StepInfo) -> None:
+        """The script has run a step that is verified, and runs it again: put back what it changed."""
 
     def completed(self, step: StepInfo) -> None:
         """The step is complete. May raise, which ends the script: it did what no recovery could repeat."""

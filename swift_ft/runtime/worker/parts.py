@@ -31,6 +31,10 @@ class Parts(Part):
         for part in self._parts:
             part.begin(step)
 
+    def again(self, step: StepInfo) -> None:
+        for part in self._parts:
+            part.again(step)
+
     def completed(self, step: StepInfo) -> None:
         for part in self._parts:
             part.completed(step)

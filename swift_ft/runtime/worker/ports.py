@@ -5,6 +5,7 @@ What may wait is only called by whoever drives the core's flows (`flow.py`); the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from swift_ft.errors import SwiftError
@@ -13,6 +14,7 @@ from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Task
+from swift_ft.runtime.worker.part import StepInfo
 
 
 class Job(Protocol):
@@ -177,6 +179,41 @@ class Handover(Protocol):
         Raises:
             CheckpointError, RecoveryError: it cannot be loaded.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What becomes of a step that is verified.
+
+    Attributes:
+        again: it is computed once more.
+        cause: why the comparison was interrupted; None if it was not.
+    """
+
+    again: bool = False
+    cause: str | None = None
+
+
+class Verification(Protocol):
+    """Has some steps computed again, and compares (`runtime/verify/`)."""
+
+    def computation(self, step: StepInfo) -> int:
+        """The number of the computation of a step that begins, from 1; 0 for a step that is not verified."""
+
+    def judge(self, step: StepInfo) -> Judgement:
+        """The script has run a step that is verified: all workers compare, and decide alike."""
+
+
+class NoVerification:
+    """No step is computed again."""
+
+    def computation(self, step: StepInfo) -> int:
+        """None is verified."""
+        return 0
+
+    def judge(self, step: StepInfo) -> Judgement:
+        """None is verified."""
+        raise AssertionError("a step is judged, and none is verified")
 
 
 class NoLayers:

@@ -21,6 +21,7 @@ of the world that was planned last.
     prepared R [world=1]                   request-switch R at 32 [world=1]
     offered R at 32                        taken R [world=1]              given-up ["why"] [world=1]
     awaiting R                             layout-declined R ["why"]      pace R 2900
+    differed R at 29 ["each time"] [right]
     finished R                             exited M ... [rank=1] [at=12]
     script-failed M "why" [code=3] [usage] [differs] [alike] deadline-passed M ... ["why"] [phase=agreeing]
     request-machines M 2,3
@@ -43,7 +44,7 @@ of the world that was planned last.
     expect finished 0 1                    expect requested 22 | nothing  expect injected first second
     expect awaiting 0 1                    expect asked 2 3
     expect patience 2                      expect saves-again 0 1         expect stops-at 32 | nothing
-    expect machine-patience 2
+    expect machine-patience 2              expect differed 1@29 0,1@39
     expect layout 3 4 2                    expect layers 3 4 2            expect shares 32:4,8,12
     expect verdict ok | failed ["part of the text"] [code=1] | nothing
 """

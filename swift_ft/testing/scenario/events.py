@@ -299,6 +299,22 @@ def _pace(line: Line, state: State) -> list[ev.Event]:
     return [ev.PaceNoted(rank=rank, generation=generation, iteration=30, permille=permille)]
 
 
+def _differed(line: Line, state: State) -> list[ev.Event]:
+    ranks, generation = ranks_of(state, line.take()), _generation(line, state)
+    line.skip("at")
+    iteration, right = int(line.take()), line.flag("right")
+    return [
+        ev.StepDiffered(
+            generation=generation,
+            iteration=iteration,
+            ranks=tuple(ranks),
+            kind=line.text("once"),
+            tensors="a message",
+            right=right,
+        )
+    ]
+
+
 def _finished(line: Line, state: State) -> list[ev.Event]:
     generation = _generation(line, state)
     return [ev.WorkerFinished(rank=rank, generation=generation) for rank in ranks_of(state, line.take())]
@@ -394,4 +410,5 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "deadline-passed": _deadline_passed,
     "closed": _closed,
     "inject": _inject,
+    "differed": _differed,
 }

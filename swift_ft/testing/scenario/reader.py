@@ -122,6 +122,10 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "machine-patience": (lambda state: state.machine_patience, _number),
     "patience": (lambda state: state.patience, _number),
     "injected": (lambda state: sorted(state.injected), Line.rest),
+    "differed": (
+        lambda state: [f"{_listed(one.ranks)}@{one.iteration}" for one in state.differed],
+        Line.rest,
+    ),
     "committed": (lambda state: state.checkpoints.committed, _number_or_none),
     "earlier": (lambda state: list(state.checkpoints.earlier), lambda line: [*map(int, line.rest())]),
     "asked": (lambda state: sorted(state.membership.requested), lambda line: [*map(int, line.rest())]),

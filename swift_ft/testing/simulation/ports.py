@@ -27,7 +27,7 @@ def ports_of(worker: ReplayingProcess) -> Ports:
         _Checkpoints(worker),
         _NoHooks(),
         _Handover(worker),  # type: ignore[arg-type]
-        _NothingRecorded(),
+        recorder=_NothingRecorded(),
     )
 
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +33,8 @@ from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import LayerStack
+from swift_ft.torch_core import outputs
+from swift_ft.torch_core.outputs import Output
 
 Sums = Sequence[torch.Tensor]
 """Gradients of a layer, added up: one for each parameter or, on their way, a flat tensor for each dtype."""
@@ -157,6 +159,9 @@ class LayerAverages:
         tree = self._trees.pop(number, None)
         found = [*tree.nodes.values()] if tree is not None else [[_gradient(p) for p in parameters]]
         own = [_flat(parameters, gradients) for gradients in found]
+        if outputs.are_watched():
+            sums = {f"sum {i} of layer {number}'s gradients": s for i, s in enumerate(chain(*own))}
+            outputs.show(Output(f"the gradients of layer {number}", sums, tuple(self._holders[number])))
         pieces = [
             own if pipeline == self._stack.pipeline else self._room_for(pipeline, own[0])
             for pipeline in range(self._stack.pipelines)

@@ -1,0 +1,193 @@
+"""Finds silent data corruption by computing steps again, as a part of a worker.
+
+Each N-th step is computed twice, from the same state, data and random numbers, before it counts. What each
+worker gives to others, and the state at the end, is compared bit for bit. If anything differs on any worker,
+all compute the step a third time, which shows which of the first two was wrong.
+
+    begin ─▶ the script's step ─▶ judge ─┬▶ again ─▶ begin ─▶ ...      all workers alike
+                                         └▶ it counts                  the last computation stays
+
+The repetition is the one of a step that a loss has interrupted (`checkpoint/step/rollback.py`), but that
+parameters and the optimizer's state are copied when a verified step begins: nothing has to be undone.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from typing import Any
+
+from swift_ft.checkpoint.state_digest import listed
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import first_line
+from swift_ft.faults.failpoints import Point, hit
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.job_state import State
+from swift_ft.runtime.verify.evidence import Evidence
+from swift_ft.runtime.verify.verdict import (
+    Account,
+    Fault,
+    Verdict,
+    account_of,
+    differences,
+    judge,
+    own_faults,
+)
+from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
+from swift_ft.runtime.worker.ports import Job, Judgement
+from swift_ft.torch_adapters.exchange import any_of_all, texts_of_all
+from swift_ft.torch_core import outputs
+
+_COUNTS = Judgement()
+_AGAIN = Judgement(again=True)
+
+
+class OnCorruption(StrEnum):
+    """The choice of what follows when a machine has computed something wrong."""
+
+    WARN = "warn"
+    """The journal and the log name it, and training goes on."""
+    DRAIN = "drain"
+    """The machine is asked to leave as well: a spare takes its place."""
+    STOP = "stop"
+    """The job ends."""
+
+
+class VerifyPart(Part):
+    """See :class:`swift_ft.runtime.worker.part.Part`. It is the core's ``Verification`` as well.
+
+    Args:
+        rank: this worker.
+        state: what the session protects.
+        job: where a difference is noted.
+        every: each so many iterations one is verified; 0 for none.
+        act: what follows when a machine has computed something wrong.
+    """
+
+    name = "verify"
+
+    def __init__(self, rank: int, state: TrainingState, job: Job, every: int, act: OnCorruption) -> None:
+        self._rank = rank
+        self._state = state
+        self._job = job
+        self._every = every
+        self._act = act
+        self._runs: list[Evidence] = []
+        self._proven = 0
+        self._corrected: int | None = None  # completed iterations, with the last step that was put right
+
+    # --------------------------------------------------------------------------------- of the worker's core
+
+    def computation(self, step: StepInfo) -> int:
+        """The number of the computation of a step that begins, from 1; 0 for a step that is not verified."""
+        plan = self._job.state.plan
+        if not self._every or step.replayed or not step.repeatable or step.completed % self._every:
+            return 0
+        # Some may have completed the first iteration after a recovery before it, and only send again. And the
+        # very first one differs from others: DDP makes its buckets anew after it, for example.
+        if plan is None or plan.resume == step.iteration:
+            return 0
+        return len(self._runs) + 1
+
+    def judge(self, step: StepInfo) -> Judgement:
+        """Whether a step counts that was computed once more, and what its computations show."""
+        outputs.listen(None)
+        runs = self._runs
+        runs[-1].end(self._tensors())
+        if len(runs) == 1:
+            return _AGAIN
+        hit(Point.VERIFY, step.iteration)
+        try:
+            if len(runs) == 2 and any_of_all(bool(differences(*runs))):
+                return _AGAIN
+            verdict = self._verdict() if len(runs) > 2 else None
+        except RuntimeError as error:
+            return Judgement(cause=first_line(error))
+        self._proven += verdict is None
+        runs.clear()
+        if verdict is not None:
+            self._corrected = step.completed if verdict.right else self._corrected
+            self._tell(step, verdict)
+        return _COUNTS
+
+    def _tensors(self) -> dict[str, Any]:
+        buffers = {
+            f"{part}.{name}": buffer
+            for part, module in self._state.modules.items()
+            for name, buffer in module.named_buffers()
+        }
+        return {**buffers, **self._state.named_tensors()}
+
+    def _verdict(self) -> Verdict:
+        """Of all workers together: they exchange what differs, and then who is at fault."""
+        mine = account_of(self._runs, self._proven)
+        accounts = [Account.from_dict(one) for one in _exchanged(mine.to_dict())]
+        own = own_faults(self._rank, self._runs[0].places, accounts)
+        plain = [None if fault is None else [fault.place, list(fault.names)] for fault in own]
+        faults = [
+            [None if fault is None else Fault(fault[0], tuple(fault[1])) for fault in of_rank]
+            for of_rank in _exchanged(plain)
+        ]
+        return judge(accounts, faults)
+
+    def _tell(self, step: StepInfo, verdict: Verdict) -> None:
+        """One worker tells the journal. What follows is everybody's, so it follows from there."""
+        ranks = tuple(sorted(verdict.faults))
+        places = "; ".join(f"{listed(f.names)} in {f.place}" for f in verdict.faults.values())
+        if self._rank != 0:
+            return
+        state = self._job.append(
+            ev.StepDiffered(
+                generation=step.generation,
+                iteration=step.iteration,
+                ranks=ranks,
+                kind=verdict.kind,
+                tensors=places,
+                right=verdict.right,
+            )
+        )
+        if not verdict.named or len(ranks) != 1:
+            return
+        if self._act == OnCorruption.DRAIN and (machine := state.members[state.slot_of_rank(ranks[0])]):
+            self._job.append(ev.DrainRequested(machine=machine, asked_by="--on-corruption drain"))
+        elif self._act == OnCorruption.STOP:
+            slot = state.slot_of_rank(ranks[0])
+            self._job.append(
+                ev.JobClosed(
+                    reason=f"machine {slot} has computed iteration {step.iteration} wrong: {places} (worker "
+                    f"{ranks[0]}). Leave it out, and go on with --resume from the last checkpoint."
+                )
+            )
+
+    # ---------------------------------------------------------------------------------- moments of a part
+
+    def begin(self, step: StepInfo) -> None:
+        if step.computation:
+            del self._runs[step.computation - 1 :]
+            evidence = Evidence()
+            self._runs.append(evidence)
+            outputs.listen(evidence.note)
+
+    def why_checkpoint(self, committed: int | None) -> str:
+        # The log may have wrong messages of it beside the right ones, and a replay refuses what is unlike.
+        if self._corrected is None or (committed or 0) >= self._corrected:
+            return ""
+        return f"iteration {self._corrected - 1} was computed wrong once"
+
+    def interrupted(self, interruption: Interruption) -> None:
+        self._forget()
+
+    def open(self, state: State, begin: int) -> None:
+        self._forget()
+
+    def close(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        outputs.listen(None)
+        self._runs.clear()
+
+
+def _exchanged(mine: Any) -> list[Any]:
+    """What each worker says, by rank."""
+    return [json.loads(text) for text in texts_of_all(json.dumps(mine))]

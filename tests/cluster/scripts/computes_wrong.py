@@ -1,0 +1,95 @@
+"""An example on a machine that computes wrong without any error (WRONG, as JSON).
+
+``{"example": "train_ddp", "rank": 1, "iteration": 5, "what": "product"}`` flips a bit, on that worker and in
+that iteration, of the next matrix product's result; with ``"what": "parameter"`` of a parameter in the middle
+of the step, with ``"message"`` of what a stage computes, just before it is sent. ``"times"`` are the
+computations of the iteration that it strikes, from 1 on, each time in another bit: ``[1]`` unless said
+otherwise. Rank -1 is all of them, and ``"every"`` strikes in each iteration. What has struck is a file
+``struck-RANK-ITERATION-TIME`` in the test's folder.
+"""
+
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.pipelining import PipelineStage
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import swift_ft
+
+wrong = json.loads(os.environ["WRONG"])
+times = wrong.get("times", [1])
+example: Any = importlib.import_module(wrong["example"])
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+
+
+class Fault:
+    """Strikes once in each computation that it is meant for. It counts in files: the step is put back."""
+
+    due = False
+    place = Path()
+
+    def begin(self, iteration: int) -> None:
+        rank, folder = torch.distributed.get_rank(), Path(os.environ["SWIFT_TEST_FOLDER"])
+        number = 1 + len([*folder.glob(f"computed-{rank}-{iteration}-*")])
+        (folder / f"computed-{rank}-{iteration}-{number}").touch()
+        mine = wrong["rank"] in (rank, -1) and (wrong.get("every") or iteration == wrong["iteration"])
+        self.due, self.number = mine and number in times, number
+        self.place = folder / f"struck-{rank}-{iteration}-{number}"
+
+    def strike(self, tensor: torch.Tensor) -> None:
+        if self.due:
+            self.due = False
+            tensor.detach().view(torch.int32).view(-1)[-1] ^= 1 << (10 + self.number)
+            self.place.touch()
+
+
+fault = Fault()
+
+
+class WrongProducts(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func in PRODUCTS and fault.due:
+            fault.strike(found)
+        return found
+
+
+class Session(swift_ft.Session):
+    def __init__(self, state: Any, **arguments: Any) -> None:
+        super().__init__(state, **{**arguments, **wrong.get("arguments", {})})
+        self._model = state["model"]
+
+    def steps(self, iterations: int) -> Iterator[Any]:
+        if wrong["what"] == "parameter":
+            first = next(self._model.parameters())
+            first.register_hook(lambda _: fault.strike(next(self._model.parameters())))
+        for step in super().steps(iterations):
+            fault.begin(step._index)
+            if wrong["what"] == "product":
+                with WrongProducts():
+                    yield step
+            else:
+                yield step
+
+
+forward_one_chunk = PipelineStage.forward_one_chunk
+
+
+def computed(self: PipelineStage, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+    found = forward_one_chunk(self, microbatch, *args, **kwargs)
+    if wrong["what"] == "message" and not self.is_last:
+        fault.strike(self.fwd_cache[microbatch][0][0])
+    return found
+
+
+PipelineStage.forward_one_chunk = computed  # type: ignore[assignment]
+swift_ft.Session = Session  # type: ignore[misc]
+example.main()
