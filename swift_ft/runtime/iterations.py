@@ -84,9 +84,9 @@ class Iterations:
         """
         self._core.begin(repeatable=repeatable)
 
-    def complete(self) -> bool:
-        """The step of the current iteration is done. False if it is to be run again."""
-        return perform(self._core.completed())
+    def complete(self) -> None:
+        """The step of the current iteration is done. It counts, unless it is to be run again."""
+        perform(self._core.completed())
 
     def interrupted(self, cause: str, failure: RecoveryError | None, *, caught: bool = False) -> None:
         """The step was interrupted: see :meth:`swift_ft.runtime.worker.core.WorkerCore.interrupted`."""

@@ -351,9 +351,9 @@ class Loop:
         if not step._left:
             self._runner.interrupted(step._cause or "", step._failure, caught=step.caught)
             return
-        if not self._runner.complete():
-            return
-        if step._index >= self._recorded and not step.replayed:
+        self._runner.complete()
+        counts = self._runner.iteration > step._index
+        if counts and step._index >= self._recorded and not step.replayed:
             self._recorded = step._index + 1
             for record in step._records:
                 record()

@@ -311,25 +311,21 @@ class WorkerCore:
             hit(Point.REPLAY, self.step.iteration)
         return self.step
 
-    def completed(self) -> Flow[bool]:
-        """The step is done.
+    def completed(self) -> Flow[None]:
+        """The step is done. It counts, unless it is run again: to verify it, or after a loss meanwhile."""
+        if self.step.computation:
+            yield from self._judged()
+        else:
+            yield from self._count()
 
-        Returns:
-            False if it is to be run again, to verify it or because a loss interrupted the comparison.
-        """
-        if self.step.computation and not (yield from self._verified()):
-            return False
-        yield from self._count()
-        return True
-
-    def _verified(self) -> Flow[bool]:
+    def _judged(self) -> Flow[None]:
         judgement = yield Call(self._verification.judge, self.step)
         if judgement.cause is not None:
             yield from self.interrupted(judgement.cause, None)
-            return False
-        if judgement.again:
+        elif judgement.again:
             self.parts.again(self.step)
-        return not judgement.again
+        else:
+            yield from self._count()
 
     def _count(self) -> Flow[None]:
         step, status = self.step, self.status

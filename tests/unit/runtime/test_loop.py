@@ -48,7 +48,7 @@ class Runner:
     def stops_for_layout(self) -> bool:
         return False
 
-    def begin(self) -> None:
+    def begin(self, *, repeatable: bool = True) -> None:
         self._before[self.iteration] = self._epochs.state_dict()
 
     def complete(self) -> None:

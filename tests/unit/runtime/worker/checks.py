@@ -17,6 +17,7 @@ from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import RecoveryMode, Task
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.worker.core import WorkerCore
+from swift_ft.runtime.worker.ports import Judgement
 from swift_ft.runtime.worker.status import WorkerStatus
 from tests.unit.runtime.worker.surroundings import RANK, Surroundings, a_state, of_task
 
@@ -403,6 +404,30 @@ def a_live_step_begins_and_is_completed(core: Core) -> None:
     assert around.said == ["begin 4 in 3"]
     assert around.says(around.core.completed()) == ["completed 4", "destroy left", "boundary 4 in 3"]
     assert (around.status.iteration, around.core.next) == (5, None)
+
+
+@check
+def a_step_that_is_verified_counts_once_it_is_judged(core: Core) -> None:
+    around = live(core, computation=2, judge=[Judgement(again=True), Judgement()])
+    assert around.core.begin().computation == 2
+    assert around.says(around.core.completed()) == ["judge 4", "again 4"]
+    assert around.status.iteration == 4
+    around.core.begin()
+    assert around.says(around.core.completed())[:2] == ["judge 4", "completed 4"]
+    assert around.status.iteration == 5
+    assert around.core.begin(repeatable=False).computation == 0  # then nothing judges it
+    assert around.says(around.core.completed())[0] == "completed 5"
+
+
+@check
+def a_loss_while_a_step_is_judged_interrupts_it(core: Core) -> None:
+    around = live(core, computation=2, judge=Judgement(cause="Connection closed"))
+    around.core.begin()
+    said = ends_in_recovery(around, around.core.completed())
+    assert said[0] == "judge 4"
+    assert "broken Connection closed" in said
+    assert not any(line.startswith(("again", "completed")) for line in said)
+    assert around.status.iteration == 4
 
 
 @check

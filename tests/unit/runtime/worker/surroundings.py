@@ -15,6 +15,7 @@ from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.flow import Flow, perform
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.ports import Judgement
 from swift_ft.runtime.worker.status import WorkerStatus
 
 RANK = 1
@@ -78,7 +79,9 @@ class Surroundings(Part):
         self.answers = answers
         self.state = a_state()
         self.status = WorkerStatus()
-        ports: Any = Ports(self, self, _Replays(self), self, _Checkpoints(self), _Hooks(self), self)
+        ports: Any = Ports(
+            self, self, _Replays(self), self, _Checkpoints(self), _Hooks(self), self, verification=self
+        )
         self.core = core(RANK, self.status, Parts([self]), ports)
         self.core.generation = 1
 
@@ -183,6 +186,17 @@ class Surroundings(Part):
 
     def begin(self, step: StepInfo) -> None:
         self.note("begin", f"{step.iteration} in {step.generation}{' again' * step.replayed}")
+
+    def computation(self, step: StepInfo) -> int:
+        number: int = self.answers.get("computation", 0)
+        return number if step.repeatable else 0
+
+    def judge(self, step: StepInfo) -> Judgement:
+        judgement: Judgement = self.note("judge", step.iteration, Judgement())
+        return judgement
+
+    def again(self, step: StepInfo) -> None:
+        self.note("again", step.iteration)
 
     def completed(self, step: StepInfo) -> None:
         self.note("completed", step.iteration)
