@@ -32,7 +32,7 @@ _GIVEN = {
     for name in (*ALIKE, *PERSONAL, *POINT_TO_POINT)
     if name not in ("barrier", "monitored_barrier", "recv", "recv_anysource")
 }
-"""Which argument has what a worker gives: that of most collectives is behind what they give to it."""
+"""The argument with the tensors that a worker gives: the second one where the first is for the results."""
 
 _NO_TENSORS = ("barrier", "monitored_barrier")
 

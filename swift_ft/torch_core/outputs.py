@@ -1,4 +1,4 @@
-"""What a step gives to other workers, and gets from them: shown to a listener. Free when unused.
+"""Tensors that a step gives to other workers, or gets from them, shown to a listener. Free when unused.
 
 Whoever sends a message or contributes to a collective shows it just before. That costs one comparison unless
 a listener is installed, which is so only while a step is verified (`runtime/verify/`).

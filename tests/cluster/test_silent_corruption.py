@@ -1,4 +1,4 @@
-"""A machine computes wrong without any error: a verified step finds it, names it, and the right result counts."""
+"""A machine computes wrong without any error: a verified step finds it, and the right result counts."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class ScriptPhases:
 
 
 def _show(operation: Operation) -> None:
-    """What this worker gives to others. What it gets follows from what they give."""
+    """Show the tensors that this worker gives to others. The ones that it gets follow from theirs."""
     if not operation.given:
         return
     if operation.source is not None and operation.source != dist.get_rank():

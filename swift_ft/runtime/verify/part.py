@@ -189,5 +189,5 @@ class VerifyPart(Part):
 
 
 def _exchanged(mine: Any) -> list[Any]:
-    """What each worker says, by rank."""
+    """The words of each worker, by rank."""
     return [json.loads(text) for text in texts_of_all(json.dumps(mine))]

@@ -35,7 +35,7 @@ class Difference:
         place: see :class:`swift_ft.torch_core.outputs.Output`, as for the next two.
         members: see there.
         received: see there.
-        names: of the tensors that differ.
+        names: tensors that differ.
     """
 
     place: str
@@ -54,7 +54,7 @@ Differences = tuple[Difference, ...]
 
 
 def differences(one: Evidence, other: Evidence) -> Differences:
-    """What differs between two computations of a step on this worker."""
+    """The differences between two computations of a step on this worker."""
     found = []
     for place in {**one.entries, **other.entries}:
         first, second = one.entries.get(place), other.entries.get(place)
@@ -142,7 +142,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What one worker tells all others after three computations of a step.
+    """One worker's account of three computations of a step, for all others.
 
     Attributes:
         pairs: its differences, by the pairs of :data:`PAIRS`.
@@ -166,7 +166,7 @@ class Account:
 
 
 def account_of(runs: Sequence[Evidence], proven: int) -> Account:
-    """What this worker says of three computations.
+    """The account of three computations on this worker.
 
     Args:
         runs: the evidence of each.

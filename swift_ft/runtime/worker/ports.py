@@ -183,7 +183,7 @@ class Handover(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What becomes of a step that is verified.
+    """The fate of a step that is verified.
 
     Attributes:
         again: it is computed once more.

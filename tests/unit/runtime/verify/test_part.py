@@ -64,7 +64,8 @@ class Training:
     def step(self, iteration: int) -> None:
         if not self.every:  # as if there were no session
             seed_step(0, iteration, None)
-            return self._compute(iteration)
+            self._compute(iteration)
+            return
         again = True
         while again:
             info = StepInfo(iteration, 1)
