@@ -14,5 +14,5 @@ shards.py               local tensors and specs of DTensors         test_shards.
 optimizers.py           step hooks, Muon's kernels, scheduler marks  test_optimizers.py
 ======================  ==========================================  ======================
 
-``fingerprints.py`` uses public parts only.
+``fingerprints.py`` and ``outputs.py`` use public parts only.
 """
