@@ -1,11 +1,13 @@
-"""Additions of users: an undo rule, a store, a schedule, a part of a worker.
+"""Additions of users: an undo rule, a store, a schedule, a part of a worker, a health check.
 
-Each is registered by a call in the script, or by an entry point of an installed package, and has a
-conformance suite in :mod:`swift_ft.testing`. docs/how-to/extend.md shows all four.
+Each of the first four is registered by a call in the script, or by an entry point of an installed package,
+and has a conformance suite in :mod:`swift_ft.testing`. docs/how-to/extend.md shows all four. A health check
+is named by ``--health-checks``.
 """
 
 from __future__ import annotations
 
+from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.storage.files import Files
 from swift_ft.storage.remote import RemoteFiles, register_store
@@ -14,6 +16,8 @@ from swift_ft.undo import Rule, register_rule
 
 __all__ = [
     "Files",
+    "HealthCheck",
+    "HealthFacts",
     "Interruption",
     "Part",
     "RemoteFiles",

@@ -43,6 +43,7 @@ from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
 from swift_ft.faults import Fault, check_faults, missed_faults
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
+from swift_ft.launch.health.gate import check_names
 from swift_ft.launch.log_handlers import show_log
 from swift_ft.launch.machine import run_machine
 from swift_ft.launch.processes.main_module import search_path
@@ -223,6 +224,7 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
         max_failures=config.max_failures,
         min_machines=least if ":" in args.nnodes and not standalone else None,
     )
+    check_names(config.health_checks)
     config.check_domains(machines + config.spares if standalone else 1)
     if config.scheduler:
         check_scheduler(config.scheduler)

@@ -152,6 +152,14 @@ class RunConfig:
         "and then of all spares, separated by commas (default: each machine is a domain of its own)",
         metavar="NAME",
     )
+    health_checks: str = option(
+        Topic.FAILURES,
+        "",
+        "what a machine has to show before it takes part, and again after it was lost, separated by commas: "
+        "memory, disk, product (of matrices, on each device), devices (their memory), links, or "
+        "package.module:function of your own; one that fails stays out (default: none)",
+        metavar="CHECKS",
+    )
     stragglers: str = option(
         Topic.FAILURES,
         "warn",

@@ -62,6 +62,21 @@ def test_an_error_that_comes_again_ends_the_run_at_once(tmp_path: Path) -> None:
     )
 
 
+def test_a_machine_that_fails_its_health_checks_stays_out(tmp_path: Path) -> None:
+    """It may not come back after its loss. Without the check it would wait as a spare."""
+    flags = ["--health-checks", "disk,product,tests.support.health:good_until_lost"]
+    done, incident = run(tmp_path, "killed", *flags)
+    assert done.code == 0, done.output[-3000:]
+    assert (tmp_path / "struck").exists()
+    assert incident["slots"] == [1]
+    lost = incident["machines"][0]
+    assert f"machine {lost} stays out, after its loss: " in done.output
+    assert "good_until_lost: its third fan stands still. Repair it" in done.output
+    joined = [event["machine"] for event in done.events("MachineJoined")]
+    assert sorted(joined) == sorted({*joined})
+    assert not any(name.startswith(lost.rpartition(".")[0]) and name != lost for name in joined)
+
+
 @pytest.mark.thorough
 def test_an_error_that_passes_is_forgiven(tmp_path: Path) -> None:
     done, incident = run(tmp_path, "no memory", "--max-restarts", "1")

@@ -31,6 +31,7 @@ from swift_ft.launch.agent.status import AgentStatus, WorkerFacts
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
+from swift_ft.launch.health.gate import facts_of, pass_gate
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
@@ -228,7 +229,19 @@ class MachineAgent(ElasticAgent):
             )
             if formed is None:
                 raise TimeoutError(f"the job did not start within {limit_s:g} s: some machines did not join")
+        self._show_health(after_loss=False)
         self._membership.join(self._port.address)
+
+    def _show_health(self, *, after_loss: bool) -> None:
+        """Pass the health checks that are asked for.
+
+        Raises:
+            UnhealthyMachineError: it has failed one. Its place is another machine's.
+        """
+        membership, config = self._membership, self._settings.config
+        others = membership.follower.state.membership.addresses.values()
+        facts = facts_of(membership.machine, self._logs.folder, sorted(others), after_loss=after_loss)
+        pass_gate(config.health_checks, facts)
 
     def _handle(self, source: Any, read: Callable[[], None] | None) -> None:
         if source is self._wake:
@@ -344,6 +357,7 @@ class MachineAgent(ElasticAgent):
         # Another one may be lost meanwhile, so that this machine is needed.
         if now >= self._rejoin_at or not wait_s:
             self._rejoin_at = None
+            self._show_health(after_loss=True)
             self._membership.rejoin(self._port.address)
 
     # ------------------------------------------------------------------------------------ start and stop

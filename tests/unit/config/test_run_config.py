@@ -29,6 +29,7 @@ ELSEWHERE = ("check", "scheduler")
 """A check runs another job than it was given, and a scheduler is for several hosts: see their tests."""
 FIELDS = [field.name for field in dataclasses.fields(RunConfig) if field.name not in (*FILES, *ELSEWHERE)]
 TEXTS = {
+    "health_checks": "disk, site.checks:fans",
     "inject": "kill machine=0 iteration=8 point=forward",
     "metrics_address": "127.0.0.7",
     "policy": "advise",

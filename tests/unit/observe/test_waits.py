@@ -18,6 +18,11 @@ PACKAGE = ROOT / "swift_ft"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "testing")
 
 REASONS = {
+    "a fault of a test, which is a wait": (
+        "faults/strikes.py:freeze",
+        "faults/strikes.py:suspend",
+        "faults/strikes.py:Slowness.__call__",
+    ),
     "its callers announce it": (
         "checkpoint/checkpointer.py:Checkpointer.wait",
         "coordination/etcd/client.py:EtcdClient._call",

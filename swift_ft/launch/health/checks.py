@@ -1,0 +1,116 @@
+"""The health checks that ship. Each says what is wrong; an empty text is good health."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import torch
+
+from swift_ft.launch.health.facts import HealthCheck, HealthFacts
+
+_MIB = 1 << 20
+_PATTERN_BYTES = 64 * _MIB
+_DISK_BYTES = 4 * _MIB
+_SIDE = 512
+_ODD = 0x9E3779B97F
+"""Its multiples have ones and zeros in all places."""
+_CONNECT_S = 5.0
+_EDAC = Path("/sys/devices/system/edac/mc")
+
+
+def memory(_: HealthFacts) -> str:
+    """The kernel has counted no error that memory could not correct, and memory keeps a pattern."""
+    for counter in sorted(_EDAC.glob("mc*/ue_count")):
+        if count := int(counter.read_text()):
+            return f"the kernel has counted {count} errors of memory that could not be corrected ({counter})"
+    return _keeps_pattern(torch.device("cpu"))
+
+
+def disk(facts: HealthFacts) -> str:
+    """A file is what was written, and there is room for it."""
+    written = os.urandom(_DISK_BYTES)
+    try:
+        with tempfile.NamedTemporaryFile(dir=facts.folder) as file:
+            file.write(written)
+            file.flush()
+            os.fsync(file.fileno())
+            # Else the page cache would answer, and not the disk.
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            file.seek(0)
+            read = file.read()
+    except OSError as error:
+        return f"{facts.folder} cannot be written: {error.strerror}"
+    return "" if read == written else f"a file in {facts.folder} is not what was written"
+
+
+def product(_: HealthFacts) -> str:
+    """A product of matrices is what arithmetic says, on the processor and on each accelerator."""
+    return next((wrong for device in _devices() if (wrong := _product_on(device))), "")
+
+
+def devices(_: HealthFacts) -> str:
+    """The memory of each accelerator keeps a pattern."""
+    return next((wrong for device in _devices()[1:] if (wrong := _keeps_pattern(device))), "")
+
+
+def links(facts: HealthFacts) -> str:
+    """Most other machines can be reached. One of them may have been lost, and nobody knows it yet."""
+    failed = [address for address in facts.others if not _answers(address)]
+    if len(failed) < 2 or 2 * len(failed) <= len(facts.others):
+        return ""
+    return f"{len(failed)} of {len(facts.others)} other machines cannot be reached, such as {failed[0]}"
+
+
+SHIPPED: dict[str, HealthCheck] = {
+    "memory": memory,
+    "disk": disk,
+    "product": product,
+    "devices": devices,
+    "links": links,
+}
+"""By the name in ``--health-checks``."""
+
+
+def _devices() -> list[torch.device]:
+    kind = torch.accelerator.current_accelerator()
+    count = torch.accelerator.device_count() if kind is not None else 0
+    return [torch.device("cpu"), *(torch.device(str(kind), index) for index in range(count))]
+
+
+def _product_on(device: torch.device) -> str:
+    """The product of two matrices of small integers, which is exact in any order of the sums.
+
+    Row *i* of the first holds ``i % 7``, column *j* of the second ``j % 5``, so that each element of the
+    product is ``side * (i % 7) * (j % 5)``: far below 2^24, up to which float32 has all integers.
+    """
+    rows, columns = torch.arange(_SIDE) % 7, torch.arange(_SIDE) % 5
+    first = rows.to(device, torch.float32)[:, None].expand(_SIDE, _SIDE).contiguous()
+    second = columns.to(device, torch.float32)[None, :].expand(_SIDE, _SIDE).contiguous()
+    found = (first @ second).to("cpu", torch.int64)
+    expected = _SIDE * rows[:, None] * columns[None, :]
+    wrong = int((found != expected).sum())
+    return f"{wrong} of {_SIDE**2} elements of a product of matrices are wrong on {device}" if wrong else ""
+
+
+def _keeps_pattern(device: torch.device) -> str:
+    """Memory of a device holds what was written: a pattern, and the opposite of each of its bits."""
+    try:
+        pattern = torch.arange(_PATTERN_BYTES // 16, device=device) * _ODD
+        opposite = pattern.bitwise_not()
+        wrong = int(((pattern ^ opposite) != -1).sum())
+        wrong += int((pattern != torch.arange(_PATTERN_BYTES // 16, device=device) * _ODD).sum())
+    except (RuntimeError, MemoryError) as error:
+        return f"{device} does not give {_PATTERN_BYTES // _MIB} MiB of memory: {str(error).splitlines()[0]}"
+    return f"{wrong} words of memory of {device} are not what was written" if wrong else ""
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):
+            return True
+    except OSError:
+        return False

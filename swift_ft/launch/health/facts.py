@@ -1,0 +1,27 @@
+"""The facts that a health check is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HealthFacts:
+    """A machine that offers itself, as its health checks see it.
+
+    Attributes:
+        machine: its name in the run.
+        after_loss: it was lost in this run, and comes back.
+        folder: in which its workers write: the folder of ``--log-dir``, or that of temporary files.
+        others: addresses (``host:port``) of machines that take part, to which it will connect.
+    """
+
+    machine: str
+    after_loss: bool
+    folder: str
+    others: tuple[str, ...] = ()
+
+
+HealthCheck = Callable[[HealthFacts], str]
+"""Says what is wrong with this machine; empty if nothing is. It runs in a process of its own."""

@@ -1,0 +1,111 @@
+"""Health checks: each finds what it is for, and whatever one does, the launcher gets an answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.lib.ports import free_port
+from swift_ft.errors import UsageError
+from swift_ft.launch.health import checks, gate
+from swift_ft.launch.health.facts import HealthFacts
+from swift_ft.launch.health.gate import UnhealthyMachineError, check_names, pass_gate, run_checks
+
+ALL = ",".join(checks.SHIPPED)
+
+
+def facts(folder: Path, *others: str) -> HealthFacts:
+    return HealthFacts("m-1.0", after_loss=True, folder=str(folder), others=others)
+
+
+def crashes(_: HealthFacts) -> str:
+    os.abort()
+
+
+def exits(_: HealthFacts) -> str:
+    sys.exit(3)
+
+
+def hangs(_: HealthFacts) -> str:
+    time.sleep(600)
+    return ""
+
+
+def raises(_: HealthFacts) -> str:
+    raise OSError("no such device")
+
+
+def finds(facts: HealthFacts) -> str:
+    return f"fan 2 stands still on {facts.machine}"
+
+
+def test_a_healthy_machine_passes_all(tmp_path: Path) -> None:
+    assert [*checks.SHIPPED] == [*gate._SHIPPED]
+    pass_gate(ALL, facts(tmp_path))
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("finds", "finds: fan 2 stands still on m-1.0. Repair it"),
+        ("raises", "raises: OSError: no such device"),
+        ("crashes", "ended with code -6"),
+        ("exits", "ended with code 3"),
+        ("hangs", "did not end within 20 s"),
+    ],
+)
+def test_a_check_of_ones_own_keeps_a_machine_out(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(UnhealthyMachineError) as stays_out:
+        pass_gate(f"disk, {__name__}:{name}", facts(tmp_path), limit_s=20.0)
+    assert str(stays_out.value).startswith("machine m-1.0 stays out, after its loss: ")
+    assert words in str(stays_out.value)
+
+
+def test_a_check_that_is_not_there_fails(tmp_path: Path) -> None:
+    failed = run_checks(["disk", "no.such.module:check"], facts(tmp_path))
+    assert [*failed] == ["no.such.module:check"]
+    assert "ModuleNotFoundError" in failed["no.such.module:check"]
+
+
+def test_an_unknown_name_is_refused_before_anything_begins() -> None:
+    check_names("disk, memory,mine.own:check")
+    with pytest.raises(UsageError, match="there is no check 'disc': write memory, disk"):
+        check_names("disk,disc")
+
+
+def test_a_wrong_product_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.Tensor.__matmul__
+
+    def off_by_one_bit(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        found = right(first, second)
+        found.view(torch.int32)[17, 3] ^= 1 << 12
+        return found
+
+    assert checks.product(facts(tmp_path)) == ""
+    monkeypatch.setattr(torch.Tensor, "__matmul__", off_by_one_bit)
+    assert checks.product(facts(tmp_path)) == "1 of 262144 elements of a product of matrices are wrong on cpu"
+
+
+def test_memory_that_the_kernel_has_found_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mc0").mkdir()
+    (tmp_path / "mc0" / "ue_count").write_text("0\n")
+    monkeypatch.setattr(checks, "_EDAC", tmp_path)
+    assert checks.memory(facts(tmp_path)) == ""
+    (tmp_path / "mc0" / "ue_count").write_text("2\n")
+    assert "2 errors of memory" in checks.memory(facts(tmp_path))
+
+
+def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+    assert "cannot be written" in checks.disk(facts(tmp_path / "gone"))
+
+
+def test_links_fail_where_most_do_not_answer(tmp_path: Path) -> None:
+    gone = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    assert checks.links(facts(tmp_path, gone[0])) == ""  # it may be the lost one
+    assert checks.links(facts(tmp_path, *gone)).startswith("3 of 3 other machines cannot be reached")
