@@ -223,6 +223,7 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
         restarts=args.max_restarts,
         max_failures=config.max_failures,
         min_machines=least if ":" in args.nnodes and not standalone else None,
+        shrinks=config.on_loss == "shrink",
     )
     check_names(config.health_checks)
     config.check_domains(machines + config.spares if standalone else 1)

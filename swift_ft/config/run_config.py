@@ -226,6 +226,15 @@ class RunConfig:
         choices=("warn", "drain", "stop"),
         same_everywhere=True,
     )
+    on_loss: str = option(
+        Topic.FAILURES,
+        "guest",
+        "what follows when no machine comes for a lost one: guest has another machine run its workers, too; "
+        "shrink goes on with fewer workers, if the survivors hold all of the state and the script can be "
+        "dealt anew, else with a guest (default: guest; docs/how-to/elastic.md)",
+        choices=("guest", "shrink"),
+        same_everywhere=True,
+    )
     inject: str = option(
         Topic.FAILURES,
         "",

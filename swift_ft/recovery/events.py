@@ -26,6 +26,8 @@ class JobOpened:
             only after a loss: the job begins with all of them.
         layers: of each stage, where the scripts of a model that is a LayerStack do not begin with their own
             layout; empty if they do.
+        shrinks: after a loss for which no machine comes, a world of fewer workers takes the survivors' state
+            over where it can (`recovery/survivors.py`). Otherwise guests fill the slots.
     """
 
     machines: int
@@ -36,6 +38,7 @@ class JobOpened:
     setup: tuple[str, ...] = ()
     min_machines: int | None = None
     layers: tuple[int, ...] = ()
+    shrinks: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.survivors import comes_from_survivors
 
 
 def guests_of(state: State, machine: str) -> list[str]:
@@ -52,6 +53,8 @@ def guests_wanted(state: State) -> Mapping[str, tuple[int, ...]]:
         return {}
     going = leaving(state)
     if len(membership.members) == shape.machines and not going:
+        return {}
+    if comes_from_survivors(state):
         return {}
     empty = [slot for slot in range(shape.machines) if slot not in membership.members]
     hosts = [machine for machine in possible_hosts(state) if machine not in membership.draining]

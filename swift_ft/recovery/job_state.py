@@ -60,6 +60,7 @@ class JobShape:
             limit.
         setup: what all machines must have in common, as ``name: value``.
         min_machines: as few may run all slots; None for any number, but only after a loss.
+        shrinks: if no machine comes for a lost one, a smaller world is tried before guests.
     """
 
     machines: int = 0
@@ -67,6 +68,7 @@ class JobShape:
     max_failures: int | None = None
     setup: tuple[str, ...] = ()
     min_machines: int | None = None
+    shrinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)

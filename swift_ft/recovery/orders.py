@@ -35,6 +35,8 @@ class WorkerOrder(StrEnum):
     """Do its task of the plan, then report that it is ready."""
     RUN = "run"
     """Form the group of this generation and train."""
+    OFFER = "offer"
+    """After a loss: offer its state to the next world."""
     PREPARE = "prepare"
     """Of the next world: say that it is ready to take its state."""
     TAKE = "take"
@@ -56,7 +58,7 @@ def worker_order(state: State, *, machine: str, rank: int, started_in: int, worl
         case Phase.ENDED:
             return WorkerOrder.STOP
         case Phase.FORMING:
-            return WorkerOrder.HOLD
+            return _order_after_loss(state, rank)
         case Phase.AGREEING:
             # A report counts on until a plan is made, in later generations too (decision 78).
             return WorkerOrder.HOLD if rank in state.round.statuses else WorkerOrder.REPORT
@@ -64,6 +66,16 @@ def worker_order(state: State, *, machine: str, rank: int, started_in: int, worl
             return WorkerOrder.HOLD if rank in state.round.ready else WorkerOrder.EXECUTE
         case Phase.LIVE:
             return WorkerOrder.RUN
+
+
+def _order_after_loss(state: State, rank: int) -> WorkerOrder:
+    """The order of a survivor while a slot is empty."""
+    change = state.worlds.change
+    if change is None or not change.held:
+        return WorkerOrder.HOLD
+    if not change.sources:
+        return WorkerOrder.HOLD if rank in state.round.statuses else WorkerOrder.REPORT
+    return WorkerOrder.OFFER if rank in change.sources and rank not in change.offered else WorkerOrder.HOLD
 
 
 def _order_in_next(state: State, rank: int, world: int) -> WorkerOrder:

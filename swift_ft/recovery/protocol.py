@@ -55,12 +55,12 @@ TABLE = (
     ((LIVE,),                  ev.SharesRequested,      (STAY,)),
     ((LIVE,),                  ev.LayoutBoundaryReached, (STAY, AGREEING)),  # the last
     ((RECOVERING,),            ev.LayoutDeclined,       (AGREEING,)),
-    ((LIVE,),                  ev.ChangePlanned,        (STAY,)),
-    ((LIVE,),                  ev.NextPrepared,         (STAY,)),
+    ((FORMING, LIVE),          ev.ChangePlanned,        (STAY,)),
+    ((FORMING, LIVE),          ev.NextPrepared,         (STAY,)),
     ((LIVE,),                  ev.SwitchRequested,      (STAY,)),
-    ((LIVE,),                  ev.StateOffered,         (STAY,)),
-    ((LIVE,),                  ev.StateTaken,           (STAY, AGREEING)),   # the last: it is switched
-    ((LIVE,),                  ev.ChangeGivenUp,        (STAY,)),
+    ((FORMING, LIVE),          ev.StateOffered,         (STAY,)),
+    ((FORMING, LIVE),          ev.StateTaken,           (STAY, AGREEING)),   # the last: it is switched
+    ((FORMING, LIVE),          ev.ChangeGivenUp,        (STAY,)),
     ((RECOVERING,),            ev.GroupAwaited,         (STAY,)),
     ((LIVE,),                  ev.PaceNoted,            (STAY,)),
     ((LIVE,),                  ev.StepDiffered,         (STAY,)),

@@ -85,6 +85,9 @@ class Change:
         prepared: its workers that wait for their state.
         offered: by rank in the present world, the state that a worker offers.
         taken: workers of the next world that have their state.
+        held: after a loss, what each worker of the present world held, by rank, lost ones too: names of
+            layers, or of parts. Empty for a change between two iterations.
+        sources: after a loss, the survivors that offer their state, once all have reported.
     """
 
     world: World
@@ -92,6 +95,8 @@ class Change:
     prepared: Numbers = field(default_factory=Map)
     offered: Map[int, OfferedState] = field(default_factory=Map)
     taken: Numbers = field(default_factory=Map)
+    held: Map[int, tuple[str, ...]] = field(default_factory=Map)
+    sources: tuple[int, ...] = ()
 
     def slot_of(self, machine: str) -> int | None:
         """The slot of a machine in the next world; None if it has none."""
@@ -108,17 +113,22 @@ class Worlds:
         change: to the next one; None if none is under way.
         planned: the number of the last world that was planned.
         given_up: why the last change did not come about; empty if it did.
+        declined: why no smaller world came of the present loss; empty if none was tried.
     """
 
     present: World = World()
     change: Change | None = None
     planned: int = 0
     given_up: str = ""
+    declined: str = ""
 
 
 def without_change(worlds: Worlds, reason: str) -> Worlds:
     """The worlds without a change that was under way, if one was: it is given up for this reason."""
-    return worlds if worlds.change is None else replace(worlds, change=None, given_up=reason)
+    if worlds.change is None:
+        return worlds
+    declined = reason if worlds.change.held else worlds.declined
+    return replace(worlds, change=None, given_up=reason, declined=declined)
 
 
 class NextTodo(StrEnum):

@@ -1,7 +1,11 @@
-"""Slots that no machine fills: a guest on this machine takes one (`recovery/guests.py`), or the job ends."""
+"""Slots that no machine fills: a smaller world follows, a guest on this machine takes one, or the job ends.
+
+See `recovery/survivors.py` and `recovery/guests.py`.
+"""
 
 from __future__ import annotations
 
+import logging
 import select
 import time
 from collections import Counter
@@ -15,13 +19,18 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.guests import guests_wanted, possible_hosts
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.survivors import Answer, answer_of
+
+_logger = logging.getLogger(__name__)
 
 _TRIES = 3
 """The number of times that a guest which ends before it has joined is started again."""
 
 
 class Guests:
-    """Starts guests when the job, or a machine that was asked to leave, has waited long enough for a machine.
+    """Answers a loss, or a machine that was asked to leave, when it has waited long enough for a machine.
+
+    The machine in the lowest slot plans a smaller world, if one is asked for. Else machines take guests.
 
     Args:
         standby: forks them.
@@ -34,6 +43,7 @@ class Guests:
         self._wait_s = wait_s
         self._since: float | None = None
         self._tries: Counter[int] = Counter()  # by slot, since all slots were filled
+        self._said = 0  # the generation in which it was said why guests come
 
     @property
     def due_at(self) -> float | None:
@@ -47,14 +57,18 @@ class Guests:
         Args:
             workers: pids of this machine's workers.
         """
-        wanted = guests_wanted(state)
-        if not wanted:
+        if state.phase == Phase.FORMING and state.worlds.change is not None:
+            return  # if that comes to nothing, the job has waited for long enough
+        answer, wanted = answer_of(state), guests_wanted(state)
+        if not wanted and not answer.machines:
             self._since = None
             self._tries.clear()
             return
         now = time.monotonic()
         self._since = now if self._since is None else self._since
         if now - self._since < self._wait_s:
+            return
+        if self._answers(state, answer):
             return
         machine = self._membership.machine
         for slot in wanted.get(machine, ()):
@@ -65,6 +79,26 @@ class Guests:
                 return
             self._tries[slot] += 1
             self._standby.launch_guest(slot, machine)
+
+    def _answers(self, state: State, answer: Answer) -> bool:
+        """Plan a smaller world, or say why guests come. True if nothing else is to be done here."""
+        first = next(iter(possible_hosts(state)), None) == self._membership.machine
+        if answer.machines and first:
+            planned = ev.ChangePlanned(
+                world=state.worlds.planned + 1,
+                machines=answer.machines,
+                reason="no machine came for a lost one, and the survivors hold all of the state",
+                asked_by="--on-loss shrink",
+            )
+            self._membership.follower.append(planned)
+        elif answer.why_guests and first and self._said != state.generation:
+            self._said = state.generation
+            _logger.warning(
+                "no smaller world can follow the loss, so that other machines run the lost workers, too: %s",
+                answer.why_guests,
+                extra={"event": "guests_instead", "reason": answer.why_guests},
+            )
+        return bool(answer.machines)
 
     def wait_for_end(self, limit_s: float) -> None:
         """The job has ended: let the guests end by themselves. The standby kills the rest.
@@ -101,7 +135,7 @@ class FormingDeadline:
 
     def check(self, state: State) -> None:
         """Call it again and again."""
-        if state.phase != Phase.FORMING:
+        if state.phase != Phase.FORMING or state.worlds.change is not None:  # which has a deadline of its own
             self._since = None
             return
         self._since = self._since or time.monotonic()

@@ -77,6 +77,8 @@ def vacate(state: State, machine: str) -> State:
     if state.phase == Phase.LIVE or not state.has_sessions:  # a new loss: who has declined is asked again
         membership = replace(membership, declined=Map())
     worlds = without_change(state.worlds, f"machine {machine} was lost")
+    if state.phase == Phase.LIVE:  # a new loss, which a smaller world may answer
+        worlds = replace(worlds, declined="")
     return replace(state, phase=Phase.FORMING, membership=membership, round=agreed, worlds=worlds)
 
 

@@ -36,7 +36,12 @@ def job_opened(state: State, event: ev.JobOpened) -> State:
     return replace(
         state,
         shape=JobShape(
-            event.machines, event.workers_per_machine, event.max_failures, event.setup, event.min_machines
+            event.machines,
+            event.workers_per_machine,
+            event.max_failures,
+            event.setup,
+            event.min_machines,
+            event.shrinks,
         ),
         membership=replace(state.membership, started_in=started_in),
         checkpoints=replace(state.checkpoints, committed=event.checkpoint),

@@ -19,7 +19,7 @@ from swift_ft.recovery.handlers.newcomers import (
     refuse_other_steps,
     refuse_stranger,
 )
-from swift_ft.recovery.handlers.worlds import give_up_change
+from swift_ft.recovery.handlers.worlds import give_up_change, survivor_reported
 from swift_ft.recovery.job_state import Checkpoints, Layouts, Phase, SavedPart, State
 from swift_ft.recovery.layout.stage_layers import replicated_layers
 from swift_ft.recovery.maps import kept, without
@@ -36,6 +36,8 @@ def status_reported(state: State, event: ev.StatusReported) -> State:
     state = replace(state, has_sessions=True, round=replace(state.round, statuses=statuses))
     if (ended := end_too_early(state)) is not None:
         return ended
+    if state.phase == Phase.FORMING:
+        return survivor_reported(state)
     return state if len(statuses) < state.world_size else _decide(state)
 
 

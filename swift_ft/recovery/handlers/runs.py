@@ -23,6 +23,10 @@ from swift_ft.recovery.values import replace
 def _statuses(state: State, run: Sequence[ev.StatusReported]) -> tuple[State, int]:
     if state.membership.ended:  # each report may end the job
         return state, 0
+    if (
+        state.phase == Phase.FORMING and state.worlds.change is not None
+    ):  # the last survivor's says who offers
+        return state, 0
     statuses, count = _noted(
         state,
         state.round.statuses,

@@ -9,6 +9,7 @@ from swift_ft.recovery.handlers.layouts import too_late
 from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, State
 from swift_ft.recovery.layout.change import Change as Forecast
 from swift_ft.recovery.membership import Membership, Spare
+from swift_ft.recovery.survivors import answer_of, held_of, sources_of
 from swift_ft.recovery.values import replace
 from swift_ft.recovery.worlds import Change, OfferedState, World, Worlds, without_change
 
@@ -16,7 +17,12 @@ from swift_ft.recovery.worlds import Change, OfferedState, World, Worlds, withou
 def change_planned(state: State, event: ev.ChangePlanned) -> State:
     """Begin to prepare another world, if its machines are there and nothing else is about to change."""
     worlds, membership = state.worlds, state.membership
-    if worlds.change is not None or state.layouts.pending is not None or event.world != worlds.planned + 1:
+    if worlds.change is not None or event.world != worlds.planned + 1:
+        return state
+    after_loss = state.phase == Phase.FORMING
+    if after_loss and (not event.machines or event.machines != answer_of(state).machines):
+        return state
+    if state.layouts.pending is not None and not after_loss:
         return state
     here = (machine in membership.slots or machine in membership.spares for machine in event.machines)
     if not event.machines or len({*event.machines}) < len(event.machines) or not all(here):
@@ -35,7 +41,33 @@ def change_planned(state: State, event: ev.ChangePlanned) -> State:
         forecast=Forecast(event.before_ns, event.after_ns, event.cost_ns) if event.before_ns else None,
     )
     change = Change(world, started_in=state.generation + 1)
+    if after_loss:
+        state, change = _asking_survivors(state), replace(change, held=held_of(state))
     return replace(state, worlds=Worlds(present, change, planned=event.world))
+
+
+def _asking_survivors(state: State) -> State:
+    """Have all survivors report. Their reports count on, if guests come before a state was offered."""
+    agreed = RecoveryRound(asked_in=state.generation, after_silence=state.round.after_silence)
+    return replace(state, round=agreed, layouts=replace(state.layouts, pending=None))
+
+
+def survivor_reported(state: State) -> State:
+    """Once all survivors of a loss have reported, those whose states are all of one iteration offer them."""
+    change, statuses = state.worlds.change, state.round.statuses
+    if change is None or not change.held:
+        return state
+    members = state.membership.members
+    if any(slot in members and any(r not in statuses for r in state.ranks_of(slot)) for slot in members):
+        return state
+    sources = sources_of(statuses, change.held, state.checkpoints.committed)
+    if sources.reason:
+        return give_up_change(state, sources.reason)
+    pending = PendingLayout(sources.iteration, world=change.world.number)
+    # What they do with their states is to be asked anew, if guests come after all.
+    agreed = replace(state.round, decided=True)
+    state = replace(state, round=agreed, layouts=replace(state.layouts, pending=pending))
+    return _with_change(state, replace(change, sources=sources.ranks))
 
 
 def next_prepared(state: State, event: ev.NextPrepared) -> State:
@@ -69,6 +101,8 @@ def state_offered(state: State, event: ev.StateOffered) -> State:
             event.iteration,
         )
     ):
+        return state
+    if change.held and event.rank not in change.sources:
         return state
     machine = state.membership.members[state.slot_of_rank(event.rank)]
     offer = OfferedState(event.address, machine, event.folder, event.digest)
@@ -113,7 +147,9 @@ def all_prepared(state: State, change: Change) -> bool:
 
 
 def all_offered(state: State, change: Change) -> bool:
-    """Whether all workers of the present world have stopped and offer their state."""
+    """Whether all who are to offer their state do: all workers of the present world, or its survivors."""
+    if change.held:
+        return bool(change.sources) and all(rank in change.offered for rank in change.sources)
     return len(change.offered) == state.world_size
 
 

@@ -116,6 +116,9 @@ class WorkerCore:
                 case WorkerOrder.TAKE:
                     with self._recorder.span("take the state"):
                         yield from self._take(state)
+                case WorkerOrder.OFFER:
+                    with self._recorder.span("offer the state"):
+                        yield from self._offer()
                 case WorkerOrder.REPORT:
                     with self._recorder.span("report", generation=state.generation):
                         yield from self._report(state)
@@ -157,6 +160,7 @@ class WorkerCore:
         if state.generation > 1:
             hit(Point.REPORT, status.iteration)
         self._asked_in = state.round.asked_in
+        self._handover.withdraw()  # what it offered after a loss, if that led to nothing
         yield Call(self.parts.settle, state)
         self._replays.end()
         yield self._checkpoints.flush_notes  # a replacement reads them

@@ -35,7 +35,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Layouts, SavedPart, State
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.layout.tensors import Ranges
-from swift_ft.recovery.worlds import OfferedState
+from swift_ft.recovery.worlds import Change, OfferedState
 from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.runtime.worlds.ranges import fetch_ranges, with_ranges
 from swift_ft.storage.digest import FileDigest
@@ -124,8 +124,10 @@ class Handover:
         layout = self._layout(dataclasses.replace(state, layouts=Layouts()))
         folder = _OfferedStates(
             Store(handover_memory(context.agent_pid, context.machine, change.world.number).as_uri()),
-            _nearest(state, change.offered, context),
-            state.layouts.placed if layout is not None else {},
+            _nearest(state, change, context),
+            {rank: at for rank, at in state.layouts.placed.items() if rank in change.offered}
+            if layout is not None
+            else {},
             _Peers(context),
         )
         checkpointer = Checkpointer(folder, self._state)
@@ -142,19 +144,23 @@ class Handover:
         )
 
 
-def _nearest(
-    state: State, offered: Mapping[int, OfferedState], context: WorkerContext
-) -> dict[int, OfferedState]:
-    """For each worker of the present world the offer to read: of replicas the nearest, dealt to readers."""
+def _nearest(state: State, change: Change, context: WorkerContext) -> dict[int, OfferedState]:
+    """For each worker of the present world the offer to read: of replicas the nearest, dealt to readers.
+
+    After a loss only some offer: a lost one's state is read from another replica.
+    """
+    offered = change.offered
     alike: dict[object, list[int]] = {}
-    for rank in sorted(offered):
+    for rank in sorted(change.held or offered):
         # Stages of unlike pipelines may have one number, and other layers.
-        what = state.layouts.placed.get(rank) or state.round.statuses[rank].holds or rank
-        alike.setdefault(what, []).append(rank)
+        held = change.held.get(rank) or state.layouts.placed.get(rank) or state.round.statuses[rank].holds
+        alike.setdefault(held or rank, []).append(rank)
     found = {}
     for ranks in alike.values():
-        dealt = ranks[context.rank % len(ranks)]
-        nearest = next((rank for rank in ranks if offered[rank].machine == context.machine), dealt)
+        if not (here := [rank for rank in ranks if rank in offered]):
+            continue  # a LayerStack's layers that others have in other cuts
+        dealt = here[context.rank % len(here)]
+        nearest = next((rank for rank in here if offered[rank].machine == context.machine), dealt)
         found.update(dict.fromkeys(ranks, offered[nearest]))
     return dict(sorted(found.items()))
 

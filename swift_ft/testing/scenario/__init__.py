@@ -6,6 +6,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise. ``R`` in ``prepare
 of the world that was planned last.
 
     open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9] [min=2]
+           [on-loss=shrink]
     join M ... [slot=1] [on=M] [torch=2.9]
     lost M ["why"] [by=M] [silent] [on-request] [out-of-memory] [signal=15]
     drain M                                sessionless M                  declined M ["why"]
@@ -36,7 +37,7 @@ of the world that was planned last.
     expect next M start | adopt | drop | nothing [started=1]
     expect agent M launch | wait | rejoin | refused | leave | retire | stop
     expect agent M started_in 1 launch     expect checkpoint-needed M ...
-    expect guests A:1,2 C:3 | nothing
+    expect guests A:1,2 C:3 | nothing      expect smaller A C             expect why-guests ["part"]
     expect task R idle | resend | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]
     expect undo R 0,1 | nothing            expect back R,R | nothing
     expect transfers 0>2,3 1>0:4,5 1>0/4,5 | nothing

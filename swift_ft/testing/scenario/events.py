@@ -41,6 +41,7 @@ def _open(line: Line, _: State) -> list[ev.Event]:
             checkpoint=None if checkpoint is None else int(checkpoint),
             setup=_setup(line),
             min_machines=line.number("min", 0) or None,
+            shrinks=(line.option("on-loss") or "guest") == "shrink",
         )
     ]
 

@@ -18,6 +18,7 @@ from swift_ft.recovery.orders import (
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.reconcile import Transfer
+from swift_ft.recovery.survivors import answer_of
 from swift_ft.recovery.worlds import next_todo
 from swift_ft.testing.scenario.events import read_events
 from swift_ft.testing.scenario.line import (
@@ -158,6 +159,7 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "change": (lambda state: state.worlds.change and state.worlds.change.world.number, _number_or_none),
     "mode": (lambda state: state.plan.mode.value if state.plan else NOTHING, Line.take),
     "resume": (lambda state: state.plan and state.plan.resume, _number),
+    "smaller": (lambda state: list(answer_of(state).machines), Line.rest),
     "guests": (
         lambda state: [f"{host}:{_listed(slots)}" for host, slots in sorted(guests_wanted(state).items())],
         lambda line: [word for word in line.rest() if word != NOTHING],
@@ -177,6 +179,10 @@ def _check_reason(line: Line, state: State) -> None:
 
 def _check_given_up(line: Line, state: State) -> None:
     _check_text(line, state.worlds.given_up)
+
+
+def _check_why_guests(line: Line, state: State) -> None:
+    _check_text(line, answer_of(state).why_guests)
 
 
 def _check_text(line: Line, reason: str | None) -> None:
@@ -318,6 +324,7 @@ _CHECKS: dict[str, Callable[[Line, State], None]] = {
     "worker": _check_worker,
     "next": _check_next,
     "given-up": _check_given_up,
+    "why-guests": _check_why_guests,
     "agent": _check_agent,
     "task": _check_task,
     "undo": _check_undo,

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.survivors import answer_of
 from swift_ft.testing.simulation.cluster import Cluster
 from swift_ft.testing.simulation.connection import Mode
 from swift_ft.testing.simulation.machine import Machine
@@ -20,6 +21,8 @@ _FREEZE_RATES = {
     ev.ReplayFailed: 0.6,
 }
 """The chance that a machine freezes before it writes an event, for events that are very frequent or rare."""
+_SMALLER = 0.6
+"""The chance that a smaller world is to answer a loss although a machine could come."""
 _GUESTS = 0.3
 """The chance that a survivor takes a guest although a machine could come."""
 
@@ -195,6 +198,11 @@ class Clock:
         cluster = self._cluster
         if cluster.states[-1].phase != Phase.FORMING and agents:
             return False
+        smaller = next((agent for agent in agents if answer_of(agent.view).machines), None)
+        if smaller is not None and (not cluster.supply or cluster.rng.random() < _SMALLER):
+            view = smaller.view
+            smaller.append(ev.ChangePlanned(world=view.worlds.planned + 1, machines=answer_of(view).machines))
+            return True
         guests = [(agent, slot) for agent in agents for slot in guests_wanted(agent.view).get(agent.name, ())]
         if guests and (not cluster.supply or cluster.rng.random() < _GUESTS):
             cluster.add_guest(*guests[0])

@@ -70,6 +70,7 @@ class SimulatedJob(Cluster):
         sessionless: the script has no session.
         trace: called with each line of the run's journal, if given.
         faults: weights by fault.
+        shrinks: a smaller world may answer a loss.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class SimulatedJob(Cluster):
         sessionless: bool = False,
         trace: Callable[[str], None] | None = None,
         faults: Mapping[str, int] = FAULTS,
+        shrinks: bool = False,
     ) -> None:
         super().__init__(seed, machines, workers, sessionless=sessionless, trace=trace)
         self._clock = Clock(self)
@@ -98,6 +100,7 @@ class SimulatedJob(Cluster):
                 restarts=restarts,
                 max_failures=max_failures,
                 setup=self.setup,
+                shrinks=shrinks,
             ),
             "simulation",
         )

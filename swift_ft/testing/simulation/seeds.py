@@ -12,7 +12,7 @@ from swift_ft.testing.simulation.jobs.memory import MemoryJob
 from swift_ft.testing.simulation.jobs.pipelines import PipelinesJob
 from swift_ft.testing.simulation.jobs.replicated import ReplicatedJob
 from swift_ft.testing.simulation.jobs.staged import StagedJob
-from swift_ft.testing.simulation.jobs.worlds import ReplicatedWorldsJob, WorldsJob
+from swift_ft.testing.simulation.jobs.worlds import ReplicatedWorldsJob, SurvivorsJob, WorldsJob
 from swift_ft.testing.simulation.store import Violation
 
 
@@ -37,6 +37,8 @@ class JobKind(StrEnum):
     """A pipeline that changes to other worlds: with more machines, fewer, or the same in other slots."""
     REPLICATED_WORLDS = "replicated-worlds"
     """The same with data-parallel replicas."""
+    SURVIVORS = "survivors"
+    """The same; after a loss, fewer replicas go on with the state of those that survive."""
     BARE = "bare"
     """Scripts without a session, which can only be restarted."""
 
@@ -69,6 +71,8 @@ def make_job(
             return WorldsJob(seed, machines, workers, trace=trace)
         case JobKind.REPLICATED_WORLDS:
             return ReplicatedWorldsJob(seed, machines, workers, trace=trace)
+        case JobKind.SURVIVORS:
+            return SurvivorsJob(seed, machines, workers, trace=trace)
         case JobKind.BARE:
             return SimulatedJob(seed, machines, workers, sessionless=True, trace=trace)
 

@@ -39,9 +39,10 @@ class ReplicatedJob(SimulatedJob):
         *,
         trace: Callable[[str], None] | None = None,
         faults: Mapping[str, int] = FAULTS_OF_REPLICAS,
+        shrinks: bool = False,
     ) -> None:
         self._replicas = Replicas()
-        super().__init__(seed, machines, workers, trace=trace, faults=faults)
+        super().__init__(seed, machines, workers, trace=trace, faults=faults, shrinks=shrinks)
         self._replicas.optimizer = self.rng.choice([*Optimizer])
         self._replicas.exact_undo = self.rng.random() < 0.2
         self._replicas.reduces_after_step = self.rng.random() < 0.4

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.worlds import Change
 from swift_ft.testing.simulation.faults import FAULTS
 from swift_ft.testing.simulation.job import SimulatedJob
 from swift_ft.testing.simulation.jobs.replicated import FAULTS_OF_REPLICAS, ReplicatedJob
@@ -86,13 +87,20 @@ class _Operators(SimulatedJob):
         self.provoke_fault(0.4, _AT_EVENTS)
         number, since = after.worlds.present.number, after.worlds.present.since
         takers = [w for m in self.machines for w in m.processes if w.world_number == number]
-        if {w.rank for w in takers} != {*range(after.world_size)} or len(takers) != after.world_size:
+        # One that has died since it took its state is a loss of the next world.
+        there = [slot for slot, name in after.membership.members.items() if self.machine_named(name).alive]
+        ranks = sorted(rank for slot in there for rank in after.ranks_of(slot))
+        if sorted(w.rank for w in takers) != ranks:
             raise Violation(f"world {number} takes over with {takers}")
         gone = [w for w in takers if w.content is None or w.content.iteration != since]
         if gone:
             raise Violation(f"{gone} have not taken the state of iteration {since}")
         last = [w for w in self.workers if w.world_number == before.worlds.present.number and w.alive]
         last = [w for w in last if w.started_in == before.membership.started_in.get(w.slot)]
+        change = before.worlds.change
+        if change is not None and change.held:  # after a loss: others may be one iteration behind
+            last = [w for w in last if w.rank in change.sources]
+            self.seen["switched after a loss"] += 1
         at = {w.content for w in [*takers, *last]}
         if len(at) > 1:
             raise Violation(f"world {number} begins with another state than its last one had: {at}")
@@ -112,6 +120,8 @@ def _progress_of(state: State) -> str:
     change = state.worlds.change
     assert change is not None
     size = len(change.world.machines) * state.shape.workers_per_machine
+    if change.held:
+        return f"survivors: {_progress_after_loss(change)}"
     if change.taken:
         return "some taken"
     if change.offered:
@@ -121,6 +131,14 @@ def _progress_of(state: State) -> str:
     if len(change.prepared) == size:
         return "all prepared"
     return "some prepared" if change.prepared else "nobody prepared"
+
+
+def _progress_after_loss(change: Change) -> str:
+    if change.taken:
+        return "some taken"
+    if change.offered:
+        return "some offered"
+    return "all reported" if change.sources else "some prepared" if change.prepared else "nobody prepared"
 
 
 class WorldsJob(_Operators):
@@ -145,5 +163,25 @@ class ReplicatedWorldsJob(_Operators, ReplicatedJob):
     ) -> None:
         ReplicatedJob.__init__(
             self, seed, machines, workers, trace=trace, faults=FAULTS_OF_REPLICAS | _OF_CHANGES
+        )
+        self._begin()
+
+
+class SurvivorsJob(_Operators, ReplicatedJob):
+    """A data-parallel job that goes on with fewer replicas after a loss; see :class:`SimulatedJob`."""
+
+    patience = 0.7
+
+    def __init__(
+        self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
+    ) -> None:
+        ReplicatedJob.__init__(
+            self,
+            seed,
+            machines,
+            workers,
+            trace=trace,
+            faults=FAULTS_OF_REPLICAS | _OF_CHANGES,
+            shrinks=True,
         )
         self._begin()

@@ -11,7 +11,7 @@ from immutables import Map
 
 from swift_ft.errors import CheckpointError
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.worlds import OfferedState
+from swift_ft.recovery.worlds import Change, OfferedState, World
 from swift_ft.runtime.worlds import handover
 from swift_ft.runtime.worlds.handover import Handover, _nearest
 
@@ -30,7 +30,8 @@ def read_by(machine: int, holds: list[str], placed: dict[int, tuple[int, ...]] |
         layouts=State().layouts if placed is None else SimpleNamespace(placed=Map(placed)),
     )
     context: Any = SimpleNamespace(machine=f"machine {machine}", rank=machine)
-    found = _nearest(state, OFFERED, context)
+    change = Change(World(), 0, offered=Map(OFFERED))
+    found = _nearest(state, change, context)
     return [next(rank for rank, offer in OFFERED.items() if offer == found[each]) for each in range(4)]
 
 
@@ -72,3 +73,13 @@ def test_an_offer_whose_folder_is_freed_meanwhile_gives_the_change_up(
     peers: Any = None
     with pytest.raises(CheckpointError, match="its memory cannot be written"):
         Handover(context, kept, peers, lambda _: None).offer(state, 5)
+
+
+def test_after_a_loss_a_replica_stands_in_for_a_lost_worker() -> None:
+    """Of five workers two offer: the other shard's holder, and a replica of worker 1 and worker 3."""
+    offered = {rank: OFFERED[rank] for rank in (0, 3)}
+    held = Map({0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",), 4: ("c",)})
+    change = Change(World(), 0, offered=Map(offered), held=held, sources=(0, 3))
+    context: Any = SimpleNamespace(machine="machine 0", rank=0)
+    found = _nearest(State(), change, context)
+    assert found == {0: OFFERED[0], 1: OFFERED[3], 2: OFFERED[0], 3: OFFERED[3]}

@@ -1,0 +1,149 @@
+"""The next world from what the survivors of a loss hold, with fewer workers, where they hold all of it. Pure.
+
+    a machine is lost, none comes ──▶ workers of the next world start on the machines that survive
+            ──▶ all survivors have reported: those that are whole at one iteration offer their state
+            ──▶ all have taken what they need: the next world is the present one
+                └── whatever fails before that: guests, as if nothing had been planned
+
+Survivors only read what they have: no state is undone, nor sent to another worker of the present world. So
+what comes after a failure is what would have come without the try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from immutables import Map
+
+from swift_ft.recovery.events import StatusReported
+from swift_ft.recovery.job_state import Phase, State
+
+Held = tuple[str, ...]
+"""Names of the layers of a LayerStack on a worker, or else of the parts whose whole state it has."""
+
+
+class Answer(NamedTuple):
+    """How a loss is answered for which no machine comes.
+
+    Attributes:
+        machines: of the smaller world, by slot; empty for guests.
+        why_guests: the reason for these; empty if nothing else was asked for, or there is nothing to answer.
+    """
+
+    machines: tuple[str, ...] = ()
+    why_guests: str = ""
+
+
+def answer_of(state: State) -> Answer:
+    """A smaller world, if one was asked for and can come from the survivors as far as that is known now."""
+    if not state.shape.shrinks or state.phase != Phase.FORMING or not state.generation:
+        return Answer()
+    if reason := state.worlds.declined:
+        return Answer(why_guests=reason)
+    if state.worlds.change is not None:
+        return Answer()
+    if reason := _why_not(state):
+        return Answer(why_guests=reason)
+    machines = _machines(state)
+    if len(machines) < (least := state.shape.min_machines or 1):
+        return Answer(why_guests=f"fewer than {least} machines could share its work")
+    return Answer(machines)
+
+
+def comes_from_survivors(state: State) -> bool:
+    """Whether no guest comes, as a smaller world is about to be planned, or under way."""
+    change = state.worlds.change
+    under_way = state.phase == Phase.FORMING and change is not None
+    return under_way or bool(answer_of(state).machines)
+
+
+def held_of(state: State) -> Map[int, Held]:
+    """The layers or the parts that each worker had when a loss interrupted the present world, by rank."""
+    placed, reports = state.layouts.placed, state.round.statuses
+    return Map(
+        {
+            rank: tuple(f"layer {layer}" for layer in placed.get(rank, ())) or reports[rank].holds
+            for rank in range(state.world_size)
+        }
+    )
+
+
+def _why_not(state: State) -> str:
+    agreed, membership = state.round, state.membership
+    if membership.restart_all or not state.has_sessions:
+        return "all processes start again"
+    # What all held, their reports before the last live training have said.
+    if len(agreed.ready) < state.world_size or len(agreed.statuses) < state.world_size:
+        return "it was lost before all had trained since the last recovery"
+    if agreed.finished or membership.ended:
+        return "the training is nearly complete"
+    held = held_of(state)
+    if any(report.stages for report in agreed.statuses.values()) and not state.layouts.placed:
+        return "the stages of its pipeline cannot be dealt to fewer workers: those of a LayerStack can"
+    left = [rank for rank in held if state.slot_of_rank(rank) in membership.members]
+    there = _pieces(held, left)
+    lost = next((rank for rank in sorted(held) if not held[rank] or not there.issuperset(held[rank])), None)
+    return "" if lost is None else f"nobody else holds what worker {lost} held"
+
+
+def _machines(state: State) -> tuple[str, ...]:
+    """All machines that survive, or as many as can share what is held as it is shared now."""
+    membership = state.membership
+    own = [
+        machine
+        for _, machine in sorted(membership.members.items())
+        if machine not in membership.hosts and machine not in membership.draining
+    ]
+    # A script has as many pipelines as before, and as many shards: it makes no unlike ones without a plan.
+    layered = bool(state.layouts.placed)
+    shares = max(1, len(state.layouts.pipelines)) if layered else len({*held_of(state).values()})
+    each, count = state.shape.workers_per_machine, len(own)
+    while count and count * each % shares:
+        count -= 1
+    return tuple(own[:count])
+
+
+def _pieces(held: Mapping[int, Held], ranks: Iterable[int]) -> set[str]:
+    """All layers, or all parts, that some workers have."""
+    return {piece for rank in ranks for piece in held[rank]}
+
+
+class Sources(NamedTuple):
+    """The survivors that offer their state, and the iteration at which they have it; or why none do."""
+
+    ranks: tuple[int, ...] = ()
+    iteration: int = 0
+    reason: str = ""
+
+
+def sources_of(
+    statuses: Mapping[int, StatusReported], held: Mapping[int, Held], committed: int | None
+) -> Sources:
+    """The survivors whose states together are all of one iteration: the latest one of which that is so.
+
+    Args:
+        statuses: the reports of all survivors.
+        held: by rank, what each worker held, lost ones too.
+        committed: iteration of the last committed checkpoint, before which nobody goes back.
+    """
+    rank = next((rank for rank in sorted(statuses) if _has_open_parts(statuses[rank])), None)
+    if rank is not None:
+        return Sources(reason=f"worker {rank} has something left to do between two iterations")
+    whole = {
+        rank: status.iteration
+        for rank, status in sorted(statuses.items())
+        # What a part of an update has changed could be undone, but nobody undoes anything here.
+        if status.live and status.iteration is not None and not status.dirty and not status.updated
+    }
+    everything = _pieces(held, held)
+    for iteration in sorted({*whole.values()}, reverse=True):
+        ranks = tuple(rank for rank, at in whole.items() if at == iteration)
+        if _pieces(held, ranks) == everything and iteration >= (committed or 0):
+            return Sources(ranks, iteration)
+    return Sources(reason="in no iteration do the survivors have all of the state")
+
+
+def _has_open_parts(status: StatusReported) -> bool:
+    """Whether the script's parts between two iterations are not done, or the lost worker may not have."""
+    return status.parts_done is not None or bool(status.parts_due)
