@@ -136,6 +136,8 @@ MEANINGS = {
     "record_mended": "The store's `run.json` is damaged or gone. The run's own copy of it is read.",
     "scheduler_failed": "The scheduler gives no machine, or takes none back. The run goes on.",
     "recovery_gave_up": "No way back is left. The run ends.",
+    "guests_instead": "`--on-loss shrink`: why no smaller world follows a loss, and machines run the lost "
+    "workers, too.",
     "change_advised": "`--policy advise`: a change to other machines pays now. What it would cost and bring.",
     "change_chosen": "`--policy auto` changes to other machines. What that is to cost and to bring.",
     "change_too_dear": "A change to other machines would pay, but for `--policy-price`. Said once.",

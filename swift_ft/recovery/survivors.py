@@ -24,7 +24,7 @@ Held = tuple[str, ...]
 
 
 class Answer(NamedTuple):
-    """How a loss is answered for which no machine comes.
+    """The answer to a loss for which no machine comes.
 
     Attributes:
         machines: of the smaller world, by slot; empty for guests.

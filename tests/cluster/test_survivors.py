@@ -100,7 +100,7 @@ def test_replicas_go_on_without_the_first_of_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("point", ["optimizer", "leave"])
+@pytest.mark.parametrize("point", ["optimizer", "between"])
 def test_shards_are_cut_for_fewer_workers(point: str, tmp_path: Path) -> None:
     """A machine dies after the last communication of an iteration, or between two of them."""
     fault = f"kill machine=1 iteration=5 point={point}"

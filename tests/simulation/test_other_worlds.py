@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from immutables import Map
 
-from swift_ft.recovery import events, orders, protocol
+from swift_ft.recovery import events, orders, protocol, survivors
 from swift_ft.recovery.handlers import worlds as changes
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import RecoveryMode
@@ -46,6 +46,27 @@ def test_replicas() -> None:
     seen = run_seeds(JobKind.REPLICATED_WORLDS, 3, 1, 400)
     check_changes(seen, 400)
     assert seen[f"mode: {RecoveryMode.REPLICA}"] > 200
+
+
+def test_survivors() -> None:
+    """A smaller world follows losses, or is given up at each stage, and guests come."""
+    seen = run_seeds(JobKind.SURVIVORS, 4, 1, 400)
+    check_survivors(seen, 400)
+    assert seen["finished"] > 4 * seen["gave up"]
+
+
+def check_survivors(seen: Counter[str], seeds: int) -> None:
+    assert seen["switched after a loss"] > seeds // 50, seen
+    for progress in ("nobody prepared", "some prepared", "some offered", "some taken"):
+        assert seen[f"given up with survivors: {progress}"] > 0, (progress, seen)
+    assert seen["a guest"] > seeds // 40
+    assert seen[f"mode: {RecoveryMode.REPLICA}"] > seeds // 4
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("machines", "workers", "seeds"), [(4, 1, 400), (3, 1, 1_500), (3, 2, 300)])
+def test_many_with_survivors(machines: int, workers: int, seeds: int) -> None:
+    check_survivors(run_seeds(JobKind.SURVIVORS, machines, workers, seeds), seeds)
 
 
 @pytest.mark.thorough
@@ -102,6 +123,18 @@ def _eager_order(state: State, rank: int, world: int) -> orders.WorkerOrder:
 
 
 _ORDER_IN_NEXT = orders._order_in_next
+
+
+def test_a_survivor_in_the_middle_of_an_update_is_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sources_of(statuses: Any, held: Any, committed: int | None) -> survivors.Sources:
+        whole = {rank: replace(status, updated=()) for rank, status in statuses.items()}
+        return _SOURCES_OF(whole, held, committed)
+
+    monkeypatch.setattr(changes, "sources_of", sources_of)
+    find("takes ReplicaState|begins iteration", JobKind.SURVIVORS)
+
+
+_SOURCES_OF = survivors.sources_of
 
 
 def test_logs_of_the_world_before_count(monkeypatch: pytest.MonkeyPatch) -> None:

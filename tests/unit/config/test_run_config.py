@@ -33,6 +33,7 @@ TEXTS = {
     "inject": "kill machine=0 iteration=8 point=forward",
     "metrics_address": "127.0.0.7",
     "policy": "advise",
+    "on_loss": "shrink",
     "policy_machines": "2:6",
     "policy_price": "2.50:400",
     "preload": "wave, xml.dom",
