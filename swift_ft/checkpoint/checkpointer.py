@@ -13,22 +13,16 @@ import math
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.layered_part import (
-    kinds_of,
-    load_layers,
-    sources_of,
-)
-from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.part_files import LocalParts, PartFiles
-from swift_ft.checkpoint.sliced_part import SlicedPart, file_of_state, fits, is_sharded, load_slices
-from swift_ft.checkpoint.state_digest import StateDigests, listed
+from swift_ft.checkpoint.part_loading import PartLoader
+from swift_ft.checkpoint.sliced_part import file_of_state
+from swift_ft.checkpoint.state_digest import StateDigests
 from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
 from swift_ft.faults.failpoints import Point, hit
@@ -38,13 +32,10 @@ from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import FileOf, staged, write_part
-from swift_ft.torch_core.model_state import is_extra
 
 _logger = logging.getLogger(__name__)
 
 _SAVE_S = 1800.0
-# What torch raises when it reads a damaged file that no digest has shown to be damaged.
-_UNREADABLE = (pickle.UnpicklingError, EOFError, RuntimeError)
 # What torch raises when it reads something that is no checkpoint, or another one.
 _DAMAGE = (pickle.UnpicklingError, EOFError, LookupError, AssertionError, AttributeError)
 
@@ -254,85 +245,8 @@ class Checkpointer:
         )
 
     def _load(self, iteration: int, rank: int, layout: StageLayers | None, workers: int | None) -> SavedPart:
-        store = self.folder.store
-        store.check_anchor()
-        placed = self.folder.layers_of(iteration) if layout is not None else {}
-        if placed and layout is not None:
-            return self._load_layers(iteration, rank, layout, placed)
-        parts = self.folder.parts_of(iteration)
-        replicas = len({part.path for part in parts.values()}) == 1 and not is_sharded(self._state)
-        others = workers is not None and not replicas
-        if others and (len(parts) != workers or self._is_of_another_mesh(parts[rank])):
-            return self._load_slices(parts, rank)
-        part = parts[min(parts)] if replicas else self.folder.part_of(iteration, rank)
-        with self._named(part):
-            self._load_part(part)
-        return part
-
-    @contextmanager
-    def _named(self, part: SavedPart) -> Iterator[None]:
-        """Say of which part something is wrong, and what."""
-        try:
-            yield
-        except DamagedCheckpointError as error:
-            error.fields.setdefault("path", part.path)
-            raise
-        except FileNotFoundError as error:
-            self.folder.store.check_anchor()  # the file is gone, and not the whole store
-            raise DamagedCheckpointError("a file of it is gone", path=part.path) from error
-        except _UNREADABLE as error:
-            if part.digest:  # it is what was saved, and does not fit this script
-                raise
-            raise DamagedCheckpointError(f"it cannot be read ({error})", path=part.path) from error
-
-    def _load_layers(
-        self, iteration: int, rank: int, layout: StageLayers, placed: Mapping[int, Sequence[int]]
-    ) -> SavedPart:
-        """Load this worker's layers from the parts that have them."""
-        layered, parts = LayeredState(self._state), self.folder.parts_of(iteration)
-        sources = sources_of(layered.layers_in(layout), placed, rank)
-        first = parts[next(iter(sources))]
-        with self._named(first):
-            readers = {other: self.folder.reader(parts[other], self.files) for other in sources}
-            names = load_layers(readers, sources, layout, layered, self._state)
-            if names:
-                raise DamagedCheckpointError(
-                    f"the loaded state is not what was saved: {listed(names)} differ"
-                )
-        return first
-
-    def _is_of_another_mesh(self, part: SavedPart) -> bool:
-        """Whether a worker's own part has other shards than the worker."""
-        if not is_sharded(self._state):
-            return False
-        with self._named(part):
-            return not fits(SlicedPart(self.folder.reader(part, self.files)), self._state)
-
-    def _load_slices(self, parts: Mapping[int, SavedPart], rank: int) -> SavedPart:
-        """Load this worker's ranges from the parts that have them. Replicas share a part."""
-        own = rank if rank in parts else max(parts)
-        saved: dict[int, SlicedPart] = {}
-        read: set[str] = set()
-        for other in (own, *(other for other in parts if other != own)):
-            if parts[other].path not in read:
-                read.add(parts[other].path)
-                with self._named(parts[other]):
-                    saved[other] = SlicedPart(
-                        self.folder.reader(parts[other], self.files), self.folder.fetch_of(parts[other])
-                    )
-        with self._named(parts[own]):
-            load_slices(saved, own, self._state)
-        return parts[own]
-
-    def _load_part(self, part: SavedPart) -> None:
-        reader = self.folder.reader(part, self.files)
-        kinds = kinds_of(reader)
-        self._state.check(kinds)
-        state = self._state.to_load(kinds)
-        reader.add_values_in(state, "models", is_extra)
-        reader.fill(state)
-        if names := self._state.take_over(state):
-            raise DamagedCheckpointError(f"the loaded state is not what was saved: {listed(names)} differ")
+        self.folder.check_anchor()
+        return PartLoader(self.folder, self.files, self._state).load(iteration, rank, layout, workers)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no save is under way; False if the timeout passed first."""

@@ -141,6 +141,10 @@ class CheckpointFolder:
         """Fetches ranges of a part's tensors from whoever has them; None where its files are read."""
         return None
 
+    def check_anchor(self) -> None:
+        """See whether the store is there at all: a file may be gone since the whole store is."""
+        self.store.check_anchor()
+
     def clean(self, kept: Sequence[int], generation: int, run_id: str) -> None:
         """Delete what is older than the newest checkpoint that counts, but those to keep.
 

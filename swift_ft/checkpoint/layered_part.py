@@ -8,22 +8,33 @@ What belongs to no layer (a scheduler, a scaler) comes from the worker's own par
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_adapters.dcp.writer import FileOf
 
 _T = TypeVar("_T")
+
+
+class StateReader(Protocol):
+    """Reads one worker's part. :class:`swift_ft.torch_adapters.dcp.reader.PartReader` is one."""
+
+    def kinds(self) -> Mapping[StatePath, tuple[torch.dtype, tuple[int, ...]]]:
+        """The dtype and shape of each of its tensors, by path."""
+
+    def fill(self, state: dict[str, Any]) -> None:
+        """Load the part into the tensors of a state, and its plain bytes into a ``BytesIO`` there."""
+
+    def add_values_in(self, state: dict[str, Any], part: str, wanted: Callable[[str], bool]) -> None:
+        """Let :meth:`fill` read values that an earlier version kept among the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +81,9 @@ def file_by_layer(layered: LayeredState) -> FileOf | None:
     return file_of
 
 
-def kinds_of(reader: PartReader) -> dict[StatePath, TensorKind]:
+def kinds_of(reader: StateReader) -> dict[StatePath, TensorKind]:
     """The tensors of a part, by their path."""
-    stored = reader.read_metadata()
-    paths = stored.planner_data or {}
-    return {
-        paths.get(flat, tuple(flat.split("."))): TensorKind(meta.properties.dtype, tuple(meta.size))
-        for flat, meta in stored.state_dict_metadata.items()
-        if isinstance(meta, TensorStorageMetadata)
-    }
+    return {path: TensorKind(dtype, shape) for path, (dtype, shape) in reader.kinds().items()}
 
 
 def sources_of(
@@ -105,7 +110,7 @@ def sources_of(
 
 
 def load_layers(
-    readers: Mapping[int, PartReader],
+    readers: Mapping[int, StateReader],
     sources: Mapping[int, Sequence[int]],
     layout: StageLayers,
     layered: LayeredState,
@@ -152,7 +157,7 @@ def _merged(found: Sequence[Mapping[str, _T]]) -> dict[str, _T]:
     return {name: value for one in found for name, value in one.items()}
 
 
-def _read(reader: PartReader, layers: set[int], layered: LayeredState, *, own: bool) -> _Piece:
+def _read(reader: StateReader, layers: set[int], layered: LayeredState, *, own: bool) -> _Piece:
     """Read from one part some layers and, if it is the worker's own, what belongs to no layer."""
     content = {"plain": {"bytes": io.BytesIO()}}
     reader.fill(content)

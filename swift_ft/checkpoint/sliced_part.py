@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from swift_ft.checkpoint.layered_part import file_by_layer, kinds_of
+from swift_ft.checkpoint.layered_part import StateReader, file_by_layer, kinds_of
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
 from swift_ft.recovery.moves.reads import plan_reads
-from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_adapters.dcp.writer import FileOf
 from swift_ft.torch_core.model_state import model_state
 from swift_ft.torch_core.shards import Description, describe, local
@@ -47,7 +46,7 @@ class SlicedPart:
         fetch: fetches ranges of its tensors; None where whole tensors are read from its files.
     """
 
-    def __init__(self, reader: PartReader, fetch: FetchRanges | None = None) -> None:
+    def __init__(self, reader: StateReader, fetch: FetchRanges | None = None) -> None:
         self._reader = reader
         self._fetch = fetch
         content = {"plain": {"bytes": io.BytesIO()}}

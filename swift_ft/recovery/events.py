@@ -476,17 +476,15 @@ class StateOffered:
         rank: the worker.
         generation: the one in which it trained.
         iteration: completed iterations of its state.
-        address: ``host:port`` at which it serves the state to other machines.
-        folder: the state's folder in its machine's memory.
-        digest: of the list of the files there.
-        size: of these files, in bytes.
+        address: ``host:port`` at which it serves the state.
+        digest: of the list of tensors there.
+        size: of these tensors, in bytes.
     """
 
     rank: int
     generation: int
     iteration: int
     address: str
-    folder: str
     digest: str
     size: int = 0
 
@@ -498,7 +496,7 @@ class StateTaken:
     Attributes:
         rank: the worker.
         world: its world's number.
-        own: bytes that it read from its own machine's memory.
+        own: bytes that came from its own machine.
         peers: bytes that came from other machines.
     """
 

@@ -53,6 +53,10 @@ class World:
         """Whether its script, or the arguments, are not those with which the run began."""
         return bool(self.command or self.sources)
 
+    def begins_at(self, iteration: int) -> bool:
+        """Whether it has taken over from another world once so many iterations were completed."""
+        return bool(self.number) and self.since == iteration
+
     def spent_until(self, iteration: int, each_ns: int) -> int:
         """The time of all machines in the iterations of the whole training so far, summed. In nanoseconds.
 
@@ -71,7 +75,6 @@ class OfferedState(NamedTuple):
 
     address: str
     machine: str
-    folder: str
     digest: str
 
 

@@ -162,7 +162,8 @@ class Assembly(Foundations):
             topology = self.attached.topology(self._dealt)
             note_topology(self._run_keys, topology)
             if self._context.world:
-                keep_topology(self._store, self._context.run_id, topology)
+                # Nobody trains meanwhile, and a store may be slow.
+                self._background.submit(keep_topology, self._store, self._context.run_id, topology)
         if self._archiver is not None:
             self._archiver.start()
 

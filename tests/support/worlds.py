@@ -41,7 +41,6 @@ def run_changed(
         found = run_cluster(folder, machines=machines, script=script, inject=inject, flags=[*flags])
     assert found.code == 0, found.output[-3000:]
     assert bool(found.events("FaultInjected")) == bool(inject), "the fault did not strike"
-    assert_no_memory_left(found)
     return found
 
 
@@ -63,12 +62,6 @@ def given_up(run: ClusterRun) -> list[str]:
         if before.worlds.change is not None and state.worlds.change is None and state.worlds.given_up:
             found.append(state.worlds.given_up)
     return found
-
-
-def assert_no_memory_left(run: ClusterRun) -> None:
-    """Checks that nothing of a handover is left in shared memory."""
-    for joined in run.events("MachineJoined"):
-        assert not [*Path("/dev/shm").glob(f"swift-ft-*-{joined['machine']}-w*")]
 
 
 def whole_state(store: Path, iteration: int) -> dict[StatePath, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import selectors
 import signal
 import time
@@ -12,7 +11,6 @@ from typing import Protocol
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from swift_ft.errors import UsageError
-from swift_ft.host.handover_memory import free_handover_memory
 from swift_ft.launch.agent.room import why_no_room
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
@@ -79,7 +77,6 @@ class NextWorld:
         self._selector = selector
         self._on_other = on_other
         self._since = 0.0
-        self._tidied = 0
         self._waits_for_place = False
         self.number: int | None = None
         self.started_in = 0
@@ -100,7 +97,6 @@ class NextWorld:
             present: pids of the workers that train here.
         """
         self._waits_for_place = False
-        self._tidy(state)
         match next_todo(state.worlds, self._membership.machine, self.number):
             case NextTodo.ADOPT:
                 return True
@@ -112,12 +108,6 @@ class NextWorld:
             case NextTodo.NOTHING if self.number is not None:
                 self._give_up_if_late(state)
         return False
-
-    def _tidy(self, state: State) -> None:
-        """Free the memory in which a state was handed over, once nobody reads it any more."""
-        if state.worlds.change is None and state.worlds.planned > self._tidied:
-            self._tidied = state.worlds.planned
-            free_handover_memory(os.getpid())
 
     def _start(self, state: State, change: Change, present: Iterable[int]) -> None:
         """Start the workers, once it is known where they meet."""

@@ -29,7 +29,6 @@ from typing import Any, NoReturn
 
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.errors import UsageError
-from swift_ft.host.handover_memory import free_handover_memory
 from swift_ft.launch.processes.preload import preload
 from swift_ft.launch.processes.strays import adopt_orphans, kill_strays
 from swift_ft.launch.processes.worker import WorkerJob, run_worker
@@ -167,7 +166,6 @@ def _serve(
     agent: socket.socket, modules: Sequence[str], become_guest: Callable[[int, str, int], NoReturn] | None
 ) -> NoReturn:
     """The standby's own loop: fork on request, reap, report."""
-    agent_pid = os.getppid()
     ignored = leave_to_the_launcher()  # the agent decides when workers end
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
@@ -194,7 +192,6 @@ def _serve(
             _reap(agent, children)
     except OSError:  # the agent is gone
         kill_strays(())
-        free_handover_memory(agent_pid)
         os._exit(0)
 
 
@@ -339,7 +336,6 @@ def _kill(whom: str, children: set[int]) -> None:
     for pid in children:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    free_handover_memory(os.getppid())
     os._exit(0)
 
 

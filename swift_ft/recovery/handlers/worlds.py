@@ -105,7 +105,7 @@ def state_offered(state: State, event: ev.StateOffered) -> State:
     if change.held and event.rank not in change.sources:
         return state
     machine = state.membership.members[state.slot_of_rank(event.rank)]
-    offer = OfferedState(event.address, machine, event.folder, event.digest)
+    offer = OfferedState(event.address, machine, event.digest)
     return _with_change(state, replace(change, offered=change.offered.set(event.rank, offer)))
 
 

@@ -265,7 +265,8 @@ class WorkerCore:
         status.recoveries += plan.mode != RecoveryMode.START
         self._settle_hooks(plan)
         if status.parts_done is None and self._saves_at_once(state, plan):
-            yield Call(self._checkpoints.save, status.iteration)
+            with self._recorder.span("copy the state for a checkpoint"):
+                yield Call(self._checkpoints.save, status.iteration)
         return True
 
     def _saves_at_once(self, state: State, plan: Plan) -> bool:
@@ -274,9 +275,23 @@ class WorkerCore:
             return True  # so that there is always a checkpoint to return to
         if plan.new_layout is not None:
             return True  # the logs of before are of no use
-        if state.worlds.present.number and state.worlds.present.since == self.status.iteration:
-            return True  # so are those of another world
-        return self._checkpoints.due(self.status.iteration) and saves_again(state, self.rank)
+        iteration = self.status.iteration
+        if self._checkpoints.due(iteration) and self._has_begun_at(iteration):
+            return True  # that of the world before does not count
+        return self._due(iteration) and saves_again(state, self.rank)
+
+    def _has_begun_at(self, iteration: int) -> bool:
+        """Whether another world has begun there, and has no checkpoint yet."""
+        worlds, committed = self._job.state.worlds, self._job.state.checkpoints.committed
+        return worlds.present.begins_at(iteration) and (committed is None or committed < iteration)
+
+    def _due(self, iteration: int) -> bool:
+        """Whether a checkpoint follows the completion of this many iterations.
+
+        One follows the first iteration of another world. Before it, all would wait for the copies.
+        """
+        due = self._checkpoints.due
+        return due(iteration) or (self._has_begun_at(iteration - 1) and not due(iteration - 1))
 
     def _settle_hooks(self, plan: Plan) -> None:
         """Decide from which of its functions on the script goes on; the checkpoint comes after them."""
@@ -395,7 +410,7 @@ class WorkerCore:
     def _save_if_due(self) -> Flow[bool]:
         """False if the state turned out not to be what a replay has to rebuild."""
         iteration = self.status.iteration
-        if not self._checkpoints.due(iteration):
+        if not self._due(iteration):
             return True
         try:
             yield Call(self._checkpoints.save, iteration, replaying=self._replays.active)
@@ -542,6 +557,8 @@ class WorkerCore:
         if self._job.generation_over(state):
             yield from self.recover()
             return False
+        if self._has_begun_at(self.status.iteration):  # and no iteration is left
+            yield Call(self._checkpoints.save, self.status.iteration)
         yield self.parts.finish
         self._hooks.check()
         yield Call(self._job.append, ev.WorkerFinished(rank=self.rank, generation=state.generation))

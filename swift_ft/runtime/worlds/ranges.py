@@ -1,23 +1,25 @@
-"""Ranges of tensors that one worker asks another one for: only these bytes travel (Tenplex §4).
+"""The state that one worker offers, and another one reads: only the bytes that it needs travel (Tenplex §4).
 
-    GET /worlds/ranges/[[["models","model","up.weight"],[[0,4],[0,64]]],...]
+    GET /worlds/head                    the kind of each tensor, and the plain bytes
+    GET /worlds/tensors/0,1,17:4-8:0-64 the tensors of these numbers, one after the other; of 17 a range only
 
-The answer is the bytes of all these ranges, one after the other, and its ETag is their digest.
+Nothing is copied to be offered: what is asked for is sent from where it is. An answer's ETag is its digest,
+and the journal has that of the head.
 """
 
 from __future__ import annotations
 
-import json
+import io
 import socket
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
-from urllib.parse import quote, unquote
 
 import torch
 
-from swift_ft.checkpoint.state_payload import StatePath, TensorKind, tensor_at
+from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, kinds_in, tensors_in
 from swift_ft.errors import DamagedCheckpointError
 from swift_ft.network import JobSecret
 from swift_ft.network.peer_client import PeerFile
@@ -25,89 +27,210 @@ from swift_ft.network.peer_server import WORLDS, Content, Source
 from swift_ft.recovery.layout.tensors import Ranges
 from swift_ft.storage.digest import Digester
 
-RANGES = "ranges/"
-_AT_ONCE = 64
+HEAD, TENSORS = "head", "tensors/"
+_MOST_BYTES = 64 << 20
+"""Bytes of one answer, unless one range has more: their digest comes first, and the reader waits for it."""
+_MOST_RANGES = 1000
 """Ranges in one request: its line must not become too long."""
+_JOINED_BYTES = 1 << 16
+"""Smaller pieces are sent together."""
 
 
-def with_ranges(files: Source, saved: Mapping[str, Any]) -> Source:
-    """Serve ranges of tensors beside files.
+class OfferedTensors:
+    """A worker's state, as it is served.
 
     Args:
-        files: what else is served.
         saved: the state, which does not change as long as it is served.
+
+    Attributes:
+        size: bytes of all tensors.
+        digest: the head's.
     """
 
+    def __init__(self, saved: Mapping[str, Any]) -> None:
+        tensors = dict(tensors_in(saved))
+        self._tensors = [*tensors.values()]
+        payload = StatePayload(tensors, saved["plain"]["bytes"].getvalue())
+        self._head = payload.header + b"\n" + payload.plain
+        self.size = sum(tensor.nbytes for tensor in self._tensors)
+        self.digest = _digest_of([memoryview(self._head)])
+
+    @property
+    def source(self) -> Source:
+        """Serves it."""
+        return Source(self._opened)
+
     @contextmanager
-    def opened(name: str) -> Iterator[Content]:
-        if not name.startswith(RANGES):
-            with files.open(name) as content:
-                yield content
-            return
+    def _opened(self, name: str) -> Iterator[Content]:
+        pieces = [memoryview(self._head)] if name == HEAD else self._pieces(name)
+        yield Content(sum(map(len, pieces)), _digest_of(pieces), _sender(pieces))
+
+    def _pieces(self, name: str) -> list[memoryview]:
+        if not name.startswith(TENSORS):
+            raise FileNotFoundError(name)
         try:
-            asked = json.loads(unquote(name.removeprefix(RANGES)))
-            pieces = [_bytes_of(tensor_at(saved, tuple(path)), ranges) for path, ranges in asked]
-        except (ValueError, LookupError, TypeError, AssertionError) as error:
+            return [self._piece(one) for one in name.removeprefix(TENSORS).split(",")]
+        except (ValueError, IndexError) as error:
             raise FileNotFoundError(name) from error
-        digester = Digester()
-        for piece in pieces:
-            digester.update(piece)
-        digest = digester.digest()
-        yield Content(digest.size, digest.digest, _sender(pieces))
 
-    return Source(opened)
+    def _piece(self, asked: str) -> memoryview:
+        number, *ranges = asked.split(":")
+        tensor = self._tensors[int(number)]
+        bounds = [tuple(map(int, one.split("-"))) for one in ranges]
+        if bounds:
+            tensor = tensor[tuple(slice(start, end) for start, end in bounds)]
+        return _bytes_of(tensor.detach().cpu().contiguous())
 
 
-def _bytes_of(tensor: torch.Tensor, ranges: Sequence[Sequence[int]]) -> memoryview:
-    part = tensor.detach()[tuple(slice(start, end) for start, end in ranges)]
-    return part.cpu().contiguous().view(-1).view(torch.uint8).numpy().data
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a contiguous tensor on the host."""
+    return tensor.view(-1).view(torch.uint8).numpy().data
+
+
+def _digest_of(pieces: Iterable[memoryview]) -> str:
+    digester = Digester()
+    for piece in pieces:
+        digester.update(piece)
+    return digester.digest().digest
 
 
 def _sender(pieces: Sequence[memoryview]) -> Callable[[socket.socket, int, int], None]:
     def send(line: socket.socket, first: int, count: int) -> None:
+        joined = bytearray()
         for piece in pieces:
             wanted = piece[first : first + count]
-            line.sendall(wanted)
             first, count = max(0, first - len(piece)), count - len(wanted)
+            if len(wanted) < _JOINED_BYTES:
+                joined += wanted
+                if len(joined) < _JOINED_BYTES:
+                    continue
+                wanted = memoryview(b"")
+            if joined:
+                line.sendall(joined)
+                joined = bytearray()
+            line.sendall(wanted)
+        line.sendall(joined)
 
     return send
 
 
-def fetch_ranges(
-    address: str, secret: JobSecret, asked: Sequence[tuple[StatePath, TensorKind, Ranges]]
-) -> list[torch.Tensor]:
-    """Fetch ranges of tensors from the worker that serves them at an address.
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One range that is asked for, and the tensor that it goes to."""
+
+    name: str
+    nbytes: int
+    target: torch.Tensor
+
+
+class OfferedPart:
+    """Reads what one worker offers: a :class:`swift_ft.checkpoint.layered_part.StateReader`.
 
     Args:
-        asked: the path of each tensor, what it is there, and the ranges in it.
+        address: at which it is served.
+        secret: the job's.
+        digest: the head's.
 
-    Raises:
-        OSError: it cannot be reached, or does not have them.
-        DamagedCheckpointError: what came is not what was sent.
+    Attributes:
+        received: bytes of tensors that came.
     """
-    rest, found = iter(asked), list[torch.Tensor]()
-    while batch := list(islice(rest, _AT_ONCE)):
-        names = json.dumps([[path, ranges] for path, _, ranges in batch], separators=(",", ":"))
-        file = PeerFile(address, secret, f"{WORLDS}/{RANGES}{quote(names, safe='')}")
-        came, digester = bytearray(), Digester()
+
+    def __init__(self, address: str, secret: JobSecret, digest: str) -> None:
+        self._address = address
+        self._secret = secret
+        self._digest = digest
+        self.received = 0
+
+    @cached_property
+    def _head(self) -> tuple[dict[StatePath, TensorKind], bytes]:
+        """The kinds of all tensors, in the order of their numbers, and the plain bytes."""
+        head = bytearray()
+        for piece in PeerFile(self._address, self._secret, f"{WORLDS}/{HEAD}").pieces():
+            head += piece
+        if _digest_of([memoryview(head)]) != self._digest:
+            raise DamagedCheckpointError("the list of tensors does not match its digest", file=HEAD)
+        header, _, plain = bytes(head).partition(b"\n")
+        return kinds_in(header), plain
+
+    @cached_property
+    def _numbers(self) -> dict[StatePath, int]:
+        return {path: number for number, path in enumerate(self._head[0])}
+
+    def kinds(self) -> dict[StatePath, tuple[torch.dtype, tuple[int, ...]]]:
+        """The dtype and shape of each tensor, by path."""
+        return {path: (kind.dtype, kind.shape) for path, kind in self._head[0].items()}
+
+    def fill(self, state: dict[str, Any]) -> None:
+        """Load tensors into those of a state, and the plain bytes into a ``BytesIO`` there.
+
+        Raises:
+            OSError: the worker cannot be reached, or does not have them.
+            DamagedCheckpointError: what came is not what was sent.
+            KeyError, ValueError: it has no such tensor, or one of another shape.
+        """
+        if isinstance(plain := state.get("plain", {}).get("bytes"), io.BytesIO):
+            plain.write(self._head[1])
+        wanted = []
+        for path, target in tensors_in(state):
+            kind = self._head[0][path]
+            if kind.shape != tuple(target.shape):
+                raise ValueError(f"{'.'.join(path)} is {kind.shape} there and {tuple(target.shape)} here")
+            wanted.append(_Wanted(f"{self._numbers[path]}", kind.nbytes, _room_for(target.detach(), kind)))
+        self._receive(wanted)
+        for (_, target), one in zip(tensors_in(state), wanted, strict=True):
+            if one.target.data_ptr() != target.data_ptr():
+                target.detach().copy_(one.target)
+
+    def add_values_in(self, state: dict[str, Any], part: str, wanted: Callable[[str], bool]) -> None:
+        """All values are in the plain bytes."""
+
+    def fetch(self, asked: Sequence[tuple[StatePath, TensorKind, Ranges]]) -> list[torch.Tensor]:
+        """Fetch ranges of tensors: of each its path, what it is there, and the ranges in it.
+
+        Raises:
+            OSError, DamagedCheckpointError: see :meth:`fill`.
+        """
+        wanted = []
+        for path, kind, ranges in asked:
+            target = torch.empty([end - start for start, end in ranges], dtype=kind.dtype)
+            name = ":".join([f"{self._numbers[path]}", *(f"{start}-{end}" for start, end in ranges)])
+            wanted.append(_Wanted(name, target.nbytes, target))
+        self._receive(wanted)
+        return [one.target for one in wanted]
+
+    def _receive(self, wanted: Sequence[_Wanted]) -> None:
+        rest = [one for one in wanted if one.nbytes]
+        while rest:
+            count, size = 1, rest[0].nbytes
+            while count < min(len(rest), _MOST_RANGES) and size + rest[count].nbytes <= _MOST_BYTES:
+                size += rest[count].nbytes
+                count += 1
+            self._receive_at_once(rest[:count])
+            rest = rest[count:]
+
+    def _receive_at_once(self, wanted: Sequence[_Wanted]) -> None:
+        names = ",".join(one.name for one in wanted)
+        file, digester = PeerFile(self._address, self._secret, f"{WORLDS}/{TENSORS}{names}"), Digester()
+        size = sum(one.nbytes for one in wanted)
+        targets = iter(_bytes_of(one.target) for one in wanted)
+        target = next(targets)
         for piece in file.pieces():
-            came += piece
+            if file.size != size:
+                raise DamagedCheckpointError(f"{file.size} bytes came instead of {size}", file=names)
             digester.update(piece)
+            while len(piece):
+                if not len(target):
+                    target = next(targets)
+                count = min(len(piece), len(target))
+                target[:count] = piece[:count]
+                piece, target = piece[count:], target[count:]
         if digester.digest().digest != file.version:
-            raise DamagedCheckpointError("ranges of tensors do not match their digest")
-        found += _tensors_in(came, batch)
-    return found
+            raise DamagedCheckpointError("tensors do not match their digest", file=names)
+        self.received += size
 
 
-def _tensors_in(
-    came: bytearray, batch: Sequence[tuple[StatePath, TensorKind, Ranges]]
-) -> Iterator[torch.Tensor]:
-    at = 0
-    for _, kind, ranges in batch:
-        shape = [end - start for start, end in ranges]
-        count = torch.Size(shape).numel()
-        tensor = torch.empty(shape, dtype=kind.dtype)
-        if count:
-            tensor.copy_(torch.frombuffer(came, dtype=kind.dtype, count=count, offset=at).view(shape))
-        at += count * kind.dtype.itemsize
-        yield tensor
+def _room_for(target: torch.Tensor, kind: TensorKind) -> torch.Tensor:
+    """The memory into which a tensor's bytes are received: its own, if it is laid out as they come."""
+    if target.device.type == "cpu" and target.is_contiguous() and target.dtype == kind.dtype:
+        return target
+    return torch.empty(kind.shape, dtype=kind.dtype)

@@ -267,7 +267,6 @@ def _offered(line: Line, state: State) -> list[ev.Event]:
             generation=generation,
             iteration=at,
             address=f"host-{rank}:1",
-            folder=f"state-{rank}",
             digest="d",
         )
         for rank in ranks

@@ -80,8 +80,7 @@ class ReplayingProcess(ConnectedProcess):
             rank=self.rank,
             generation=state.generation,
             iteration=iteration,
-            address=self.machine_name,
-            folder=self._offered,
+            address=self._offered,
             digest="",
         )
 
@@ -102,7 +101,7 @@ class ReplayingProcess(ConnectedProcess):
         assert pending is not None
         taken: set[Content] = set()
         for _, offered in sorted(change.offered.items()):
-            offer = self.world.offers[offered.folder]
+            offer = self.world.offers[offered.address]
             if not offer.served or self.world.rng.random() < _HANDOVER_FAILS:
                 raise RecoveryError(f"what {offered.machine} offers cannot be read")
             taken.add(offer.content)

@@ -93,7 +93,7 @@ class World(ABC):
         settings: what the seed decided.
         claimed: worker 0 has claimed the store.
         shapes_known: the workers have trained, so the shapes of their messages are known.
-        offers: states that are offered to the next world, by folder.
+        offers: states that are offered to the next world, by address.
         results: the final content of each worker that completed its script, by rank.
         max_replay_shards: among how many workers a replay can be spread; with more than 1, survivors help.
         setup: what all machines of the job have in common.

@@ -99,6 +99,16 @@ class PartReader(FsspecReader):
             self._metadata = metadata
         return self._metadata
 
+    def kinds(self) -> dict[tuple[str, ...], tuple[torch.dtype, tuple[int, ...]]]:
+        """The dtype and shape of each tensor of the part, by its path in the state."""
+        stored = self.read_metadata()
+        paths = stored.planner_data or {}
+        return {
+            paths.get(flat, tuple(flat.split("."))): (meta.properties.dtype, tuple(meta.size))
+            for flat, meta in stored.state_dict_metadata.items()
+            if isinstance(meta, TensorStorageMetadata)
+        }
+
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read what a plan names, file by file. See :class:`torch.distributed.checkpoint.StorageReader`."""
         by_file: dict[str, list[ReadItem]] = {}

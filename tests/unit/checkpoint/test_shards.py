@@ -15,11 +15,13 @@ from torch.distributed.tensor.debug import CommDebugMode
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.part_loading import PartLoader
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.state_payload import TensorKind, tensor_at, tensors_in
 from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.store import Store
 from swift_ft.torch_core.shards import local
 from tests.support.shards import worker_of_mesh
@@ -106,9 +108,7 @@ def test_a_part_of_a_checkpoint(tmp_path: Path) -> None:
             writer = Checkpointer(folder, saved.state)
             writer.save(1, "part", lambda _: None, saved.digests)
             assert writer.wait(30)
-            reader = Checkpointer(folder, loaded.state)
-            part = type("P", (), {"path": "part", "digest": ""})()
-            reader._load_part(part)
+            PartLoader(folder, None, loaded.state)._load_part(SavedPart("part", ""))
         assert communication.get_total_counts() == 0
         assert saved.digests == loaded.digests
 

@@ -24,10 +24,7 @@ def a_change(machines: tuple[str, ...] = ("C", "A"), world: int = 1) -> list[ev.
         ev.ChangePlanned(world=world, machines=machines, reason="more memory", asked_by="an operator"),
         *(ev.NextPrepared(rank=rank, world=world) for rank in ranks),
         ev.SwitchRequested(rank=0, generation=1, iteration=7, world=world),
-        *(
-            ev.StateOffered(rank=rank, generation=1, iteration=7, address="", folder="", digest="")
-            for rank in (1, 0)
-        ),
+        *(ev.StateOffered(rank=rank, generation=1, iteration=7, address="", digest="") for rank in (1, 0)),
         *(ev.StateTaken(rank=rank, world=world, own=10 * rank, peers=5) for rank in ranks),
         *(
             ev.StatusReported(rank=rank, generation=2, holds=("model",), iteration=7, live=True)

@@ -13,7 +13,7 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, WorkerOrder, agent_order, worker_order
 from swift_ft.recovery.protocol import step, step_all
 from swift_ft.recovery.snapshot import JournalSnapshot, snapshot_from_text, snapshot_to_text
-from swift_ft.recovery.worlds import Change, NextTodo, World, Worlds, next_todo, without_change
+from swift_ft.recovery.worlds import Change, NextTodo, OfferedState, World, Worlds, next_todo, without_change
 
 MACHINES = ("A", "B", "C", "D")
 
@@ -48,9 +48,7 @@ def a_change(state: State, machines: tuple[str, ...], at: int = 7) -> list[ev.Ev
 
 
 def an_offer(rank: int, generation: int, at: int) -> ev.StateOffered:
-    return ev.StateOffered(
-        rank=rank, generation=generation, iteration=at, address=f"h{rank}:1", folder=f"f{rank}", digest="d"
-    )
+    return ev.StateOffered(rank=rank, generation=generation, iteration=at, address=f"h{rank}:1", digest="d")
 
 
 # -------------------------------------------------------------------------------------------- one change
@@ -118,7 +116,7 @@ def test_offers_are_where_the_next_world_finds_them() -> None:
     state = step_all(live(), a_change(live(), ("C", "B"))[:-2])
     change = state.worlds.change
     assert change is not None
-    assert change.offered[1] == ("h1:1", "B", "f1", "d")
+    assert change.offered[1] == OfferedState("h1:1", "B", "d")
     orders = [worker_order(state, machine="C", rank=r, started_in=2, world=1) for r in (0, 1)]
     assert orders == [WorkerOrder.TAKE] * 2
 

@@ -131,9 +131,7 @@ def obey(state: State) -> list[ev.Event]:
         return [switch] if ready else prepare(state)
     if len(change.offered) < state.world_size:
         return [
-            ev.StateOffered(
-                rank=rank, generation=generation, iteration=STOP, address="a:1", folder="f", digest="d"
-            )
+            ev.StateOffered(rank=rank, generation=generation, iteration=STOP, address="a:1", digest="d")
             for rank in range(state.world_size)
         ]
     return [ev.StateTaken(rank=rank, world=world) for rank in range(len(change.world.machines))]

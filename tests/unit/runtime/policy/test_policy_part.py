@@ -120,7 +120,7 @@ def test_what_came_is_said_beside_the_forecast(caplog: pytest.LogCaptureFixture)
     run(before, range(4))
     state, change = job.state, job.state.worlds.change
     assert change is not None
-    offer = OfferedState("host:1", machine(0), "/dev/shm/a", "")
+    offer = OfferedState("host:1", machine(0), "")
     offered = replace(change, offered=change.offered.set(0, offer))
     after = part(job, step_s=0.6)
     after.on_change(replace(state, worlds=replace(state.worlds, change=offered)))

@@ -753,13 +753,37 @@ def a_worker_of_the_next_world_prepares_takes_its_state_and_reports_it(core: Cor
         *(f"order {WorkerOrder.TAKE}", "take in 3, known: False", "append StateTaken"),
         *(f"order {WorkerOrder.REPORT}", "settle 4", "end replay", "flush notes", "report"),
         *("append StatusReported", f"order {WorkerOrder.RUN}"),
-        *("prepare 4", "open 4 in 4", "enter 4", "join 1", "live 4", "save 4"),
+        *("prepare 4", "open 4 in 4", "enter 4", "join 1", "live 4"),
     ]
     prepared, taken, report = around.events
     assert prepared == ev.NextPrepared(rank=RANK, world=2)
     assert taken == ev.StateTaken(rank=RANK, world=2)
     assert isinstance(report, ev.StatusReported)
     assert (report.iteration, report.live, report.fresh) == (4, True, False)
+
+
+@check
+def another_world_saves_after_its_first_iteration(core: Core) -> None:
+    begins = [(WorkerOrder.RUN, a_state(4, of_task(STAY), since=4))]
+    around = Surroundings(core, orders=begins)
+    around.status.iteration, around.status.known = 4, True
+    assert "save 4" not in around.says(around.core.recover())
+    for saves in (True, False):
+        around.core.begin()
+        assert ("save" in " ".join(around.says(around.core.completed()))) == saves
+    # Where none is left, where a regular one is due, and where there is one already:
+    for due, committed, at_once, first, last in (
+        ((), 3, False, True, True),
+        ((4,), 3, True, False, True),
+        ((), 4, False, False, False),
+    ):
+        begins = [(WorkerOrder.RUN, a_state(4, of_task(STAY), since=4, committed=committed))]
+        around = Surroundings(core, orders=begins, due=due)
+        around.status.iteration, around.status.known = 4, True
+        assert ("save 4" in around.says(around.core.recover())) == at_once
+        assert (["save 4", "finish"] == around.says(around.core.finish())[2:4]) == last
+        around.core.begin()
+        assert ("save 5" in around.says(around.core.completed())) == first
 
 
 @check
@@ -783,15 +807,6 @@ def another_error_is_not_a_state_that_cannot_be_taken(core: Core) -> None:
 
 
 @check
-def a_world_saves_the_state_that_it_began_with(core: Core) -> None:
-    for since, saved in ((4, True), (3, False), (None, False)):
-        more = {} if since is None else {"since": since}
-        around = Surroundings(core, orders=[(WorkerOrder.RUN, a_state(1, of_task(STAY), **more))])
-        around.status.iteration, around.status.known = 4, True
-        assert ("save 4" in around.says(around.core.recover())) == saved
-
-
-@check
 def the_first_world_does_not_save_because_it_began_with_nothing(core: Core) -> None:
     plan = of_task(Task(load=None, begin=0, replay_until=0), RecoveryMode.CONTINUE)
     around = Surroundings(core, orders=[(WorkerOrder.RUN, a_state(1, plan))])
@@ -806,9 +821,7 @@ def all_stop_for_the_next_world_and_offer_their_state(core: Core) -> None:
     assert ends_in_recovery(around, around.core.stops_for_layout()) == [
         *("pause", "offer 4 to 1", "append StateOffered", "wait for others", "withdraw", "generation over?"),
     ]
-    assert around.events == [
-        ev.StateOffered(rank=RANK, generation=1, iteration=4, address="", folder="", digest="")
-    ]
+    assert around.events == [ev.StateOffered(rank=RANK, generation=1, iteration=4, address="", digest="")]
     assert around.core.next is None
 
 
@@ -910,6 +923,9 @@ def it_ends_when_all_have_done_the_last_iteration(core: Core) -> None:
 @check
 def a_loss_at_the_end_is_recovered(core: Core) -> None:
     around = live(core, generation_over=[True])
+    assert ends_in_recovery(around, around.core.finish()) == ["pause", "generation over?"]
+    around = live(core, generation_over=[True])
+    around.state = a_state(since=around.status.iteration, committed=None)
     assert ends_in_recovery(around, around.core.finish()) == ["pause", "generation over?"]
     around = live(core, generation_over=[False, True])
     assert ends_in_recovery(around, around.core.finish())[-1] == "generation over?"

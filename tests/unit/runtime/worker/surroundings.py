@@ -146,7 +146,7 @@ class Surroundings(Part):
     def offer(self, state: State, iteration: int) -> ev.Event:
         self.note("offer", f"{iteration} to {state.worlds.change and state.worlds.change.world.number}")
         return ev.StateOffered(
-            rank=RANK, generation=state.generation, iteration=iteration, address="", folder="", digest=""
+            rank=RANK, generation=state.generation, iteration=iteration, address="", digest=""
         )
 
     def withdraw(self) -> None:

@@ -16,8 +16,7 @@ from swift_ft.runtime.worlds import handover
 from swift_ft.runtime.worlds.handover import Handover, _nearest
 
 OFFERED = {
-    rank: OfferedState(machine=f"machine {rank}", address="", folder=f"rank-{rank}", digest="")
-    for rank in range(4)
+    rank: OfferedState(machine=f"machine {rank}", address=f"host-{rank}:1", digest="") for rank in range(4)
 }
 
 
