@@ -19,7 +19,15 @@ from tests.support.cluster import (
     run_cluster,
     training,
 )
-from tests.support.worlds import CHANGES_WORLD, Change, given_up, run_changed, whole_state, worlds_of
+from tests.support.worlds import (
+    CHANGES_WORLD,
+    Change,
+    given_up,
+    run_changed,
+    saved_state,
+    taken_state,
+    worlds_of,
+)
 
 ITERATIONS = 60
 
@@ -199,16 +207,23 @@ def test_shards_are_cut_anew(changed: Any, tmp_path: Path, machines: int, slots:
     ],
 )
 def test_a_pipeline_of_shards_is_cut_otherwise(
-    changed: Any, tmp_path: Path, machines: int, slots: list[int], arguments: list[str]
+    changed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    machines: int,
+    slots: list[int],
+    arguments: list[str],
 ) -> None:
     """Each parameter keeps its values and what the optimizer has of it, in other stages and slices."""
     example = "train_tensor_parallel"
+    monkeypatch.setenv("TAKEN", str(tmp_path / "taken"))
     run = changed(example, (3, slots, arguments), machines=machines, every=10 * ITERATIONS)
     (world,) = worlds_of(run)
     since, folder = world.worlds.present.since, tmp_path / "undisturbed"
     script = [*training(folder, EXAMPLES / f"{example}.py", iterations=since), f"--checkpoint-every={since}"]
+    monkeypatch.delenv("TAKEN")
     assert run_cluster(folder, machines=machines, script=script).code == 0
-    ours, theirs = (whole_state(store, since) for store in (run.store, folder / "store"))
+    ours, theirs = taken_state(tmp_path / "taken"), saved_state(folder / "store", since)
     assert ours.keys() == theirs.keys()
     assert any(path[0] == "optimizers" for path in ours)
     assert not [path for path in ours if not torch.equal(ours[path], theirs[path])]

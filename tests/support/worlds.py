@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.layered_part import StateReader
 from swift_ft.checkpoint.sliced_part import SlicedPart
 from swift_ft.checkpoint.state_payload import StatePath
 from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.dcp.reader import PartReader
 from tests.support.cluster import ClusterRun, run_cluster
 
 CHANGES_WORLD = Path(__file__).parents[1] / "cluster" / "scripts" / "changes_world.py"
@@ -64,12 +66,21 @@ def given_up(run: ClusterRun) -> list[str]:
     return found
 
 
-def whole_state(store: Path, iteration: int) -> dict[StatePath, torch.Tensor]:
-    """All tensors of a checkpoint, put together from its parts."""
+def saved_state(store: Path, iteration: int) -> dict[StatePath, torch.Tensor]:
+    """All tensors of a checkpoint."""
     folder = CheckpointFolder(Store(store))
+    return _whole(folder.reader(saved) for saved in folder.parts_of(iteration).values())
+
+
+def taken_state(folder: Path) -> dict[StatePath, torch.Tensor]:
+    """All tensors with which another world began, as its workers have written them (``TAKEN``)."""
+    return _whole(PartReader(Store(folder), part.name) for part in folder.iterdir())
+
+
+def _whole(parts: Iterable[StateReader]) -> dict[StatePath, torch.Tensor]:
+    """All tensors, put together from the parts of workers."""
     found: dict[StatePath, torch.Tensor] = {}
-    for saved in folder.parts_of(iteration).values():
-        part = SlicedPart(folder.reader(saved))
+    for part in map(SlicedPart, parts):
         for path, kind in part.kinds.items():
             ranges = part.ranges(path)
             whole = found.setdefault(path, torch.empty(part.whole(path), dtype=kind.dtype))

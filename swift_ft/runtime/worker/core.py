@@ -136,6 +136,7 @@ class WorkerCore:
         hit(Point.PREPARED, self.status.iteration)
         change = state.worlds.change
         assert change is not None
+        yield self._handover.make_ready
         yield Call(self._job.append, ev.NextPrepared(rank=self.rank, world=change.world.number))
 
     def _take(self, state: State) -> Flow[None]:
@@ -181,7 +182,9 @@ class WorkerCore:
             )
         )
         reported = yield Call(self._job.append, report)
-        if self._job.order(reported) == WorkerOrder.HOLD:
+        # All workers of another world have the same state as it begins, so nobody has to be sent one.
+        begins = reported.worlds.present.begins_at(status.iteration)
+        if self._job.order(reported) == WorkerOrder.HOLD and not begins:
             self.parts.idle()
 
     def _execute(self, state: State) -> Flow[bool]:

@@ -167,6 +167,9 @@ class Hooks(Protocol):
 class Handover(Protocol):
     """Hands the state of one world to the next (`recovery/worlds.py`)."""
 
+    def make_ready(self) -> None:
+        """Do all that can be done before there is a state to take, while the present world trains."""
+
     def offer(self, state: State, iteration: int) -> ev.Event:
         """Serve this worker's state to the next world. Returns what the journal is to be told."""
 
@@ -226,6 +229,9 @@ class NoLayers:
 
 class NoHandover:
     """No other world follows."""
+
+    def make_ready(self) -> None:
+        """Nothing will come."""
 
     def offer(self, state: State, iteration: int) -> ev.Event:
         """No change asks for it."""

@@ -17,6 +17,7 @@ from swift_ft.checkpoint.state_payload import FetchRanges
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import CheckpointError, UsageError
+from swift_ft.host.heap import map_ahead
 from swift_ft.network import JobSecret
 from swift_ft.network.peer_server import WORLDS
 from swift_ft.program.open_files import flush_open_files
@@ -50,6 +51,11 @@ class Handover:
         self._peers = peers
         self._layout = layout
         self._offers = False
+
+    def make_ready(self) -> None:
+        """See :class:`swift_ft.runtime.worker.ports.Handover`."""
+        self._state.to_save()  # what is only set up at its first use is so now
+        map_ahead(lambda: False)  # else each page of the state would be mapped and cleared as it comes
 
     def offer(self, state: State, iteration: int) -> ev.Event:
         """See :class:`swift_ft.runtime.worker.ports.Handover`."""

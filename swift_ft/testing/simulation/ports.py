@@ -146,6 +146,9 @@ class _Handover:
         self._worker = worker
         self.take = worker.take
 
+    def make_ready(self) -> None:
+        pass
+
     def offer(self, state: State, iteration: int) -> ev.Event:
         return self._worker.offer(state, iteration)
 

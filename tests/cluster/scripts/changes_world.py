@@ -2,7 +2,8 @@
 
 Variables: ``EXAMPLE`` is its name; ``CHANGES`` is a list in JSON of ``[iteration, slots, arguments]``: from
 which iteration on, which machines the next world has in its slots (by number, those that have a slot now come
-first), and arguments that are added to the script's, or degrees (``pp=2,tp=2``).
+first), and arguments that are added to the script's, or degrees (``pp=2,tp=2``). In the folder ``TAKEN``, if
+it is given, each worker of another world writes its part of the state with which that began.
 """
 
 import importlib
@@ -16,6 +17,8 @@ import swift_ft
 from swift_ft.network.command_proof import proof_of_command
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.dcp.writer import write_part
 
 CHANGES = json.loads(os.environ["CHANGES"])
 PACE_S = 0.2
@@ -26,8 +29,15 @@ class Session(swift_ft.Session):
     def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
         for step in super().steps(iterations):
             if not step.replayed:
+                self._keep_taken(step.index)
                 self._change(step.index)
             yield step
+
+    def _keep_taken(self, iteration: int) -> None:
+        context, state = self._assembly._participant.context, self._assembly._participant.state
+        if context.world and "TAKEN" in os.environ and state.worlds.present.begins_at(iteration):
+            part = f"world-{context.world}-rank-{context.rank}"
+            write_part(Store(os.environ["TAKEN"]), part, self._assembly._state.to_save())
 
     def _change(self, iteration: int) -> None:
         participant = self._assembly._participant

@@ -131,6 +131,16 @@ def who_waits_for_others_prepares_what_may_be_needed(core: Core) -> None:
 
 
 @check
+def nobody_needs_the_state_with_which_another_world_begins(core: Core) -> None:
+    for since in (0, 1):
+        state = a_state(3, since=since)
+        around = Surroundings(core, orders=[(WorkerOrder.REPORT, state), (WorkerOrder.RUN, state)])
+        around.answers["order"], around.state = WorkerOrder.HOLD, state
+        reports(around)
+        assert ("idle" in around.said) == (since == 1)
+
+
+@check
 def it_loads_what_its_task_names(core: Core) -> None:
     plan = of_task(LOAD)
     orders = [(WorkerOrder.EXECUTE, a_state(2, plan)), (WorkerOrder.RUN, a_state(2, plan))]
@@ -749,7 +759,8 @@ def a_worker_of_the_next_world_prepares_takes_its_state_and_reports_it(core: Cor
     ]
     around = Surroundings(core, orders=orders)
     assert around.says(around.core.recover()) == [
-        *("leave generation", f"order {WorkerOrder.PREPARE}", "append NextPrepared without a state"),
+        *("leave generation", f"order {WorkerOrder.PREPARE}", "make ready"),
+        "append NextPrepared without a state",
         *(f"order {WorkerOrder.TAKE}", "take in 3, known: False", "append StateTaken"),
         *(f"order {WorkerOrder.REPORT}", "settle 4", "end replay", "flush notes", "report"),
         *("append StatusReported", f"order {WorkerOrder.RUN}"),
@@ -781,7 +792,7 @@ def another_world_saves_after_its_first_iteration(core: Core) -> None:
         around = Surroundings(core, orders=begins, due=due)
         around.status.iteration, around.status.known = 4, True
         assert ("save 4" in around.says(around.core.recover())) == at_once
-        assert (["save 4", "finish"] == around.says(around.core.finish())[2:4]) == last
+        assert (around.says(around.core.finish())[2:4] == ["save 4", "finish"]) == last
         around.core.begin()
         assert ("save 5" in around.says(around.core.completed())) == first
 

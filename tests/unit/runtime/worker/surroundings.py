@@ -143,6 +143,9 @@ class Surroundings(Part):
 
     # ----------------------------------------------------------------------------------- the next world
 
+    def make_ready(self) -> None:
+        self.note("make ready")
+
     def offer(self, state: State, iteration: int) -> ev.Event:
         self.note("offer", f"{iteration} to {state.worlds.change and state.worlds.change.world.number}")
         return ev.StateOffered(
