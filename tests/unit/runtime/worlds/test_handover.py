@@ -1,19 +1,15 @@
-"""Offers of a state to the next world: which one a worker reads, and one that cannot be written."""
+"""Offers of a state to the next world: which one a worker reads."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from immutables import Map
 
-from swift_ft.errors import CheckpointError
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.worlds import Change, OfferedState, World
-from swift_ft.runtime.worlds import handover
-from swift_ft.runtime.worlds.handover import Handover, _nearest
+from swift_ft.runtime.worlds.handover import _nearest
 
 OFFERED = {
     rank: OfferedState(machine=f"machine {rank}", address=f"host-{rank}:1", digest="") for rank in range(4)
@@ -49,29 +45,6 @@ def test_layers_decide_where_pipelines_are_unlike() -> None:
 def test_workers_with_the_same_layers_are_replicas() -> None:
     placed = {0: (0, 1), 1: (2,), 2: (0, 1), 3: (2,)}
     assert read_by(1, ["stage 0"] * 4, placed) == [2, 1, 2, 1]
-
-
-def test_an_offer_whose_folder_is_freed_meanwhile_gives_the_change_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another worker gave the change up: no error of this worker's script."""
-
-    def freed(*args: object, **kwargs: object) -> None:
-        raise FileNotFoundError(
-            2, "No such file or directory", "/dev/shm/swift-ft-1-m-w1/rank-00002/.metadata.tmp"
-        )
-
-    monkeypatch.setattr(handover, "write_part", freed)
-    monkeypatch.setattr(handover, "handover_memory", lambda *_: tmp_path)
-    context: Any = SimpleNamespace(agent_pid=1, machine="m", rank=2)
-    kept: Any = SimpleNamespace(to_save=dict, optimizers={}, models={})
-    monkeypatch.setattr(handover, "file_of_state", lambda _: None)
-    state: Any = SimpleNamespace(
-        worlds=SimpleNamespace(change=SimpleNamespace(world=SimpleNamespace(number=1))), generation=1
-    )
-    peers: Any = None
-    with pytest.raises(CheckpointError, match="its memory cannot be written"):
-        Handover(context, kept, peers, lambda _: None).offer(state, 5)
 
 
 def test_after_a_loss_a_replica_stands_in_for_a_lost_worker() -> None:
