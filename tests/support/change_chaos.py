@@ -29,7 +29,7 @@ from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from tests.support.cluster import EXAMPLES, ClusterRun, assert_same_layers, run_cluster, training
-from tests.support.worlds import CHANGES_WORLD, Change, assert_no_memory_left, given_up, worlds_of
+from tests.support.worlds import CHANGES_WORLD, Change, given_up, worlds_of
 
 ITERATIONS = 50
 _EVERY = 20
@@ -193,10 +193,6 @@ def _judged(run: ClusterRun, plan: Plan, reference: References) -> Result:
         assert_same_layers(run, reference(plan.example, state.shape.machines))
     except AssertionError as error:
         return Result("WRONG", str(error)[:2000], **facts)
-    try:
-        assert_no_memory_left(run)
-    except AssertionError:
-        return Result("LEAKED", "what a machine handed over is still in /dev/shm", **facts)
     return Result("identical" if struck else "not struck", "; ".join(missed), **facts)
 
 
