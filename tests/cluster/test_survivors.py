@@ -19,7 +19,7 @@ from tests.support.cluster import (
     run_cluster,
 )
 from tests.support.integrations import assert_same_files
-from tests.support.worlds import assert_no_memory_left, given_up, worlds_of
+from tests.support.worlds import given_up, worlds_of
 
 SHRINK = ["--spares", "0", "--no-replacement", "--elastic-wait", "0.2", "--on-loss", "shrink"]
 ITERATIONS = 16
@@ -45,7 +45,6 @@ def train(
     run = run_cluster(folder, machines=machines, script=script, inject=inject, flags=[*SHRINK, *flags])
     assert run.code == 0, run.output[-3000:]
     assert len(run.events("FaultInjected")) == inject.count("kill"), "a fault did not strike"
-    assert_no_memory_left(run)
     return run
 
 

@@ -37,7 +37,9 @@ TEXTS = {
     "policy_machines": "2:6",
     "policy_price": "2.50:400",
     "preload": "wave, xml.dom",
+    "on_corruption": "drain",
     "stragglers": "replace",
+    "verify": "replay",
 }
 TYPES = get_type_hints(RunConfig)
 
