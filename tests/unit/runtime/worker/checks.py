@@ -60,7 +60,7 @@ def it_leaves_its_group_reports_does_its_task_and_goes_live(core: Core) -> None:
     around.status.iteration, around.status.known = 4, True
     assert around.says(around.core.recover()) == [
         *("leave generation", f"order {WorkerOrder.REPORT}"),
-        *("settle 2", "end replay", "flush notes", "report", "append StatusReported"),
+        *("withdraw", "settle 2", "end replay", "flush notes", "report", "append StatusReported"),
         f"order {WorkerOrder.EXECUTE}",
         *("open 4 in 2", "append WorkerReady"),
         f"order {WorkerOrder.RUN}",
@@ -762,7 +762,7 @@ def a_worker_of_the_next_world_prepares_takes_its_state_and_reports_it(core: Cor
         *("leave generation", f"order {WorkerOrder.PREPARE}", "make ready"),
         "append NextPrepared without a state",
         *(f"order {WorkerOrder.TAKE}", "take in 3, known: False", "append StateTaken"),
-        *(f"order {WorkerOrder.REPORT}", "settle 4", "end replay", "flush notes", "report"),
+        *(f"order {WorkerOrder.REPORT}", "withdraw", "settle 4", "end replay", "flush notes", "report"),
         *("append StatusReported", f"order {WorkerOrder.RUN}"),
         *("prepare 4", "open 4 in 4", "enter 4", "join 1", "live 4"),
     ]
@@ -771,6 +771,16 @@ def a_worker_of_the_next_world_prepares_takes_its_state_and_reports_it(core: Cor
     assert taken == ev.StateTaken(rank=RANK, world=2)
     assert isinstance(report, ev.StatusReported)
     assert (report.iteration, report.live, report.fresh) == (4, True, False)
+
+
+@check
+def after_a_loss_a_worker_may_offer_its_state_instead_of_a_task(core: Core) -> None:
+    orders = [(WorkerOrder.REPORT, a_state(2)), (WorkerOrder.OFFER, a_state(2, next=1))]
+    around = Surroundings(core, orders=orders)
+    around.status.iteration, around.status.known = 4, True
+    assert stops_after_its_orders(around)[-3:] == [
+        *(f"order {WorkerOrder.OFFER}", "offer 4 to 1", "append StateOffered")
+    ]
 
 
 @check
