@@ -12,11 +12,6 @@ from tests.support.change_chaos import References, random_plan, references_in, r
 DEFAULT = (3, 4)
 """Seeds of two plans: machines of both worlds are killed as state is taken over, and before that."""
 SEEDS = 40
-OPEN = {
-    12: "a rank that only the larger world had leaves the draft of a log segment in the store",
-    37: "a machine whose agent was stopped as it handed over leaves its offer in shared memory",
-}
-"""Seeds of plans that leave something behind."""
 
 
 @pytest.fixture(scope="module")
@@ -28,15 +23,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> References:
     "seed",
     [
         *DEFAULT,
-        *(
-            pytest.param(seed, marks=pytest.mark.thorough)
-            for seed in range(SEEDS)
-            if seed not in (*DEFAULT, *OPEN)
-        ),
-        *(
-            pytest.param(seed, marks=[pytest.mark.thorough, pytest.mark.xfail(reason=why)])
-            for seed, why in OPEN.items()
-        ),
+        *(pytest.param(seed, marks=pytest.mark.thorough) for seed in range(SEEDS) if seed not in DEFAULT),
     ],
 )
 def test_a_plan_is_survived(seed: int, tmp_path: Path, reference: References) -> None:

@@ -100,8 +100,9 @@ class MachineAgent(ElasticAgent):
             if source is not None:
                 self._selector.register(source, selectors.EVENT_READ)
         self._heard = WorkerChannels(self._selector, self._run_end.hear)
+        heard_next = WorkerChannels(self._selector, self._run_end.hear)
         self._next = NextWorld(
-            self, settings, standby, spec.rdzv_handler, logs_specs, self._selector, self._note_report
+            self, settings, standby, spec.rdzv_handler, logs_specs, heard_next, self._note_report
         )
         self._watch = WorkerWatch(
             spec.rdzv_handler,

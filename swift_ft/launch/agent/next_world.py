@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import selectors
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -48,7 +47,7 @@ class NextWorld:
         standby: forks the workers.
         membership: this machine's, with the journal.
         logs: where their output goes.
-        selector: the agent's, for what they say.
+        heard: listens to them; what they say of their logs and their store, the agent has to know, too.
         on_other: called with a report of the standby that is of none of them.
 
     Attributes:
@@ -66,7 +65,7 @@ class NextWorld:
         standby: Standby,
         membership: JournalRendezvous,
         logs: MachineLogs,
-        selector: selectors.BaseSelector,
+        heard: WorkerChannels,
         on_other: Callable[[dict[str, int]], object],
     ) -> None:
         self._agent = agent
@@ -74,7 +73,6 @@ class NextWorld:
         self._standby = standby
         self._membership = membership
         self._logs = logs
-        self._selector = selector
         self._on_other = on_other
         self._since = 0.0
         self._waits_for_place = False
@@ -82,7 +80,7 @@ class NextWorld:
         self.started_in = 0
         self.group: WorkerGroup | None = None
         self.processes: StandbyContext | None = None
-        self.heard = WorkerChannels(selector)
+        self.heard = heard
 
     @property
     def pause_s(self) -> float:

@@ -22,6 +22,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import first_line
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.verify.evidence import Evidence
 from swift_ft.runtime.verify.verdict import (
@@ -155,7 +156,8 @@ class VerifyPart(Part):
             self._job.append(
                 ev.JobClosed(
                     reason=f"machine {slot} has computed iteration {step.iteration} wrong: {places} (worker "
-                    f"{ranks[0]}). Leave it out, and go on with --resume from the last checkpoint."
+                    f"{ranks[0]}). Leave it out, and go on with --resume from the last checkpoint.",
+                    cause=Cause.MACHINE,
                 )
             )
 

@@ -11,6 +11,7 @@ import pytest
 
 from swift_ft.launch.agent import next_world, room
 from swift_ft.launch.agent.next_world import NextWorld
+from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
@@ -33,9 +34,9 @@ class Agent:
         bootstrap = SimpleNamespace(place_of_next=lambda machine, change: place)
         follower = SimpleNamespace(append=self.events.append, state=planned())
         membership: Any = SimpleNamespace(machine="A", bootstrap=bootstrap, follower=follower)
-        selector = selectors.DefaultSelector()
+        heard = WorkerChannels(selectors.DefaultSelector())
         nothing: Any = None
-        self.next = NextWorld(self, nothing, nothing, membership, nothing, selector, nothing)  # type: ignore[arg-type]
+        self.next = NextWorld(self, nothing, nothing, membership, nothing, heard, nothing)  # type: ignore[arg-type]
 
     def workers_in(self, *_: object) -> NoReturn:
         raise AssertionError
