@@ -16,7 +16,8 @@ _IN_A_STEP = (Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN)
 _OF_REPLICAS = (Point.REDUCE, Point.REDUCING, Point.REDUCED, Point.UPDATE)
 _OF_CHECKPOINTS = (Point.CHECKPOINT, Point.COMMIT)
 _OF_COPIES = (Point.COPY,)
-_OF_THE_START = (Point.REPORT, Point.JOIN)
+_WHERE_PASSED = (Point.REPORT, Point.JOIN, Point.VERIFY)
+"""Of a start, and of verified steps: drawn first only where an undisturbed run passes them."""
 _IN_A_RECOVERY = (Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.TRANSFER, Point.REPLAY, Point.HELP)
 
 WEIGHTS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
@@ -81,8 +82,8 @@ def random_plan(shape: Shape, seed: int, attempt: int = 0) -> tuple[Fault, ...]:
     """
     draw = random.Random(f"{seed} {attempt}" if attempt else seed)
     points = _IN_A_STEP + _OF_REPLICAS + _OF_CHECKPOINTS + _OF_COPIES * shape.copies
-    if shape.points:  # those of the start are passed by all workers
-        points = tuple(point for point in (*points, *_OF_THE_START) if point in shape.points)
+    if shape.points:
+        points = tuple(point for point in (*points, *_WHERE_PASSED) if point in shape.points)
     first = _random_fault(shape, draw, points)
     more = draw.randint(0, shape.most - 1)
     kinds = _passed(_WITH_COPIES if shape.copies else _POINTS, shape.points)

@@ -32,11 +32,11 @@ def test_faults_are_within_the_job() -> None:
         assert parse_faults("; ".join(map(str, plan))) == plan
 
 
-NOT_DRAWN = {Point.MOVE, Point.PREPARED, Point.OFFER, Point.TAKE}
+NOT_DRAWN = {Point.VERIFY, Point.MOVE, Point.PREPARED, Point.OFFER, Point.TAKE}
 
 
 def test_all_kinds_are_drawn() -> None:
-    """Without ``raise``, a script's own failure, moves of layers, and points of changes to other worlds."""
+    """Without ``raise``, a script's own failure, verified steps, moves of layers, and changes of worlds."""
     plans = [random_plan(replace(SHAPE, copies=True), seed) for seed in range(500)]
     assert any(plan[0].point == Point.COPY for plan in plans)
     assert {fault.point for plan in plans for fault in plan} == set(Point) - NOT_DRAWN
@@ -58,7 +58,7 @@ def test_all_kinds_that_are_asked_for_are_drawn_and_can_be_read() -> None:
 
 
 def test_of_a_known_run_only_what_it_passes_is_drawn() -> None:
-    passed = frozenset({"optimizer", "between", "checkpoint", "report"})
+    passed = frozenset({"optimizer", "between", "checkpoint", "report", "verify"})
     known = replace(SHAPE, points=passed, checkpoints=(0, 4, 8))
     plans = [random_plan(known, seed) for seed in range(300)]
     assert {plan[0].point for plan in plans} == passed
