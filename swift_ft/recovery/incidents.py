@@ -70,25 +70,20 @@ def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> I
     # What a test has done says more than what its victim's machine could see.
     if course.fault is not None and isinstance(course.fault.event, ev.FaultInjected):
         cause, evidence = Cause.INJECTED, (f"--inject {course.fault.event.fault}", *evidence)
-    reason = getattr(first, "reason", "")
     others = list(recovery.reasons)
-    if reason in others:
+    if (reason := _reason_of(first)) in others:
         others.remove(reason)
-    machines, slots = list(recovery.machines), list(recovery.slots)
-    return Incident(
-        number=len(earlier) + 1,
-        at=course.loss.at,
+    return _incident(
+        course.loss,
+        earlier,
         cause=cause,
-        reason=reason,
         evidence=evidence,
-        machines=tuple(machines),
-        slots=tuple(slots),
+        machines=tuple(recovery.machines),
+        slots=tuple(recovery.slots),
         others=tuple(others),
         way=way or recovery.mode,
         seconds=recovery.seconds,
         iterations_lost=recovery.most_lost,
-        times=_times(cause, machines, earlier),
-        advice=ADVICE[cause],
     )
 
 
@@ -111,25 +106,52 @@ def incident_of_event(
         return None
     if isinstance(event, ev.JobClosed) and event.exit_code > 128:
         return None
-    cause = cause_of(event)
     machine = getattr(event, "machine", "")
-    machines = [machine] if machine else list(getattr(event, "machines", ()))
-    slots = [slot for name in machines if (slot := before.slot_of(name)) is not None]
+    machines = (machine,) if machine else tuple(getattr(event, "machines", ()))
+    return _incident(
+        entry,
+        earlier,
+        cause=cause_of(event),
+        evidence=evidence_of(event),
+        machines=machines,
+        slots=tuple(slot for name in machines if (slot := before.slot_of(name)) is not None),
+        way=ENDED if ended else RecoveryMode.RESTART.value,
+    )
+
+
+def _incident(
+    first: Entry,
+    earlier: Sequence[Incident],
+    *,
+    cause: Cause,
+    evidence: tuple[str, ...],
+    machines: tuple[str, ...],
+    slots: tuple[int, ...],
+    way: str,
+    others: tuple[str, ...] = (),
+    seconds: float = 0.0,
+    iterations_lost: int = 0,
+) -> Incident:
+    """The incident that an entry began with: its number, its reason, and what follows from its cause."""
     return Incident(
         number=len(earlier) + 1,
-        at=entry.at,
+        at=first.at,
         cause=cause,
-        reason=event.reason,
-        evidence=evidence_of(event),
-        machines=tuple(machines),
-        slots=tuple(slots),
-        others=(),
-        way=ENDED if ended else RecoveryMode.RESTART.value,
-        seconds=0.0,
-        iterations_lost=0,
+        reason=_reason_of(first.event),
+        evidence=evidence,
+        machines=machines,
+        slots=slots,
+        others=others,
+        way=way,
+        seconds=seconds,
+        iterations_lost=iterations_lost,
         times=_times(cause, machines, earlier),
         advice=ADVICE[cause],
     )
+
+
+def _reason_of(event: ev.Event) -> str:
+    return getattr(event, "reason", "")
 
 
 def _times(cause: Cause, machines: Sequence[str], earlier: Sequence[Incident]) -> int:

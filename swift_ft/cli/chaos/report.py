@@ -15,7 +15,7 @@ from rich.table import Table
 from swift_ft.cli.verb import print_json
 from swift_ft.faults import Fault, parse_faults
 from swift_ft.testing.chaos.campaign import Campaign, Reference
-from swift_ft.testing.chaos.kinds import kinds
+from swift_ft.testing.chaos.kinds import Kind, kinds
 from swift_ft.testing.chaos.shrinking import shrunk
 from swift_ft.testing.chaos.trial import Outcome, Trial
 from swift_ft.units import counted, format_seconds
@@ -27,7 +27,7 @@ _WIDTH = max(len(outcome) for outcome in Outcome)
 def print_kinds(*, as_json: bool) -> None:
     """Print the kinds of faults, and which this host can have."""
     if as_json:
-        print_json([{**_facts_of_kind(kind)} for kind in kinds()])
+        print_json([_facts_of_kind(kind) for kind in kinds()])
         return
     table = Table()
     for column in ("fault", "meaning", "here", "root", "by default"):
@@ -38,11 +38,11 @@ def print_kinds(*, as_json: bool) -> None:
     Console(soft_wrap=True).print(table)
 
 
-def _flags(kind: Any) -> tuple[bool, bool]:
+def _flags(kind: Kind) -> tuple[bool, bool]:
     return kind.needs_root, kind.by_default
 
 
-def _facts_of_kind(kind: Any) -> dict[str, Any]:
+def _facts_of_kind(kind: Kind) -> dict[str, Any]:
     return {name: getattr(kind, name) for name in ("name", "meaning", "missing", "needs_root", "by_default")}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from swift_ft.launch.health.facts import HealthCheck, HealthFacts
+from swift_ft.network.addresses import split_endpoint
 
 _MIB = 1 << 20
 _PATTERN_BYTES = 64 * _MIB
@@ -108,9 +109,8 @@ def _keeps_pattern(device: torch.device) -> str:
 
 
 def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):
+        with socket.create_connection(split_endpoint(address), timeout=_CONNECT_S):
             return True
     except OSError:
         return False

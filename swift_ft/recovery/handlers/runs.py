@@ -23,9 +23,8 @@ from swift_ft.recovery.values import replace
 def _statuses(state: State, run: Sequence[ev.StatusReported]) -> tuple[State, int]:
     if state.membership.ended:  # each report may end the job
         return state, 0
-    if (
-        state.phase == Phase.FORMING and state.worlds.change is not None
-    ):  # the last survivor's says who offers
+    # The last survivor's report says who offers a state.
+    if state.phase == Phase.FORMING and state.worlds.change is not None:
         return state, 0
     statuses, count = _noted(
         state,

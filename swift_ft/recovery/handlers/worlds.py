@@ -57,8 +57,8 @@ def survivor_reported(state: State) -> State:
     change, statuses = state.worlds.change, state.round.statuses
     if change is None or not change.held:
         return state
-    members = state.membership.members
-    if any(slot in members and any(r not in statuses for r in state.ranks_of(slot)) for slot in members):
+    survivors = (rank for slot in state.membership.members for rank in state.ranks_of(slot))
+    if any(rank not in statuses for rank in survivors):
         return state
     sources = sources_of(statuses, change.held, state.checkpoints.committed)
     if sources.reason:
