@@ -60,11 +60,11 @@ part() {  # NAME SECONDS COMMAND...: its output is shown and kept, and it is end
 
 for what in "${@:-tests figures}"; do
     for one in $what; do
-        # shellcheck disable=SC2086  # TESTS and BENCH are several words
+        # shellcheck disable=SC2086  # TESTS, FILES and BENCH are several words
         case $one in
         tests)
             OMP_NUM_THREADS=1 part tests "$TESTS_S" "$PYTHON" -m pytest ${TESTS:--n 4 --dist loadfile} \
-                -p no:benchmark -v --durations=15 -k "not cpu" tests/gpu tests/unit/undo/test_optim_db.py
+                -p no:benchmark -v --durations=15 -k "not cpu" ${FILES:-tests/gpu tests/unit/undo/test_optim_db.py}
             ;;
         figures)
             record=(--record "$OUT/results")

@@ -54,6 +54,7 @@ KINDS = {
     "train_moe": Kind(4, ("--layers=2",), "replica"),
     "train_context_parallel": Kind(4, ("--layers=2",), "replica"),
     "train_elastic": Kind(3, (), "replay"),
+    "train_elastic --pipelines=2": Kind(4, ("--exact",), "continue"),
 }
 
 
@@ -71,12 +72,19 @@ class OnOneGpu:
         self.device = device
 
     def run(
-        self, folder: Path, example: str, *args: str, inject: str = "", flags: list[str] | None = None
+        self,
+        folder: Path,
+        example: str,
+        *args: str,
+        inject: str = "",
+        flags: list[str] | None = None,
+        through: Path | None = None,
     ) -> ClusterRun:
-        """Run an example."""
+        """Run an example, or a script that runs it."""
         kind = KINDS[example]
-        script = training(folder, EXAMPLES / f"{example}.py")
-        options = (*kind.args, "--device", self.device, *args)
+        name, *own = example.split()
+        script = training(folder, through or EXAMPLES / f"{name}.py")
+        options = (*own, *kind.args, "--device", self.device, *args)
         return run_cluster(
             folder, *options, inject=inject, machines=kind.machines, flags=flags, script=script
         )
