@@ -282,7 +282,7 @@ class Nowhere:
     def append_receipt(self, *_: object) -> None:
         """Nothing to release."""
 
-    def wake(self) -> None:
+    def wake(self, *_: object) -> None:
         """Nothing to write."""
 
     def drop_before(self, iteration: int) -> None:
