@@ -97,6 +97,7 @@ MEANINGS = {
     "checkpoint_failed": "A part of a checkpoint could not be written. The previous checkpoint stays valid.",
     "checkpoint_unverified": "An earlier version wrote it. It has no digests, so it cannot be verified.",
     "iteration_over": "A worker whose iteration took long goes on.",
+    "iteration_hangs": "It takes far longer than others: where all workers are, the odd ones first.",
     "iteration_stalled": "An iteration takes far longer than others: for how long, and where the script is.",
     "cleanup_failed": "Old checkpoints or segments could not be deleted.",
     "cleanup_timed_out": "The run is over, and old files are left in the store.",

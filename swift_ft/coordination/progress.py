@@ -58,6 +58,7 @@ class ProgressBoard:
         self._channel = channel
         self._reader = reader
         self._rank = rank
+        self._last: dict[str, Any] | None = None
 
     def publish(self, iteration: int, mode: str, **facts: Any) -> None:
         """Replace what this worker published before. Returns at once.
@@ -67,8 +68,20 @@ class ProgressBoard:
             mode: what it is doing, such as ``live`` or ``replay``. Another mode is told at once.
             facts: more for the live view, JSON-ready.
         """
+        self._show({"iteration": iteration, "mode": mode, "at": time.time(), **facts})
+
+    def add(self, **facts: Any) -> None:
+        """Add to what this worker published last, until it publishes something else. From any thread.
+
+        Args:
+            facts: JSON-ready.
+        """
+        if self._last is not None:
+            self._show({**self._last, **facts})
+
+    def _show(self, shown: dict[str, Any]) -> None:
+        self._last = shown
         if self._channel is not None:
-            shown = {"iteration": iteration, "mode": mode, "at": time.time(), **facts}
             self._channel.show(self._rank, shown)
 
     def read_all(self, machines: int) -> dict[int, Any]:

@@ -39,7 +39,7 @@ class Cause(StrEnum):
 
 ADVICE = {
     Cause.SCRIPT: "mend the script, and begin it again with --resume",
-    Cause.NATIVE: "set PYTHONFAULTHANDLER=1 to see where it was; if it is one machine each time, replace it",
+    Cause.NATIVE: "look at what the library does there; if it is one machine each time, replace it",
     Cause.MEMORY: "let the script use less memory, or give the machine more",
     Cause.MACHINE: "look at this machine's kernel log, power and hardware",
     Cause.DEVICE: "look at the device and the driver's log; if it comes again, drain the machine",

@@ -266,7 +266,12 @@ class Assembly(Foundations):
         yield LogPart(self.log, group, lambda: self._replicas.attached or attached.script_is_logged)
         yield MemoryPart(self._in_memory)
         own_work = OwnWork(pipeline, self._replicas, self._dealt)
-        self._slowness = slowness = SlownessPart(context.rank)
+        self._slowness = slowness = SlownessPart(
+            context.rank,
+            context.world_size,
+            self._progress,
+            machines=context.world_size // context.workers_per_machine,
+        )
         yield MeasuresPart(
             self.status,
             self._participant,

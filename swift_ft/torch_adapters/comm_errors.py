@@ -51,7 +51,7 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
     if not isinstance(root, RuntimeError) or root.__traceback__ is None:
         return False
     frame = traceback.extract_tb(root.__traceback__)[-1]
-    if frame.name in _ENGINES:
+    if is_backward(frame.name):
         return in_backward is not None or any(name in str(root) for name in TRANSPORTS)
     return is_communication(frame.filename, frame.name)
 
@@ -59,6 +59,11 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
 def is_communication(filename: str, function: str) -> bool:
     """Whether a Python frame does nothing but communicate."""
     return Path(filename) in _COLLECTIVES or function in _WAITS
+
+
+def is_backward(function: str) -> bool:
+    """Whether a Python frame is one of torch's engine, within which gradients are averaged."""
+    return function in _ENGINES
 
 
 def hide_broken_schedules() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,34 @@ def test_a_killed_worker_says_how_far_it_was_and_its_last_words(
     assert (tmp_path / "struck").exists()
     assert (incident["cause"], incident["slots"], incident["way"]) == (cause, [1], "replica")
     assert incident["reason"] == f"worker 1 was killed by {name}"
+    if how == "segfault":
+        assert re.fullmatch(r"at goes_wrong.py:\d+ \(go_wrong\)", incident["evidence"][-2])
     assert incident["evidence"][-1] == "the tape is torn"
     assert f"incident 1 on machine 1 (cause: {cause}): worker 1 was killed by {name} (" in done.output
+
+
+def test_a_call_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
+    done, incident = run(tmp_path, "holds", "--heartbeat-timeout", "2")
+    assert done.code == 0, done.output[-3000:]
+    assert (tmp_path / "struck").exists()
+    assert (incident["cause"], incident["slots"], incident["way"]) == ("script", [1], "replica")
+    assert incident["reason"].startswith("worker 1 was silent for 2 s")
+    assert re.fullmatch(r"at goes_wrong.py:\d+ \(go_wrong\)", incident["evidence"][-1])
+
+
+@pytest.mark.thorough
+def test_a_hang_is_located(tmp_path: Path) -> None:
+    """One sleeps, and the other one waits for it. Nothing is lost, and nobody is killed."""
+    script = [str(SCRIPT), str(tmp_path / "store"), str(tmp_path), "hangs"]
+    done = run_cluster(tmp_path, machines=2, script=script)
+    assert done.code == 0, done.output[-3000:]
+    assert not done.recoveries
+    (said,) = [line for line in done.output.splitlines() if " hangs: " in line]
+    first, second, stack = said.partition(" hangs: ")[2].split(". ")
+    assert re.fullmatch(r"Worker 1 is at goes_wrong.py:\d+ \(go_wrong\)", first)
+    waits = r"Worker 0 is at goes_wrong.py:\d+ \(<module>\), in torch.autograd.*"
+    assert re.fullmatch(waits, second)
+    assert re.match(r"Worker 1: goes_wrong.py:\d+ \(go_wrong\) < goes_wrong.py:\d+ \(<module>\)", stack)
 
 
 def test_an_error_that_comes_again_ends_the_run_at_once(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import selectors
 import socket
@@ -12,6 +13,7 @@ from typing import Any
 
 from swift_ft.coordination.agent_channel import receive
 from swift_ft.launch.detection.policy import Heartbeats
+from swift_ft.launch.processes.stacks import StackFile
 
 
 class WorkerChannels:
@@ -31,6 +33,7 @@ class WorkerChannels:
         lost: what it said that its machine has done to it, before it ended.
         beats: the facts of each worker's last heartbeat that had any, such as its ``iteration``.
         shown: what each worker does, by its rank in the job, for those who watch the run.
+        stacks: where it is, even if it cannot say so itself.
     """
 
     def __init__(
@@ -46,11 +49,13 @@ class WorkerChannels:
         self.lost: dict[int, str] = {}
         self.beats: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
+        self.stacks: dict[int, StackFile] = {}
 
     def open(self, channels: Mapping[int, socket.socket]) -> None:
         """Begin to listen to workers that were just started."""
         self.sessions, self.after_loop = set(), set()
         self.failed, self.lost, self.beats, self.shown = {}, {}, {}, {}
+        self._close_stacks()
         self._channels = dict(channels)
         for local_rank, channel in self._channels.items():
             channel.setblocking(False)
@@ -63,6 +68,8 @@ class WorkerChannels:
         other._unregister()
         self.heartbeats, self.sessions, self.after_loop = other.heartbeats, other.sessions, other.after_loop
         self.failed, self.lost, self.beats, self.shown = other.failed, other.lost, other.beats, other.shown
+        self._close_stacks()
+        self.stacks, other.stacks = other.stacks, {}
         self._channels, other._channels = other._channels, {}
         for local_rank, channel in self._channels.items():
             self._selector.register(channel, selectors.EVENT_READ, data=partial(self.read, local_rank))
@@ -98,11 +105,19 @@ class WorkerChannels:
             self.beats[local_rank] = beat
         if shown := message.get("shown"):
             self.shown[shown["rank"]] = shown["facts"]
+        if stack := message.get("stack"):
+            with contextlib.suppress(OSError):  # the worker is gone already
+                self.stacks[local_rank] = StackFile(**stack)
         if "session" in message:
             self.sessions.add(local_rank)
         if (in_loop := message.get("in_loop")) is not None:
             (self.after_loop.discard if in_loop else self.after_loop.add)(local_rank)
         self._on_message(message)
+
+    def _close_stacks(self) -> None:
+        for stack in self.stacks.values():
+            stack.close()
+        self.stacks = {}
 
     def iteration(self, local_rank: int) -> int | None:
         """Iterations that a worker has completed, by its last heartbeat; None if that is unknown."""

@@ -20,6 +20,9 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause, cause_of_signal
 from swift_ft.units import counted
 
+_STACK_S = 0.2
+"""For a worker that holds the interpreter to say where it is, before its loss is reported."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -139,9 +142,10 @@ class WorkerWatch:
             )
 
     def _evidence(self, local_rank: int, said: str) -> tuple[str, ...]:
-        """The facts of a worker's end by a signal: how far it was at least, and its last lines on stderr."""
+        """The facts of a worker's end by a signal: how far it was, where, and its last lines on stderr."""
         heard = [f"heard last {far}" for far in self._progress(local_rank)]
-        return (*heard, *last_lines(said))
+        stack = self._heard.stacks.get(local_rank)
+        return (*heard, *(stack.read() if stack is not None else ()), *last_lines(said))
 
     def _progress(self, local_rank: int) -> list[str]:
         iteration = self._heard.iteration(local_rank)
@@ -207,12 +211,14 @@ class WorkerWatch:
     ) -> None:
         """Report a silent worker as lost, and kill it. An answer in between: the deadline was too short."""
         self._heard.heartbeats.forget(local_rank)
+        stopped = is_stopped(processes.pids()[local_rank])
+        place = [] if stopped else self._place_of(local_rank)
         self.report_loss(
             f"worker {rank} was silent for {silence_s:g} s: it is stopped, or in a call that holds the "
             "interpreter for longer than --heartbeat-timeout",
             Cause.SCRIPT,
+            (*self._progress(local_rank), *place),
         )
-        stopped = is_stopped(processes.pids()[local_rank])
         if not stopped and self._answers(local_rank, silence_s, processes, read_exits):
             machine = self._membership.machine
             self._membership.journal.append(ev.WorkerCameBack(machine=machine, rank=rank))
@@ -224,6 +230,10 @@ class WorkerWatch:
                 extra={"event": "worker_came_back", "rank": rank},
             )
         self._kill(local_rank, rank, processes)
+
+    def _place_of(self, local_rank: int) -> list[str]:
+        stack = self._heard.stacks.get(local_rank)
+        return stack.ask(_STACK_S) if stack is not None else []
 
     def _kill(self, local_rank: int, rank: int, processes: StandbyContext) -> None:
         _logger.debug("worker %d was silent and is killed", rank, extra={"event": "worker_silent"})

@@ -27,6 +27,7 @@ from swift_ft.launch.processes.main_module import run_main, show_error
 from swift_ft.launch.processes.script_end import finish
 from swift_ft.launch.processes.script_error import whose_fault
 from swift_ft.launch.processes.sessionless import SessionlessSteps
+from swift_ft.launch.processes.stacks import offer_stack
 from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.observe.checked import CheckFolder
@@ -118,6 +119,7 @@ def run_worker(
     # When the agent dies the machine counts as lost: clean nothing up, send nothing more.
     channel = AgentChannel(connection, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))
     set_agent_channel(channel)
+    offer_stack(channel)
     if line is not None:
         set_line_of_worker(line)
     recorder.lap("script before its session")

@@ -46,6 +46,11 @@ def place_of(frame: FrameType) -> str:
     return f"in {called}"
 
 
+def lines_of(frame: FrameType) -> Iterator[str]:
+    """The lines that led to a frame, the innermost first, without those of this package."""
+    return (_line(f) for f in frames_of(frame) if not f.f_globals.get("__name__", "").startswith("swift_ft."))
+
+
 def _is_users(frame: FrameType) -> bool:
     return is_own_file(frame.f_code.co_filename)
 

@@ -7,13 +7,18 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from itertools import islice
 from types import FrameType
 
+from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.costs.slow_links import LinkSample
+from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.observe.waits import FIRST_S, Announcements
-from swift_ft.runtime.script.script_line import frames_of, place_of
+from swift_ft.runtime.script.script_line import frames_of, lines_of, place_of
+from swift_ft.runtime.slowness.hang_report import KEY, MOST_FRAMES, Stand, grouped, in_words
 from swift_ft.runtime.worker.part import Part, StepInfo
-from swift_ft.torch_adapters.comm_errors import is_communication
+from swift_ft.torch_adapters.comm_errors import is_backward, is_communication
 from swift_ft.torch_adapters.link_times import LinkTimes
 from swift_ft.units import format_seconds
 
@@ -42,11 +47,21 @@ class StallWatch:
     Args:
         rank: the worker.
         thread: the identifier of the thread that trains.
+        tell: called with where the script is, each time that it is announced.
+        all_stand: where all workers are, in words; for one of them, which says it. None on the others.
     """
 
-    def __init__(self, rank: int, thread: int) -> None:
+    def __init__(
+        self,
+        rank: int,
+        thread: int,
+        tell: Callable[[Stand], None] = lambda _: None,
+        all_stand: Callable[[int], str] | None = None,
+    ) -> None:
         self._rank = rank
         self._thread = thread
+        self._tell = tell
+        self._all_stand = all_stand
         # Owner of these: the training thread. The other one reads ``_current``.
         self._begun_at: float | None = None
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
@@ -100,6 +115,8 @@ class StallWatch:
         if frame is None or so_far_s < current.limit_s:
             return
         waits = _waits_for_others(frame)
+        stack = () if waits else tuple(islice(lines_of(frame), MOST_FRAMES))
+        self._tell(Stand(current.number, place_of(frame), waits, stack, is_backward(frame.f_code.co_name)))
         if waits and so_far_s < _FOR_OTHERS_S:
             return
         current.announced = True
@@ -114,6 +131,13 @@ class StallWatch:
             ", and waits for other workers" if waits else "",
             extra={"event": "iteration_stalled", "iteration": current.number},
         )
+        if self._all_stand is not None and so_far_s >= _FOR_OTHERS_S:
+            _logger.warning(
+                "iteration %d hangs: %s",
+                current.number,
+                self._all_stand(current.number),
+                extra={"event": "iteration_hangs", "iteration": current.number},
+            )
 
     def _run(self) -> None:
         while not self._closed.wait(_INTERVAL_S):
@@ -148,13 +172,28 @@ class SlownessPart(Part):
 
     Args:
         rank: the worker.
+        workers: the number of them in the job.
+        progress: where all workers tell where they stand, if an iteration does not end.
+        machines: number of slots.
     """
 
     name = "slowness"
 
-    def __init__(self, rank: int) -> None:
-        self._stalls = StallWatch(rank, threading.get_ident())
+    def __init__(self, rank: int, workers: int, progress: ProgressBoard, *, machines: int) -> None:
+        self._workers, self._machines, self._progress = workers, machines, progress
+        all_stand = self._all_stand if rank == 0 else None
+        self._stalls = StallWatch(rank, threading.get_ident(), self._tell, all_stand)
         self._links = LinkMeter()
+
+    def _tell(self, stand: Stand) -> None:
+        self._progress.add(**{KEY: stand.to_dict()})
+
+    def _all_stand(self, iteration: int) -> str:
+        try:
+            progress = self._progress.read_all(self._machines)
+        except RendezvousLostError as error:
+            return f"where the other workers are is not known ({first_line(error)})"
+        return in_words(grouped(progress, iteration), self._workers)
 
     @property
     def link(self) -> LinkSample | None:

@@ -6,6 +6,7 @@ goes_wrong.py STORE FOLDER HOW
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -14,10 +15,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from swift_ft.runtime.slowness import part
 
 STORE, FOLDER, HOW = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 AT = 5
 
+if HOW == "hangs":  # seconds, where it is a minute
+    part._FOR_OTHERS_S = 15.0
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
@@ -37,6 +41,11 @@ def go_wrong() -> None:
     mark.touch()
     if HOW == "no memory":
         torch.empty(1 << 46)
+    if HOW == "holds":
+        sum(range(10**12))  # without letting the interpreter go
+    if HOW == "hangs":
+        time.sleep(28)
+        return
     print("the tape is torn", file=sys.stderr, flush=True)
     os.kill(os.getpid(), {"segfault": signal.SIGSEGV, "killed": signal.SIGKILL}[HOW])
 

@@ -1,0 +1,89 @@
+"""Stacks of workers that cannot tell them: one dies of its own native code, or a call holds its interpreter.
+
+    worker ──(at a fatal signal, or at SIGNAL: Python's faulthandler)──▶ file in memory ──▶ agent
+
+The handler needs no interpreter. The file has no name, and lasts as long as the agent has it open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+from swift_ft.coordination.agent_channel import AgentChannel
+from swift_ft.program.own_code import is_own_file
+
+SIGNAL = signal.SIGRTMIN + 9
+"""Asks a worker for its stack. No library is known to use it."""
+
+_FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
+_POLL_S = 0.01
+_MOST_BYTES = 1 << 16
+
+
+def offer_stack(channel: AgentChannel) -> None:
+    """Let the agent have this process's stack. A handler that the user has asked for stays as it is."""
+    file = os.memfd_create("swift-stack")
+    faulthandler.register(SIGNAL, file=file, all_threads=False)
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=file, all_threads=False)
+    channel.send(stack={"pid": os.getpid(), "fd": file})
+
+
+class StackFile:
+    """The agent's end.
+
+    Args:
+        pid: the worker's process.
+        fd: the file in it.
+
+    Raises:
+        OSError: if it is gone.
+    """
+
+    def __init__(self, pid: int, fd: int) -> None:
+        self._pid = pid
+        self._file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+
+    def ask(self, limit_s: float) -> list[str]:
+        """The place of a worker that lives: see :meth:`read`. Empty if it does not say so in time.
+
+        Args:
+            limit_s: how long to wait for it.
+        """
+        before = len(self._content())
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, SIGNAL)
+        until = time.monotonic() + limit_s
+        while time.monotonic() < until:
+            content = self._content()
+            if len(content) > before and content.endswith("\n"):  # it is written piece by piece
+                return self.read()
+            time.sleep(_POLL_S)
+        return []
+
+    def read(self) -> list[str]:
+        """The innermost line of the user's own code, and what it called; empty if nothing was written."""
+        _, _, last = self._content().rpartition("(most recent call first)")
+        frames = [match.groups() for match in map(_FRAME.search, last.splitlines()) if match]
+        if not frames:
+            return []
+        file, _, function = frames[0]
+        called = f"{Path(file).stem}.{function}"
+        own = next((frame for frame in frames if is_own_file(frame[0])), None)
+        if own is None:
+            return [f"in {called}"]
+        place = f"at {Path(own[0]).name}:{own[1]} ({own[2]})"
+        return [place if own is frames[0] else f"{place}, in {called}"]
+
+    def close(self) -> None:
+        """Give the file up."""
+        os.close(self._file)
+
+    def _content(self) -> str:
+        return os.pread(self._file, _MOST_BYTES, 0).decode(errors="replace")

@@ -1,0 +1,108 @@
+"""A hang is located: where the scripts of all workers are, in groups, the odd ones first. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swift_ft.units import named
+
+KEY = "stands"
+"""Of a worker's progress: where it has stood for too long."""
+MOST_FRAMES = 6
+"""Of the stack of a worker that does not wait for others. Notes of many workers share a key of the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """The place of a worker in an iteration that takes too long.
+
+    Attributes:
+        iteration: its number.
+        place: the line of the script, and what it has called.
+        waits: for other workers.
+        stack: lines of the program, the innermost first.
+        backward: it is in torch's engine, which may wait for the gradients of others.
+    """
+
+    iteration: int
+    place: str
+    waits: bool
+    stack: tuple[str, ...]
+    backward: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Stand:
+        """The inverse of :meth:`to_dict`."""
+        return cls(**{**data, "stack": tuple(data["stack"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Workers that are at the same place.
+
+    Attributes:
+        ranks: all of its workers.
+        stand: where they are.
+    """
+
+    ranks: tuple[int, ...]
+    stand: Stand
+
+    def in_words(self) -> str:
+        """One sentence."""
+        several = len(self.ranks) > 1
+        waits = f", and wait{'s' * (not several)} for other workers" if self.stand.waits else ""
+        return f"{named('worker', self.ranks)} {'are' if several else 'is'} {self.stand.place}{waits}"
+
+
+def grouped(progress: Mapping[int, Mapping[str, Any]], iteration: int) -> list[Group]:
+    """The workers that stand, by place: first those that do not wait for others, smaller groups first.
+
+    Args:
+        progress: of all workers, by rank.
+        iteration: that does not end. What a worker has said of another one is over, unless it is behind.
+    """
+    places: dict[tuple[str, bool, int], list[int]] = defaultdict(list)
+    stands: dict[int, Stand] = {}
+    for rank, facts in sorted(progress.items()):
+        if KEY in facts:
+            stands[rank] = stand = Stand.from_dict(facts[KEY])
+            if stand.iteration <= iteration:
+                places[stand.place, stand.waits, stand.iteration].append(rank)
+    groups = [Group(tuple(ranks), stands[ranks[0]]) for ranks in places.values()]
+    return sorted(groups, key=_oddness)
+
+
+def _oddness(group: Group) -> tuple[bool, bool, int, tuple[int, ...]]:
+    return group.stand.waits, group.stand.backward, len(group.ranks), group.ranks
+
+
+def in_words(groups: Sequence[Group], workers: int) -> str:
+    """All of them, and the stack of the first, which the others most likely wait for.
+
+    Args:
+        groups: see :func:`grouped`.
+        workers: the number of them in the job.
+    """
+    return ". ".join(_sentences(groups, workers))
+
+
+def _sentences(groups: Sequence[Group], workers: int) -> Iterator[str]:
+    for group in groups:
+        yield _capitalized(group.in_words())
+    known = {rank for group in groups for rank in group.ranks}
+    if unknown := [rank for rank in range(workers) if rank not in known]:
+        yield _capitalized(f"{named('worker', unknown)} said nothing of a wait")
+    if groups and len(groups[0].stand.stack) > 1:
+        yield f"Worker {groups[0].ranks[0]}: {' < '.join(groups[0].stand.stack)}"
+
+
+def _capitalized(sentence: str) -> str:
+    return sentence[0].upper() + sentence[1:]

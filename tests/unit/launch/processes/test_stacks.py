@@ -1,0 +1,91 @@
+"""The place of a worker that cannot tell it: it dies in native code, or a call holds the interpreter."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from swift_ft.coordination.agent_channel import channel_pair, receive
+from swift_ft.launch.processes.stacks import StackFile
+
+PROGRAM = """\
+import ctypes, socket, sys
+from swift_ft.coordination.agent_channel import AgentChannel
+from swift_ft.launch.processes.stacks import offer_stack
+
+channel = AgentChannel(socket.socket(fileno=int(sys.argv[1])), beat_s=60, on_agent_lost=lambda: None)
+offer_stack(channel)
+
+def hold():
+    channel.send(holds=True)
+    sum(range(10**12))  # without letting the interpreter go
+
+def fail():
+    ctypes.string_at(0)
+
+{what}()
+"""
+
+
+@contextmanager
+def worker(folder: Path, what: str) -> Iterator[tuple[subprocess.Popen[bytes], socket.socket, StackFile]]:
+    """A process that does something, once it has offered its stack."""
+    script = folder / "train.py"
+    script.write_text(PROGRAM.replace("{what}", what))
+    ours, theirs = channel_pair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(theirs.fileno())], pass_fds=[theirs.fileno()]
+        )
+    ours.settimeout(60)
+    try:
+        message = receive(ours)
+        while message is not None and "stack" not in message:
+            message = receive(ours)
+        assert message is not None
+        stack = StackFile(**message["stack"])
+        yield process, ours, stack
+        stack.close()
+    finally:
+        process.kill()
+        process.wait(60)
+        ours.close()
+
+
+def test_one_that_holds_the_interpreter_is_asked(tmp_path: Path) -> None:
+    with worker(tmp_path, "hold") as (process, channel, stack):
+        while "holds" not in (receive(channel) or {"holds": None}):
+            pass
+        assert stack.read() == []
+        (place,) = stack.ask(30)
+        assert place.startswith("at train.py:")
+        assert place.endswith("(hold)")
+        assert process.poll() is None
+        assert stack.ask(30) == [place]  # and again
+
+
+def test_one_that_dies_in_native_code_has_left_its_place(tmp_path: Path) -> None:
+    with worker(tmp_path, "fail") as (process, _, stack):
+        assert process.wait(60) == -signal.SIGSEGV
+        (place,) = stack.read()
+        assert place.startswith("at train.py:")
+        assert place.endswith("(fail), in __init__.string_at")
+
+
+def test_one_that_is_stopped_is_not_waited_for(tmp_path: Path) -> None:
+    with worker(tmp_path, "hold") as (process, _, stack):
+        os.kill(process.pid, signal.SIGSTOP)
+        assert stack.ask(0.05) == []
+
+
+def test_one_that_is_gone() -> None:
+    with pytest.raises(OSError, match="No such file"):
+        StackFile(2**22 + 1, 3)
