@@ -1,0 +1,295 @@
+"""What grows in an hour with a failure each half minute, and how much of the time is training.
+
+All topologies train in turn. A machine is killed again and again, never machine 0, whose processes live
+through all recoveries. Meanwhile memory, descriptors and threads of the processes that live on are sampled,
+the files of the store, and the time of each iteration. A straight line through the samples says what grows
+(``held.py``). Afterwards the same training runs undisturbed: the last checkpoints are compared bit for bit.
+
+The history that a run keeps of each recovery, for ``swift-recover timeline``, grows by its nature and
+does not count: its files are told apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.recovery.campaign import TOPOLOGIES, Topology
+from benchmarks.recovery.held import Held, HeldOverTime, Trend, trend
+from examples.commands import CommandError, check, finished, started, swift_run
+from swift_ft.testing.chaos.comparison import last_state
+from swift_ft.units import format_bytes
+
+TURNS = ("replicas 2x1", "pipeline 4x1", "hybrid 4x1", "sharded 2x1, copies", "interleaved 4x1")
+_POINTS = ("between", "optimizer")
+_CALIBRATION = 200
+"""Iterations of the run that says how long one takes."""
+_CHECKPOINTS = 40
+"""In one training. Logs and old checkpoints are deleted with each."""
+_SKIPPED = 0.3
+"""The part of the samples that does not count: threads, connections and buffers that a run needs once."""
+_SAMPLE_S = 2.0
+_SPARES = 2
+_ITERATION = re.compile(r"iteration (\d+): ")
+_TOLERATED = {"memory": 0.03, "descriptors": 0.0, "threads": 0.0, "files": 0.03, "step time": 0.03}
+"""The growth that is allowed over a training, as a part of the median: events are kept until a checkpoint."""
+
+
+@dataclass(frozen=True)
+class Soaked:
+    """One training with its failures.
+
+    Attributes:
+        recoveries: how many there were.
+        asked: how many failures were injected.
+        identical: its last checkpoint is that of the undisturbed run.
+        goodput: iterations in a second, disturbed / undisturbed.
+        seconds: how long it took.
+        lost_s: from each loss until training went on, together.
+        history: files that each recovery has left for the timeline.
+        trends: by what was sampled.
+    """
+
+    recoveries: int
+    asked: int
+    identical: bool
+    goodput: float
+    seconds: float
+    lost_s: float
+    history: float
+    trends: dict[str, Trend]
+
+    def grows(self) -> list[str]:
+        """What grows by more than is tolerated."""
+        return [name for name, found in self.trends.items() if not found.is_flat(_TOLERATED[name])]
+
+
+class Clock:
+    """The time of each iteration, from the lines that a run prints.
+
+    Args:
+        output: the file that it writes to.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self._at = 0
+        self.times: dict[int, float] = {}
+
+    def read(self) -> None:
+        """Note which iterations have come since the last call."""
+        with self._output.open(errors="replace") as file:
+            file.seek(self._at)
+            text = file.read()
+        complete = text.rfind("\n") + 1
+        self._at += len(text[:complete].encode(errors="replace"))
+        now = time.monotonic()
+        for number in _ITERATION.findall(text[:complete]):
+            self.times.setdefault(int(number), now)
+
+    def per_iteration(self) -> tuple[list[float], list[float]]:
+        """Times of looks, and seconds per iteration since the look before, without those with a recovery."""
+        newest: dict[float, int] = {}
+        for number, at in self.times.items():
+            newest[at] = max(newest.get(at, 0), number)
+        looks = sorted(newest.items())
+        found = [
+            (at, (at - before) / (number - earlier))
+            for (before, earlier), (at, number) in itertools.pairwise(looks)
+            if number > earlier
+        ]
+        usual = statistics.median(step_s for _, step_s in found)
+        kept = [(at, step_s) for at, step_s in found if step_s < 1.5 * usual]
+        return [at for at, _ in kept], [step_s for _, step_s in kept]
+
+
+def main() -> int:
+    """Soak, and print the report. Returns 1 if a training was wrong or something grew."""
+    parser = argument_parser(__doc__, repetitions=1)
+    parser.add_argument("--minutes", type=float, default=60.0, help="with failures, default: %(default)g")
+    parser.add_argument(
+        "--every", type=float, default=30.0, help="seconds between failures, default: %(default)g"
+    )
+    parser.add_argument("--only", choices=[*TOPOLOGIES], nargs="+", default=TURNS, metavar="TOPOLOGY")
+    args = parser.parse_args()
+    each_s = 60 * args.minutes / len(args.only)
+    found: dict[str, Soaked] = {}
+    with tempfile.TemporaryDirectory(prefix="swift-soak-") as folder:
+        for number, name in enumerate(args.only):
+            found[name] = soak(TOPOLOGIES[name], Path(folder) / str(number), each_s, args.every)
+            print(f"# {name}: {_in_words(found[name])}", file=sys.stderr, flush=True)
+    body = report(found, args.every)
+    print(json.dumps({name: _facts(one) for name, one in found.items()}) if args.json else body)
+    if args.record:
+        record("soak", body, args)
+    return int(any(not one.identical or one.grows() for one in found.values()))
+
+
+def soak(its: Topology, folder: Path, seconds: float, every_s: float) -> Soaked:
+    """Train for about so long, with failures, then as many iterations without."""
+    folder.mkdir(parents=True)
+    step_s = _undisturbed(its, folder / "calibration", _CALIBRATION) / _CALIBRATION
+    iterations = max(_CALIBRATION, int(seconds / step_s))
+    apart = max(2, int(every_s / step_s))
+    faults = _faults(its.machines, range(apart, iterations - 1, apart))
+    place, held = folder / "soaked", HeldOverTime()
+    place.mkdir()
+    clock = Clock(output := place / "output")
+    report_at = place / "events.json"
+    flags = ["--inject", "; ".join(faults), "--events-out", str(report_at)]
+    began = time.monotonic()
+    with started(_command(its, place, iterations, flags), output) as process:
+        over = threading.Event()
+        while process.poll() is None:
+            clock.read()
+            held.sample(process.pid, place / "store")
+            over.wait(_SAMPLE_S)
+    took_s = time.monotonic() - began
+    check(process, output)
+    recoveries = json.loads(report_at.read_text())["recoveries"]
+    alone_s = _undisturbed(its, folder / "undisturbed", iterations)
+    states = [last_state(str(folder / name / "store")) for name in ("soaked", "undisturbed")]
+    return Soaked(
+        len(recoveries),
+        len(faults),
+        states[0] == states[1] and bool(states[0]),
+        alone_s / took_s,
+        took_s,
+        sum(one["live"] - one["detected"] for one in recoveries),
+        sum(path.is_file() for path in (place / "store" / "runs").rglob("*")) / max(1, len(recoveries)),
+        _trends(held, clock),
+    )
+
+
+def _faults(machines: int, iterations: Sequence[int]) -> list[str]:
+    """A kill in each of these iterations: never of machine 0, and the same in each run."""
+    draw = random.Random(0)
+    return [
+        f"kill machine={draw.randrange(1, machines)} iteration={iteration} point={draw.choice(_POINTS)}"
+        for iteration in iterations
+    ]
+
+
+def _undisturbed(its: Topology, place: Path, iterations: int) -> float:
+    """Seconds of a training without failures."""
+    place.mkdir()
+    began = time.monotonic()
+    finished(_command(its, place, iterations, []), place / "output")
+    return time.monotonic() - began
+
+
+def _command(its: Topology, place: Path, iterations: int, flags: Sequence[str]) -> list[str]:
+    script = [word.format(folder=place) for word in its.script]
+    _replace(script, "--iterations", str(iterations))
+    _replace(script, "--checkpoint-every", str(max(4, iterations // _CHECKPOINTS)))
+    shape = ["--machines", str(its.machines), "--nproc-per-node", str(its.workers)]
+    return swift_run(*shape, "--spares", str(_SPARES), *its.flags, *flags, *script)
+
+
+def _replace(words: list[str], option: str, value: str) -> None:
+    if option not in words:
+        raise CommandError(f"the script has no {option}: {words}")
+    words[words.index(option) + 1] = value
+
+
+def _trends(held: HeldOverTime, clock: Clock) -> dict[str, Trend]:
+    skipped = int(len(held.times) * _SKIPPED)
+    at, step_s = clock.per_iteration()
+    counted = {
+        "memory": held.of_survivors(_kib, _SKIPPED),
+        "descriptors": held.of_survivors(_descriptors, _SKIPPED),
+        "threads": held.of_survivors(_threads, _SKIPPED),
+        "files": (held.times[skipped:], [float(count) for count in held.files[skipped:]]),
+        "step time": (at[int(len(at) * _SKIPPED) :], step_s[int(len(at) * _SKIPPED) :]),
+    }
+    return {name: trend(times, values) for name, (times, values) in counted.items()}
+
+
+def _kib(held: Held) -> int:
+    return held.kib
+
+
+def _descriptors(held: Held) -> int:
+    return held.descriptors
+
+
+def _threads(held: Held) -> int:
+    return held.threads
+
+
+def report(found: dict[str, Soaked], every_s: float) -> str:
+    """The tables."""
+    head = [
+        *("topology", "minutes", "recoveries", "lost", "goodput"),
+        *("memory", "descriptors", "threads", "files", "step", "history, files per recovery"),
+    ]
+    rows = [
+        [
+            name,
+            f"{one.seconds / 60:.1f}",
+            str(one.recoveries),
+            f"{one.lost_s:.1f} s",
+            f"{one.goodput:.3f}",
+            *(_growth(kind, one.trends[kind]) for kind in _TOLERATED),
+            f"{one.history:.1f}",
+        ]
+        for name, one in found.items()
+    ]
+    different = sum(not one.identical for one in found.values())
+    missed = sum(one.asked - one.recoveries for one in found.values())
+    grown = [f"{kind} of {name}" for name, one in found.items() for kind in one.grows()]
+    minutes = sum(one.seconds for one in found.values()) / 60
+    targets = [
+        Target("minutes with failures", ">= 60", f"{minutes:.1f}", minutes >= 60),
+        Target("trainings that end with other bits", "0", str(different), different == 0),
+        Target("failures without a recovery of their own", "0", str(missed), missed == 0),
+        Target("counts that grow", "0", f"{len(grown)}", not grown),
+    ]
+    about = (
+        f"A machine is killed about every {every_s:g} s of training. Growth is that of a straight line over "
+        f"the last {1 - _SKIPPED:.0%} of each training, of all processes together that live through it. "
+        "Goodput is the time of the undisturbed run / that of the disturbed one."
+    )
+    notes = [f"- grows: {what}" for what in grown]
+    return "\n\n".join(
+        [about, table(head, rows), *(["\n".join(notes)] if notes else []), target_table(targets)]
+    )
+
+
+def _growth(kind: str, found: Trend) -> str:
+    match kind:
+        case "memory":
+            return f"{format_bytes(found.median * 1024)} {found.growth / found.median:+.1%}"
+        case "step time":
+            return f"{1e3 * found.median:.1f} ms {found.growth / found.median:+.1%}"
+    return f"{found.median:.0f} {found.growth:+.1f}"
+
+
+def _in_words(one: Soaked) -> str:
+    same = "identical" if one.identical else "OTHER BITS"
+    grows = ", ".join(one.grows()) or "nothing"
+    return f"{same}, {one.recoveries} recoveries, goodput {one.goodput:.3f}; grows: {grows}"
+
+
+def _facts(one: Soaked) -> dict[str, object]:
+    return {
+        "identical": one.identical,
+        "recoveries": one.recoveries,
+        "goodput": one.goodput,
+        "grows": one.grows(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
