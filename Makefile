@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic demo-reshape test test-all durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos chaos-changes soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
+.PHONY: help install demo demo-elastic demo-reshape test test-all durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos chaos-changes orders soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -155,6 +155,9 @@ bench-chaos: $(VENV)/.installed-dev  ## run 500 random plans of faults over all 
 
 chaos-changes: $(VENV)/.installed-dev  ## run 100 random plans of faults against jobs that change meanwhile (half an hour)
 	$(BIN)/python -m tests.support.change_chaos --plans 100
+
+orders: $(VENV)/.installed-dev  ## simulate 100,000 orders of failures of all kinds of jobs (half an hour on two cores)
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.proof.orders
 
 soak: $(VENV)/.installed-dev  ## train for an hour with a failure each half minute, and as long without: what grows?
 	$(BIN)/python -m benchmarks.recovery.soak

@@ -233,6 +233,7 @@ SUBJECTS = {
     ),
     # --------------------------------------------------------------------------------------- correctness
     "campaign": Subject("A campaign of random faults", "benchmarks.recovery.campaign", ("wrong",)),
+    "orders": Subject("Orders of failures", "benchmarks.proof.orders", ("orders", "violations", "minutes")),
     "soak": Subject("A failure each half minute", "benchmarks.recovery.soak", ("counts that grow",)),
     "nccl-like": Subject("NCCL-like matrix", "make test-nccl-like"),
     "theirs": Subject("Other people's trainers", "make test-theirs"),

@@ -21,7 +21,17 @@ def test_many_seeds_are_summed_up(kind: JobKind, capsys: pytest.CaptureFixture[s
     assert (summary["job"], summary["shape"], summary["first_seed"], summary["seeds"]) == (kind, "4x1", 5, 20)
     assert summary["seen"]["finished"] + summary["seen"].get("gave up", 0) == 20
     assert summary["violations"] == {}
-    assert err.splitlines()[-1] == "20 of 20 seeds"
+    assert err.splitlines()[-1] == "100 % of the seeds"
+
+
+def test_processes_share_the_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    def summary(*jobs: str) -> dict[str, object]:
+        assert main(["--seeds", "25", "--json", *jobs]) == 0
+        found: dict[str, object] = json.loads(capsys.readouterr().out)
+        del found["cpu_s"]
+        return found
+
+    assert summary("--jobs", "2") == summary()
 
 
 def test_the_summary_is_a_table_of_what_was_seen(capsys: pytest.CaptureFixture[str]) -> None:

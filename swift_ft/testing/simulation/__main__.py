@@ -7,8 +7,11 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +23,10 @@ from swift_ft.testing.simulation.seeds import JobKind, simulate
 from swift_ft.testing.simulation.store import Violation
 
 _SHOWN_VIOLATIONS = 10
+_AT_ONCE = 10
+"""Seeds that a process runs before it says how they ended."""
+
+_Some = tuple[Counter[str], dict[int, str], float]
 
 
 @dataclass(slots=True)
@@ -83,6 +90,9 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let events travel through heads, which merge, stall and die, as in large jobs",
     )
+    parser.add_argument(
+        "--jobs", type=_count, default=1, metavar="N", help="processes that share the seeds (default: 1)"
+    )
     parser.add_argument("--seed", type=int, metavar="N", help="run this seed only, and print its journal")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
@@ -121,25 +131,39 @@ def _show_seed(args: argparse.Namespace) -> int:
 def _run_seeds(args: argparse.Namespace) -> Summary:
     machines, workers = args.shape
     summary = Summary(args.job.value, f"{machines}x{workers}", args.first_seed, args.seeds)
-    begin = time.process_time()
-    for seed in _with_progress(range(args.first_seed, args.first_seed + args.seeds)):
-        try:
-            summary.seen += simulate(args.job, seed, machines, workers, heads=args.heads).seen
-        except Violation as violation:
-            summary.violations[seed] = str(violation)
-    summary.cpu_s = round(time.process_time() - begin, 3)
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
+    one = partial(_run_some, args.job, machines, workers, heads=args.heads)
+    some = [seeds[at : at + _AT_ONCE] for at in range(0, len(seeds), _AT_ONCE)]
+    with ProcessPoolExecutor(args.jobs) if args.jobs > 1 else nullcontext() as pool:
+        ended = pool.map(one, some) if pool is not None else map(one, some)
+        for seen, violations, cpu_s in _with_progress(ended, len(some)):
+            summary.seen += seen
+            summary.violations |= violations
+            summary.cpu_s += cpu_s
+    summary.cpu_s = round(summary.cpu_s, 3)
     return summary
 
 
-def _with_progress(seeds: range) -> Iterator[int]:
+def _run_some(job: JobKind, machines: int, workers: int, seeds: range, *, heads: bool) -> _Some:
+    """What was seen in some seeds, their violations, and CPU seconds."""
+    seen, violations, begin = Counter[str](), dict[int, str](), time.process_time()
+    for seed in seeds:
+        try:
+            seen += simulate(job, seed, machines, workers, heads=heads).seen
+        except Violation as violation:
+            violations[seed] = str(violation)
+    return seen, violations, time.process_time() - begin
+
+
+def _with_progress(ended: Iterable[_Some], count: int) -> Iterator[_Some]:
     """Report progress on stderr: as a bar on a terminal, otherwise as a line for each tenth."""
     if sys.stderr.isatty():
-        yield from track(seeds, "seeds", console=Console(stderr=True), transient=True)
+        yield from track(ended, "seeds", count, console=Console(stderr=True), transient=True)
         return
-    for done, seed in enumerate(seeds, 1):
-        yield seed
-        if done * 10 // len(seeds) > (done - 1) * 10 // len(seeds):
-            print(f"{done} of {len(seeds)} seeds", file=sys.stderr, flush=True)
+    for done, some in enumerate(ended, 1):
+        yield some
+        if done * 10 // count > (done - 1) * 10 // count:
+            print(f"{done * 100 // count} % of the seeds", file=sys.stderr, flush=True)
 
 
 def _print_summary(summary: Summary) -> None:

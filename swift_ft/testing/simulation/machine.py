@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
@@ -71,6 +71,7 @@ class Machine:
         self.stranger = False
         self.unanswered = 0
         self._incarnation = 0
+        self._ring: tuple[Mapping[str, str], str, tuple[str, ...]] | None = None
         self._make_worker = make_worker
 
     def __repr__(self) -> str:
@@ -178,8 +179,10 @@ class Machine:
 
     def _watched(self) -> list[str]:
         """The machines that it watches, and has not reported yet."""
-        neighbours = neighbours_of(self.name, self.view.membership.addresses)
-        return [name for name in neighbours if name not in self.reported_lost]
+        addresses = self.view.membership.addresses
+        if self._ring is None or self._ring[0] is not addresses or self._ring[1] != self.name:
+            self._ring = addresses, self.name, neighbours_of(self.name, addresses)
+        return [name for name in self._ring[2] if name not in self.reported_lost]
 
     def _report_lost(self, machine: str, reason: str, *, silent: bool = False) -> None:
         self.reported_lost.add(machine)

@@ -85,6 +85,7 @@ class Process:
         self.cleanups: list[State] = []
         self._commits_begun: set[tuple[int, int]] = set()
         self._cleaned: tuple[int, int] | None = None
+        self._orders: tuple[tuple[State, WorkerOrder], ...] = ()
 
     @property
     def alive(self) -> bool:
@@ -99,6 +100,7 @@ class Process:
     def belongs_to(self, world: int, size: int) -> None:
         """Say to which world it belongs, before it does anything."""
         self.world_number, self.size = world, size
+        self._orders = ()
 
     @property
     def slot(self) -> int:
@@ -112,13 +114,19 @@ class Process:
 
     def order(self, state: State) -> WorkerOrder:
         """The order of this worker in a state."""
-        return worker_order(
+        # Asked again and again about the same two states: what it has read, and the newest.
+        for known, order in self._orders:
+            if known is state:
+                return order
+        order = worker_order(
             state,
             machine=self.machine_name,
             rank=self.rank,
             started_in=self.started_in,
             world=self.world_number,
         )
+        self._orders = (*self._orders[-1:], (state, order))
+        return order
 
     def generation_over(self, state: State) -> bool:
         """Whether the generation that it is active in has ended."""
