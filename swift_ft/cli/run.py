@@ -41,6 +41,7 @@ from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
 from swift_ft.faults import Fault, check_faults, missed_faults
+from swift_ft.host.networks import lacking
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.health.gate import check_names
@@ -214,7 +215,9 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
             f"{machines} machines with {workers} workers each are too many: give at most "
             f"--nproc-per-node {MOST_ON_A_HOST}, and machines for {MOST_WORKERS} workers."
         )
-    check_faults(config.inject, machines=machines, workers_per_machine=workers)
+    check_faults(config.inject, machines=machines, workers_per_machine=workers, networks=config.networks)
+    if config.networks:
+        _check_networks(standalone)
     if config.plan is not None:
         plan_from_json(config.plan).check_workers(machines, workers)
     opened = ev.JobOpened(
@@ -241,6 +244,15 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
     settings = replace(_settings(args, config, _store_address(args)), secret=given_secret(config))
     job = MachineJob(launch_config, settings, name, opened, args.node_rank)
     return _run_one_machine(job)
+
+
+def _check_networks(standalone: bool) -> None:
+    if not standalone:
+        raise UsageError("--networks is for machines of one host (--standalone): omit it.")
+    if missing := lacking():
+        raise UsageError(
+            f"--networks needs {missing}, which is missing here: omit it, and faults of networks."
+        )
 
 
 @contextlib.contextmanager

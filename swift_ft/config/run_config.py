@@ -72,6 +72,12 @@ class RunConfig:
         minimum=0,
         maximum=MOST_ON_A_HOST,
     )
+    networks: bool = option(
+        Topic.MACHINES,
+        False,
+        "give each machine of this host a network of its own, which faults of --inject can cut and slow down "
+        "(with --standalone, as root, on Linux)",
+    )
     resume: bool = option(
         Topic.MACHINES, False, "continue from the last checkpoint in the store", same_everywhere=True
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from swift_ft.errors import UsageError
 from swift_ft.faults.failpoints import Point
@@ -18,8 +19,11 @@ __all__ = ["Action", "Fault", "Point", "Target", "check_faults", "fail_at", "mis
 
 
 _ANY = "any"
-_NUMBERS = ("microbatch", "bucket", "committed")
-_AMOUNTS = ("seconds", "factor")
+ALL = -1
+"""The index of a fault that strikes all machines."""
+_ALL = "all"
+_NUMBERS = ("microbatch", "bucket", "committed", "calls", "peer")
+_AMOUNTS = ("seconds", "factor", "each", "mbit")
 
 
 class Action(StrEnum):
@@ -47,12 +51,65 @@ class Action(StrEnum):
     """The newest file in the session's store loses its second half."""
     VANISH = "vanish"
     """The session's store is gone for ``seconds``, as a mount that was lost."""
+    UNWRITABLE = "unwritable"
+    """The store fails all that is written (EIO)."""
+    UNREADABLE = "unreadable"
+    """The store fails all that is read (EIO)."""
+    MISSING = "missing"
+    """The store does not find what is there."""
+    LAG = "lag"
+    """Each call of the store takes ``each`` seconds longer."""
+    BUSY = "busy"
+    """The store asks for fewer calls (503 Slow Down, EBUSY)."""
+    DENIED = "denied"
+    """The store refuses the credentials (EACCES)."""
+    TORN = "torn"
+    """Half of what is written gets to the store, and then the call fails (EIO); so does what is read."""
+    FULL = "full"
+    """The store has no room (ENOSPC); what is there can be read and deleted."""
+    READ_ONLY = "read-only"
+    """The store is mounted read-only (EROFS)."""
+    UNPLUG = "unplug"
+    """The machine's network is cut, both ways; with ``peer``, only between these two machines."""
+    MUTE = "mute"
+    """Nothing that the machine sends arrives; with ``peer``, only at that machine."""
+    DEAF = "deaf"
+    """Nothing that is sent to the machine arrives; with ``peer``, only from that machine."""
+    FLAP = "flap"
+    """The machine's network is cut and back again every second."""
+    THROTTLE = "throttle"
+    """The machine sends ``mbit`` megabits a second at most."""
 
 
-DEFAULT_SECONDS = {Action.FREEZE: 3.0, Action.SUSPEND: 3.0, Action.CLOCK: -3600.0, Action.VANISH: 3.0}
+OF_STORES = frozenset(
+    {
+        Action.UNWRITABLE,
+        Action.UNREADABLE,
+        Action.MISSING,
+        Action.LAG,
+        Action.BUSY,
+        Action.DENIED,
+        Action.TORN,
+        Action.FULL,
+        Action.READ_ONLY,
+    }
+)
+"""Calls of the store go wrong, in a worker, in all workers of a machine, or everywhere."""
+OF_NETWORKS = frozenset({Action.UNPLUG, Action.MUTE, Action.DEAF, Action.FLAP, Action.THROTTLE})
+"""Of machines with networks of their own (``swift-run --networks``)."""
+DEFAULT_SECONDS = {
+    Action.FREEZE: 3.0,
+    Action.SUSPEND: 3.0,
+    Action.CLOCK: -3600.0,
+    **dict.fromkeys([Action.VANISH, *OF_STORES, *OF_NETWORKS], 3.0),
+}
 """The ``seconds`` of a fault that names none. The other actions have none."""
 DEFAULT_FACTOR = 3.0
+DEFAULT_EACH_S = 0.2
+DEFAULT_MBIT = 10.0
 _OF_A_WORKER = {Action.FREEZE, Action.SLOW, Action.CLOCK, Action.FLIP, Action.TRUNCATE, Action.VANISH}
+_OF_A_MACHINE = {Action.SUSPEND, *OF_NETWORKS}
+_WITH_A_PEER = {Action.UNPLUG, Action.MUTE, Action.DEAF}
 
 
 class Target(StrEnum):
@@ -73,7 +130,7 @@ class Fault:
     Attributes:
         action: what happens.
         target: to what.
-        index: the machine's slot, or the worker's rank.
+        index: the machine's slot, or the worker's rank; :data:`ALL` for all of them.
         iteration: the iteration in which it happens; None for the first one that gets to the point.
         point: where in the iteration.
         microbatch: for ``forward`` and ``backward``: before which microbatch; None for the first one.
@@ -82,6 +139,10 @@ class Fault:
             committed, so that what the fault costs does not depend on how fast the store is; None: no wait.
         seconds: for actions that end by themselves: when; None for :data:`DEFAULT_SECONDS`.
         factor: for ``slow``; None for :data:`DEFAULT_FACTOR`.
+        calls: for actions of stores: how many calls go wrong in each worker, at most; None for all.
+        each: for ``lag``: seconds of each call; None for :data:`DEFAULT_EACH_S`.
+        peer: for actions of networks: the other machine's slot; None for all others.
+        mbit: for ``throttle``; None for :data:`DEFAULT_MBIT`.
     """
 
     action: Action
@@ -94,6 +155,10 @@ class Fault:
     committed: int | None = None
     seconds: float | None = None
     factor: float | None = None
+    calls: int | None = None
+    each: float | None = None
+    peer: int | None = None
+    mbit: float | None = None
 
     @property
     def lasts_s(self) -> float:
@@ -108,7 +173,8 @@ class Fault:
     def __str__(self) -> str:
         """The text that :func:`parse_faults` reads."""
         iteration = _ANY if self.iteration is None else self.iteration
-        text = f"{self.action} {self.target}={self.index} iteration={iteration} point={self.point}"
+        index = _ALL if self.index == ALL else self.index
+        text = f"{self.action} {self.target}={index} iteration={iteration} point={self.point}"
         for name in _NUMBERS:
             if (number := getattr(self, name)) is not None:
                 text += f" {name}={number}"
@@ -145,8 +211,14 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
     return tuple(_parse_one(part.strip()) for part in text.split(";") if part.strip())
 
 
-def check_faults(text: str, *, machines: int, workers_per_machine: int) -> None:
+def check_faults(text: str, *, machines: int, workers_per_machine: int, networks: bool = False) -> None:
     """Refuse faults of machines and workers that a job does not have.
+
+    Args:
+        text: the faults.
+        machines: of the job.
+        workers_per_machine: of the job.
+        networks: its machines have networks of their own.
 
     Raises:
         UsageError: with the fault and what there is.
@@ -154,10 +226,20 @@ def check_faults(text: str, *, machines: int, workers_per_machine: int) -> None:
     workers = machines * workers_per_machine
     for fault in parse_faults(text):
         noun, count = ("worker", workers) if fault.target == Target.WORKER else ("machine", machines)
-        if not 0 <= fault.index < count:
+        if fault.index != ALL and not 0 <= fault.index < count:
             raise UsageError(
                 f"--inject '{fault}' can never happen: there is no {noun} {fault.index}, "
                 f"only {noun}s 0 to {count - 1}."
+            )
+        if fault.peer is not None and (fault.peer == fault.index or not 0 <= fault.peer < machines):
+            raise UsageError(
+                f"--inject '{fault}' can never happen: peer={fault.peer} is no other one of the "
+                f"{machines} machines."
+            )
+        if fault.action in OF_NETWORKS and not networks:
+            raise UsageError(
+                f"--inject '{fault}' needs machines with networks of their own: add --networks "
+                "(with --standalone, as root)."
             )
 
 
@@ -180,15 +262,16 @@ def _fault(text: str) -> Fault:
     action, *pairs = text.split()
     facts = dict(pair.split("=", 1) for pair in pairs)
     target = next(Target(name) for name in list(facts) if name in set(Target))
+    index = facts.pop(target)
+    amounts: dict[str, Any] = {name: float(facts.pop(name)) for name in _AMOUNTS if name in facts}
     fault = Fault(
         Action(_known(Action, action, "action")),
         target,
-        int(facts.pop(target)),
+        ALL if index == _ALL else int(index),
         _iteration(facts.pop("iteration")),
         Point(_known(Point, facts.pop("point", Point.BETWEEN), "point")),
         **{name: int(facts.pop(name)) for name in _NUMBERS if name in facts},
-        seconds=_amount(facts, "seconds"),
-        factor=_amount(facts, "factor"),
+        **amounts,
     )
     if facts:
         raise ValueError(f"unknown word {next(iter(facts))!r}")
@@ -196,21 +279,29 @@ def _fault(text: str) -> Fault:
     return fault
 
 
-def _amount(facts: dict[str, str], name: str) -> float | None:
-    return float(facts.pop(name)) if name in facts else None
-
-
 def _check_amounts(fault: Fault) -> None:
     if fault.action in _OF_A_WORKER and fault.target != Target.WORKER:
         raise ValueError(f"{fault.action} needs a worker=, not a {fault.target}=")
-    if fault.action == Action.SUSPEND and fault.target != Target.MACHINE:
-        raise ValueError(f"suspend needs a machine=, not a {fault.target}=")
+    if fault.action in _OF_A_MACHINE and fault.target != Target.MACHINE:
+        raise ValueError(f"{fault.action} needs a machine=, not a {fault.target}=")
+    if fault.action in OF_STORES and fault.target == Target.AGENT:
+        raise ValueError(f"{fault.action} needs a machine= or a worker=, not an agent=")
+    if fault.index == ALL and fault.action not in OF_STORES:
+        raise ValueError(f"{fault.action} is for one {fault.target}, not for all")
     if fault.seconds is not None and fault.action not in DEFAULT_SECONDS:
         raise ValueError(f"{fault.action} has no seconds=")
     if fault.seconds is not None and fault.seconds <= 0 and fault.action != Action.CLOCK:
         raise ValueError(f"seconds={fault.seconds:g} is not above 0")
     if fault.factor is not None and (fault.action != Action.SLOW or fault.factor <= 1):
         raise ValueError(f"factor={fault.factor:g} is for slow, and above 1")
+    if fault.calls is not None and (fault.action not in OF_STORES or fault.calls < 1):
+        raise ValueError(f"calls={fault.calls} is for faults of the store, and above 0")
+    if fault.each is not None and (fault.action != Action.LAG or fault.each <= 0):
+        raise ValueError(f"each={fault.each:g} is for lag, and above 0")
+    if fault.peer is not None and fault.action not in _WITH_A_PEER:
+        raise ValueError(f"peer={fault.peer} is for {', '.join(sorted(_WITH_A_PEER))}")
+    if fault.mbit is not None and (fault.action != Action.THROTTLE or fault.mbit <= 0):
+        raise ValueError(f"mbit={fault.mbit:g} is for throttle, and above 0")
 
 
 def _parse_one(text: str) -> Fault:

@@ -27,6 +27,7 @@ from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
+from swift_ft.host.networks import Networks
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import run_machine
 from swift_ft.launch.processes.preload import preload
@@ -93,8 +94,10 @@ class Cluster:
         self._told_r, told_w = os.pipe()  # the machines say which store the session has, and more
         os.set_blocking(self._told_r, False)
         os.set_blocking(told_w, False)
+        self._networks = _networks(job)
         embedded = job.settings.store.backend == TCP
-        self._service = StoreService("127.0.0.1", 0) if embedded else None
+        host = "127.0.0.1" if self._networks is None else self._networks.address()
+        self._service = StoreService(host, 0) if embedded else None
         store = job.settings.store if self._service is None else self._service.address
         settings = replace(job.settings, store=store)
         client = partial(connect, store)
@@ -144,6 +147,8 @@ class Cluster:
         if self._service is not None:
             self._service.close()
         os.close(self._lifeline_w)
+        if self._networks is not None:
+            self._networks.remove()
 
     def _run_machines(self) -> None:
         try:
@@ -173,12 +178,11 @@ class Cluster:
         os.setsid()  # its own process group: Ctrl-C in a terminal reaches only the supervisor
         code = 1
         try:
-            job = replace(
-                self._job,
-                preferred_slot=slot,
-                index=index,
-                settings=replace(self._job.settings, spare=slot is None),
-            )
+            settings = replace(self._job.settings, spare=slot is None)
+            if self._networks is not None:
+                self._networks.enter(index)
+                settings = replace(settings, address=self._networks.address(index))
+            job = replace(self._job, preferred_slot=slot, index=index, settings=settings)
             verdict = run_machine(job)
             code = 0 if verdict.ok else verdict.exit_code
         except UsageError as error:
@@ -207,7 +211,12 @@ class Cluster:
             if pid not in self._agents:
                 continue
             index = self._agents.pop(pid)  # who replaces it gets its port
-            if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _EXIT_RENDEZVOUS_LOST:
+            lost_store = os.WIFEXITED(status) and os.WEXITSTATUS(status) == _EXIT_RENDEZVOUS_LOST
+            if lost_store and self._networks is not None:  # it may have been cut off, and the others not
+                if self._verdict() is None:
+                    self._replace(index)
+                continue
+            if lost_store:
                 raise RendezvousLostError(
                     f"The rendezvous store at {self.store} did not answer a machine that needed it, and with "
                     "it the journal of the run is out of reach: start the run again with --resume."
@@ -297,6 +306,17 @@ class Cluster:
             while part := os.read(self._told_r, select.PIPE_BUF):
                 text += part
         return text.decode().splitlines()
+
+
+def _networks(job: MachineJob) -> Networks | None:
+    """One for each machine, if they are to have their own."""
+    config = job.settings.config
+    if not config.networks:
+        return None
+    try:
+        return Networks.made(job.opened.machines + config.spares)
+    except OSError as error:
+        raise UsageError(f"--networks: this host does not allow networks of machines: {error}") from error
 
 
 def _tell(pipe: int, what: str, value: str) -> None:

@@ -225,7 +225,7 @@ class Assembly(Foundations):
                 participant=self._participant,
                 break_connections=self._groups.abort,
                 replaying=lambda: replays.active,
-                store=self._store.local_path(""),
+                store=self._store,
             )
         return Iterations(core, self._groups, replays, device, self._batches, self._is_connection_error)
 

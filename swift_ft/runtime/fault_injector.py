@@ -18,11 +18,14 @@ from swift_ft.coordination.participant import Participant
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Action, Fault, Target, parse_faults, strikes
 from swift_ft.faults.failpoints import Point, hit, listen
-from swift_ft.faults.fault import DEFAULT_FACTOR
+from swift_ft.faults.fault import ALL, DEFAULT_FACTOR, DEFAULT_MBIT, OF_NETWORKS, OF_STORES
+from swift_ft.host.networks import Networks
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.worker.status import WorkerStatus
+from swift_ft.storage.store import Store
+from swift_ft.storage.troubles import Troubles
 
 _LIVE_ONLY = {
     Point.FORWARD,
@@ -55,6 +58,7 @@ class FaultInjector:
         break_connections: what ``break`` does.
         replaying: whether the worker replays.
         store: the session's store, where it is a folder of this host.
+        troubles: of the store; None if no fault strikes its calls.
         on_point: called with each point when the worker comes to it for the first time.
     """
 
@@ -67,6 +71,7 @@ class FaultInjector:
         break_connections: Callable[[], None],
         replaying: Callable[[], bool],
         store: Path | None = None,
+        troubles: Troubles | None = None,
         on_point: Callable[[Point], None] = lambda _: None,
     ) -> None:
         self._faults = list(faults)
@@ -75,7 +80,14 @@ class FaultInjector:
         self._break_connections = break_connections
         self._replaying = replaying
         self._store = store
+        self._troubles = troubles
         self._on_point = on_point
+        # A store that failed before this process began has failed without it.
+        self._shared = [
+            fault
+            for fault in self._faults
+            if fault.action in OF_STORES and str(fault) not in participant.state.injected
+        ]
         self._slowness: strikes.Slowness | None = None
         self._passed: set[Point] = set()  # several threads may add one, and then it is told twice
 
@@ -83,6 +95,8 @@ class FaultInjector:
         """The worker is at a point; ``part`` is the microbatch or the bucket."""
         if self._slowness is not None:
             self._slowness()
+        if self._shared:
+            self._share_troubles()
         if point in _LIVE_ONLY and self._replaying():
             return
         if point not in self._passed:
@@ -98,6 +112,17 @@ class FaultInjector:
                 self._wait_for_commit(fault.committed)
             if self._can_strike(fault) and self._announce(str(fault)):
                 self._strike(fault)
+
+    def _share_troubles(self) -> None:
+        """Have the troubles that another worker has begun for all of a machine, or for all machines."""
+        for fault in [one for one in self._shared if str(one) in self._participant.state.injected]:
+            self._begin_trouble(fault)
+
+    def _begin_trouble(self, fault: Fault) -> None:
+        assert self._troubles is not None, fault
+        if fault in self._shared:  # another thread may have begun it
+            self._shared.remove(fault)
+            self._troubles.begin(fault)
 
     def _wait_for_commit(self, iteration: int) -> None:
         """The fault strikes all the same if there is none in time: the store may be lost on purpose, too."""
@@ -118,7 +143,10 @@ class FaultInjector:
                 return self._store is not None and strikes.newest_file(self._store) is not None
             case Action.VANISH:
                 return self._store is not None and self._store.exists()
-        return True
+        if fault.action in OF_NETWORKS:
+            there = fault.peer is None or bool(self._address_of(fault.peer))
+            return there and Networks.of_this_process() is not None
+        return fault.action not in OF_STORES or self._troubles is not None
 
     def _announce(self, fault: str) -> bool:
         """Record the fault in the journal; False if it happened before, or cannot be recorded."""
@@ -155,6 +183,12 @@ class FaultInjector:
 
     def _harm(self, fault: Fault) -> None:
         """Do what kills nobody."""
+        if fault.action in OF_STORES:
+            self._begin_trouble(fault)
+            return
+        if fault.action in OF_NETWORKS:
+            self._harm_network(fault)
+            return
         match fault.action:
             case Action.FREEZE:
                 strikes.freeze(fault.lasts_s)
@@ -166,6 +200,29 @@ class FaultInjector:
                 strikes.jump(fault.lasts_s)
             case _:
                 self._harm_store(fault)
+
+    def _harm_network(self, fault: Fault) -> None:
+        found = Networks.of_this_process()
+        assert found is not None, fault
+        networks, own = found
+        match fault.action:
+            case Action.THROTTLE:
+                networks.throttle(own, fault.lasts_s, fault.mbit or DEFAULT_MBIT)
+            case Action.FLAP:
+                networks.flap(own, fault.lasts_s)
+            case _:
+                networks.cut(
+                    own,
+                    fault.lasts_s,
+                    sends=fault.action != Action.DEAF,
+                    hears=fault.action != Action.MUTE,
+                    peer=None if fault.peer is None else networks.index_of(self._address_of(fault.peer)),
+                )
+
+    def _address_of(self, slot: int) -> str:
+        """The address of the machine in a slot; empty if nobody is there now."""
+        membership = self._participant.state.membership
+        return membership.addresses.get(membership.members.get(slot, ""), "").rpartition(":")[0]
 
     def _harm_store(self, fault: Fault) -> None:
         assert self._store is not None, fault
@@ -185,7 +242,7 @@ def inject_faults(
     participant: Participant,
     break_connections: Callable[[], None],
     replaying: Callable[[], bool],
-    store: Path | None = None,
+    store: Store | None = None,
 ) -> None:
     """Install an injector for the faults that ``swift-run --inject`` was given.
 
@@ -194,12 +251,14 @@ def inject_faults(
         status: knows which iteration the state is at.
         optimizers: the end of each of their steps is a failpoint.
         participant: see :class:`FaultInjector`, as for the others.
+        store: the session's.
     """
     faults = [
         fault
         for fault in parse_faults(context.config.inject)
-        if fault.index == (context.rank if fault.target == Target.WORKER else context.slot)
+        if fault.index in (ALL, context.rank if fault.target == Target.WORKER else context.slot)
     ]
+    of_stores = store is not None and any(fault.action in OF_STORES for fault in faults)
     listen(
         FaultInjector(
             faults,
@@ -207,7 +266,8 @@ def inject_faults(
             participant=participant,
             break_connections=break_connections,
             replaying=replaying,
-            store=store,
+            store=None if store is None else store.local_path(""),
+            troubles=Troubles(store) if store is not None and of_stores else None,
             # The launcher names the points that were passed where a fault never struck.
             on_point=lambda point: tell_agent(passed=point),
         )

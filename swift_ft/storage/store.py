@@ -89,6 +89,16 @@ class Store:
         return self._url.redacted(what)
 
     @property
+    def root(self) -> str:
+        """Its place, as its filesystem writes paths."""
+        return self._root
+
+    @property
+    def files(self) -> Files:
+        """The calls by which it talks to its filesystem."""
+        return self._files
+
+    @property
     def remote(self) -> bool:
         """True for a store behind a network: a file is downloaded before it is read."""
         return self._files.needs_download

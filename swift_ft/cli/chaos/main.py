@@ -109,7 +109,7 @@ def _add_plans(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--faults",
         metavar="KINDS",
-        help="the kinds to draw, with commas; or all (default: kill, stop, break)",
+        help="the kinds to draw, with commas; store, network, or all (default: kill, stop, break)",
     )
     group.add_argument("--habits", action="store_true", help="plant habits of scripts into it, by the seed")
 
@@ -123,6 +123,11 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         type=at_most(_MOST_MACHINES, 0),
         metavar="N",
         help="machines that wait for a loss (default: as many as a plan has faults)",
+    )
+    group.add_argument(
+        "--networks",
+        action="store_true",
+        help="each machine has a network of its own, for faults of networks (as root, on Linux)",
     )
     group.add_argument(
         "--microbatches",
@@ -169,15 +174,18 @@ def _campaign(args: argparse.Namespace, script: tuple[str, ...], folder: Path) -
 
     plan: tuple[Fault, ...] | None = None
     if args.plan is not None:
-        check_faults(args.plan, machines=args.machines, workers_per_machine=args.workers)
+        workers = args.workers
+        check_faults(
+            args.plan, machines=args.machines, workers_per_machine=workers, networks=args.networks
+        )
         plan = parse_faults(args.plan)
     spares = args.spares if args.spares is not None else max(args.most, len(plan or ()))
     launch = ("--standalone", "--machines", str(args.machines), "--nproc-per-node", str(args.workers))
-    limits = ("--spares", str(spares), "--heartbeat-timeout", "4")
+    limits: tuple[str, ...] = ("--spares", str(spares), "--heartbeat-timeout", "4")
+    limits += ("--networks",) * args.networks
     training = Training((*launch, *limits, *args.launch.split()), script, args.store, args.deadline)
-    weights = (
-        WEIGHTS if args.faults is None else weights_of([name.strip() for name in args.faults.split(",")])
-    )
+    names = [name.strip() for name in (args.faults or "").split(",")]
+    weights = WEIGHTS if args.faults is None else weights_of(names, networks=args.networks)
     shape = Shape(args.machines, args.workers, 1, args.microbatches, args.most, weights=weights)
     plans = 1 if plan is not None else args.plans
     return Campaign(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
 from swift_ft.faults import Action
+from swift_ft.faults.fault import OF_NETWORKS, OF_STORES
+from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.plans import WEIGHTS
 
 _WORDS = {
@@ -20,7 +22,23 @@ _WORDS = {
     Action.FLIP: "one bit of the newest file in the store is another one",
     Action.TRUNCATE: "the newest file in the store loses its second half",
     Action.VANISH: "the store is gone for some seconds",
+    Action.UNWRITABLE: "all that is written to the store fails",
+    Action.UNREADABLE: "all that is read from the store fails",
+    Action.MISSING: "the store does not find what is there",
+    Action.LAG: "each call of the store takes longer",
+    Action.BUSY: "the store asks for fewer calls (503)",
+    Action.DENIED: "the store refuses the credentials",
+    Action.TORN: "half of what is written gets to the store, then the call fails",
+    Action.FULL: "the store has no room",
+    Action.READ_ONLY: "the store is mounted read-only",
+    Action.UNPLUG: "a machine's network is cut, both ways, from all others or from one",
+    Action.MUTE: "nothing that a machine sends arrives",
+    Action.DEAF: "nothing that is sent to a machine arrives",
+    Action.FLAP: "a machine's network is cut and back again every second",
+    Action.THROTTLE: "a machine sends some megabits a second at most",
 }
+_GROUPS = {"store": OF_STORES | {Action.FLIP, Action.TRUNCATE, Action.VANISH}, "network": OF_NETWORKS}
+"""Names that stand for several kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +62,41 @@ class Kind:
 
 def kinds() -> list[Kind]:
     """All of them."""
+    of_networks = lacking()
     return [
-        Kind(action.value, words, missing="", needs_root=False, by_default=action in WEIGHTS)
+        Kind(
+            action.value,
+            words,
+            missing=of_networks if action in OF_NETWORKS else "",
+            needs_root=action in OF_NETWORKS,
+            by_default=action in WEIGHTS,
+        )
         for action, words in _WORDS.items()
     ]
 
 
-def weights_of(names: Sequence[str]) -> dict[Action, int]:
-    """The weights with which kinds are drawn; ``all`` stands for all that there are here.
+def weights_of(names: Sequence[str], *, networks: bool = False) -> dict[Action, int]:
+    """The weights with which kinds are drawn.
+
+    Args:
+        names: of kinds; ``store`` and ``network`` stand for several, ``all`` for all that there are here.
+        networks: the machines have networks of their own.
 
     Raises:
-        UsageError: there is no such kind.
+        UsageError: there is no such kind, or not here.
     """
     found: dict[Action, int] = {}
     known = {kind.name: kind for kind in kinds()}
-    for name in names:
+    for name in (one for group in names for one in sorted(_GROUPS.get(group, {group}))):
         if name == "all":
-            found.update((Action(kind.name), 1) for kind in known.values() if not kind.missing)
+            there = [Action(kind.name) for kind in known.values() if not kind.missing]
+            found.update((action, 1) for action in there if networks or action not in OF_NETWORKS)
         elif name not in known:
             raise UsageError(f"there is no fault {name!r}: --list-faults shows all")
         elif known[name].missing:
             raise UsageError(f"{name} needs {known[name].missing}, which this host lacks")
+        elif name in OF_NETWORKS and not networks:
+            raise UsageError(f"{name} needs machines with networks of their own: add --networks")
         else:
             found[Action(name)] = 1
     return found

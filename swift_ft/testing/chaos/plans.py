@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from swift_ft.faults import Action, Fault, Target
 from swift_ft.faults.failpoints import Point
+from swift_ft.faults.fault import ALL, OF_NETWORKS, OF_STORES
 
 _T = TypeVar("_T")
 
@@ -25,7 +26,7 @@ WEIGHTS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
 _TARGETS = {Target.MACHINE: 3, Target.WORKER: 1, Target.AGENT: 1}
 _POINTS = {_IN_A_STEP: 4, _OF_REPLICAS: 2, _OF_CHECKPOINTS: 1, _IN_A_RECOVERY: 3}
 _WITH_COPIES = {**_POINTS, _OF_COPIES: 2}
-_OF_A_MACHINE = (Action.SUSPEND,)
+_OF_A_MACHINE = (Action.SUSPEND, *sorted(OF_NETWORKS))
 _OF_A_WORKER = (
     Action.BREAK,
     Action.FREEZE,
@@ -40,9 +41,14 @@ _SECONDS = {
     Action.SUSPEND: (0.5, 3.0, 8.0),
     Action.CLOCK: (-86400.0, -60.0, 60.0, 86400.0),
     Action.VANISH: (1.0, 5.0),
+    **dict.fromkeys(sorted(OF_STORES), (1.0, 4.0)),
+    **dict.fromkeys(sorted(OF_NETWORKS), (0.5, 3.0, 10.0)),
 }
 """Below and above the silence after which a machine counts as lost, and the heartbeats of a worker."""
 _FACTORS = (2.0, 5.0)
+_CALLS = (1, 3, None)
+_MBITS = (5.0, 50.0)
+_WITH_A_PEER = (Action.UNPLUG, Action.MUTE, Action.DEAF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,9 @@ def _random_fault(shape: Shape, draw: random.Random, points: tuple[Point, ...]) 
     else:
         target = _choose(draw, _TARGETS)
     of_a_microbatch = point in (Point.FORWARD, Point.BACKWARD) and shape.microbatches > 1
-    return Fault(
+    if action in OF_STORES:
+        target = draw.choice((Target.MACHINE, Target.WORKER))
+    fault = Fault(
         action,
         target,
         draw.randrange(shape.machines * (shape.workers if target == Target.WORKER else 1)),
@@ -120,7 +128,15 @@ def _random_fault(shape: Shape, draw: random.Random, points: tuple[Point, ...]) 
         microbatch=draw.randrange(shape.microbatches) if of_a_microbatch else None,
         seconds=draw.choice(_SECONDS[action]) if action in _SECONDS else None,
         factor=draw.choice(_FACTORS) if action == Action.SLOW else None,
+        mbit=draw.choice(_MBITS) if action == Action.THROTTLE else None,
     )
+    if action in OF_STORES:
+        index = ALL if draw.random() < 0.5 else fault.index
+        return replace(fault, index=index, calls=draw.choice(_CALLS))
+    others = [slot for slot in range(shape.machines) if slot != fault.index]
+    if action in _WITH_A_PEER and others and draw.random() < 0.4:
+        return replace(fault, peer=draw.choice(others))
+    return fault
 
 
 def _iteration(shape: Shape, draw: random.Random, point: Point) -> int | None:

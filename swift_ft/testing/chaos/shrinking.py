@@ -60,5 +60,7 @@ def _plainer(fault: Fault) -> Iterator[Fault]:
         for earlier in dict.fromkeys((0, 1, fault.iteration // 2, fault.iteration - 1)):
             if earlier < fault.iteration:
                 yield replace(fault, iteration=earlier)
-    if fault.index:
+    if fault.peer is not None:
+        yield replace(fault, peer=None)
+    if fault.index and fault.peer != 0:
         yield replace(fault, index=0)

@@ -23,6 +23,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase
 from swift_ft.runtime.fault_injector import InjectedError, inject_faults
 from swift_ft.runtime.worker.status import WorkerStatus
+from swift_ft.storage.store import Store
 from tests.support.waiting import wait_until
 
 
@@ -47,7 +48,7 @@ class Worker:
             participant=cast(Any, self.participant),
             break_connections=self.break_connections,
             replaying=lambda: self.replaying,
-            store=store,
+            store=None if store is None else Store(store),
         )
 
     def break_connections(self) -> None:
