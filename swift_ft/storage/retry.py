@@ -35,6 +35,7 @@ _REMEDIES = {
     "make its filesystem writable again": (errno.EROFS,),
     "mount it again": (errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.EHOSTDOWN, errno.ETIMEDOUT),
     "check the disk": (errno.EIO, errno.EREMOTEIO),
+    "take load off it": (errno.EBUSY, errno.EAGAIN),
 }
 _OUTAGES = {number: remedy for remedy, numbers in _REMEDIES.items() for number in numbers}
 

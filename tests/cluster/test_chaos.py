@@ -11,17 +11,20 @@ import pytest
 
 from swift_ft.cli.chaos.main import main
 from swift_ft.faults import fail_at, parse_faults
+from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.habits import Habit, random_habits
 from swift_ft.testing.chaos.plans import Shape
-from swift_ft.testing.chaos.trial import Outcome, Training, run_trial
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
 from tests.support.cluster import EXAMPLES, SMALL
+from tests.support.missing import skip_for_missing
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "small_replicas.py")
 PLACES = ("--iterations", "4", "--checkpoint-every", "2", "--store", "{folder}/store")
 TINY = ("--layers=2", "--width=16", "--heads=2", "--sequence=16", "--microbatch-size=1", "--microbatches=2")
 SEED = 35
 """Of a plan with one habit, and a fault that strikes in a step."""
+NAMESPACES = Path("/run/netns")
 LAUNCH = ("--standalone", "--machines", "2", "--heartbeat-timeout", "8", "--spares", "1")
 
 
@@ -80,8 +83,11 @@ def report(capfd: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[
 def test_a_healthy_script_passes(capfd: pytest.CaptureFixture[str]) -> None:
     """The faults struck: its file, which is in its working directory, and its state are compared."""
     plan = "kill machine=1 iteration=2 point=optimizer; freeze worker=0 iteration=3 point=reduce seconds=0.5"
-    code, facts = report(capfd, "--plan", plan, "--spares", "1")
+    plan += "; full machine=all iteration=3 point=optimizer calls=2"
+    code, facts = report(capfd, "--plan", plan, "--spares", "1", "--torchrun")
     (run,) = facts["runs"]
+    assert facts["torchrun"]["compared"] > 20
+    assert facts["torchrun"]["differ"] == []
     assert (code, facts["ok"], run["outcome"]) == (0, True, "identical"), run
     assert (run["ways"], run["never_struck"], run["iterations_lost"]) == (["replica"], [], 0)
     assert run["recovery_s"] > 0
@@ -139,6 +145,63 @@ def test_each_kind_of_fault_strikes_and_is_survived(plan: str, capfd: pytest.Cap
     assert run["plan"] == "; ".join(map(str, parse_faults(plan)))
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trial:
+    return run_trial(Training(LAUNCH, (SCRIPT,), "", 120), tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "action",
+    ["unwritable", "unreadable", "missing", "lag", "busy", "denied", "torn", "full", "read-only"],
+)
+def test_each_error_of_a_store_is_met_and_survived(action: str, tmp_path: Path, undisturbed: Trial) -> None:
+    """First of all workers, as one is lost and its replacement looks for a checkpoint; then of one."""
+    plan = parse_faults(
+        f"kill machine=1 iteration=3 point=optimizer; {action} machine=all iteration=any point=report "
+        f"seconds=2; {action} worker=0 iteration=4 point=optimizer calls=2"
+    )
+    trial = run_trial(Training(LAUNCH, (SCRIPT,), "", 120), new(tmp_path / "run"), plan, undisturbed)
+    assert (trial.outcome, trial.missed) == (Outcome.IDENTICAL, ()), trial.reason
+    assert f"the first call that '{plan[2]}' meets" in (trial.folder / "output.log").read_text()
+
+
+CUTS = [
+    "unplug machine=1 iteration=2 point=optimizer seconds=2",
+    "unplug machine=0 iteration=2 point=optimizer seconds=12",
+    "unplug machine=1 iteration=2 point=optimizer peer=0 seconds=8",
+    "mute machine=1 iteration=2 point=optimizer seconds=12",
+    "deaf machine=0 iteration=2 point=optimizer seconds=12",
+    "flap machine=1 iteration=1 point=optimizer seconds=8",
+    "throttle machine=1 iteration=1 point=optimizer mbit=5 seconds=3",
+]
+
+
+@pytest.mark.parametrize(
+    "plan", [CUTS[1], *(pytest.param(p, marks=pytest.mark.thorough) for p in CUTS if p != CUTS[1])]
+)
+def test_a_network_is_cut_and_mended(plan: str, capfd: pytest.CaptureFixture[str]) -> None:
+    if missing := lacking():
+        skip_for_missing(f"networks of machines ({missing})")
+    code, facts = report(capfd, "--networks", "--plan", plan, "--spares", "1")
+    (run,) = facts["runs"]
+    assert (code, run["outcome"], run["never_struck"]) == (0, "identical", []), run
+    assert run["ways"] or "throttle" in plan
+    owners = {path.name.split("-")[1] for path in NAMESPACES.glob("swift-*-*-*")}
+    assert all(Path(f"/proc/{owner}").exists() for owner in owners), owners  # of other runs
+
+
+@pytest.mark.thorough
+def test_another_result_under_torchrun_is_found(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "other.py"
+    script.write_text(Path(SCRIPT).read_text().replace("lr=0.1", "lr=0.1 + ('SWIFT_CONTEXT' in os.environ)"))
+    assert main(["--torchrun", "--json", "--plan", "kill machine=1 iteration=2", "--", str(script)]) == 1
+    facts = json.loads(capfd.readouterr().out)
+    assert "worker 0.models.model.weight" in facts["torchrun"]["differ"]
+    assert "file weights.txt" in facts["torchrun"]["differ"]
+    assert facts["runs"][0]["outcome"] == "identical"
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("line", "left"),
@@ -163,6 +226,9 @@ def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["--", "nothing.py"], "There is no script 'nothing.py'"),
         (["--faults", "fire", "--", SCRIPT], "there is no fault 'fire'"),
         (["--plan", "kill machine=7 iteration=1", "--", SCRIPT], "there is no machine 7"),
+        (["--plan", "unplug machine=1 iteration=1", "--", SCRIPT], "add --networks"),
+        (["--faults", "network", "--", SCRIPT], "networks of their own"),
+        (["--torchrun", "--habits", "--", SCRIPT], "compares the script as it is"),
         ([], "name the script after --"),
     ):
         assert main(options) == 2

@@ -1,134 +1,9 @@
-"""What scripts get in place of :class:`swift_ft.Session` under plain torchrun: a loop, and nothing else."""
+"""The plain session of the test kit, and no waits of the tests' own for copies, which nobody makes there."""
 
 from __future__ import annotations
 
-import contextlib
-import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import torch.distributed as dist
-from torch import nn
-
-import swift_ft
-from swift_ft.config.worker_context import WorkerContext
-from swift_ft.determinism import seed_step
-from swift_ft.torch_adapters.ddp import trial_forward
+from swift_ft.testing.chaos import plain
 from tests.support import copies
-
-
-class PlainStep(contextlib.nullcontext[None]):
-    """An iteration that nothing can interrupt."""
-
-    replayed = False
-
-    def __init__(self, index: int, began: int = 0) -> None:
-        super().__init__()
-        self.index = index
-        self.index_in_epoch = index - began
-
-    def once(self, function: Callable[..., object], *args: object) -> None:
-        """Nothing is repeated."""
-        function(*args)
-
-
-class PlainSession:
-    """The methods of a session, without its work. Steps draw the random numbers that those of a session do.
-
-    In a pipeline a session derives numbers for each microbatch, too: a script that is compared has no dropout
-    there.
-    """
-
-    def __init__(self, state: object, *, seed: int = 0, **_: object) -> None:
-        self.iteration = 0
-        self._seed, self._parts = seed, list[tuple[Callable[[], Any], int, Callable[[Any], object] | None]]()
-        self._pipeline: Any = None
-        self._replicated = self._stopped = self._in_epochs = False
-        self._tied: list[nn.Parameter] = []
-
-    def attach_pipeline(self, schedule: Any, **_: object) -> None:
-        """Steps of its workers are alike.
-
-        torch learns shapes from a forward pass, for which DDP expects a backward pass: it averages the first
-        microbatch's gradients alone then, or ends with an internal error. Neither is what is compared.
-        """
-        self._pipeline = schedule
-        original = schedule._initialize_stage
-
-        def initialize(*args: Any) -> None:
-            with trial_forward(schedule._stage.submod):
-                original(*args)
-
-        schedule._initialize_stage = initialize
-
-    def attach_ddp(self, model: object) -> None:
-        """Steps of its replicas have numbers of their own."""
-        self._replicated = True
-
-    def attach_fsdp(self, model: object) -> None:
-        """As for DDP."""
-        self._replicated = True
-
-    def tie(self, parameter: nn.Parameter, stages: Sequence[int]) -> None:
-        """All stages share it."""
-        assert len(stages) == self._pipeline._stage.group_size, "all stages have to share it"
-        self._tied.append(parameter)
-
-    def sum_tied_gradients(self) -> None:
-        """By the all-reduce that a script has without a session."""
-        for parameter in self._tied:
-            assert parameter.grad is not None
-            dist.all_reduce(parameter.grad, group=self._pipeline._stage.group)
-
-    def between(
-        self,
-        function: Callable[[], Any],
-        *,
-        every: int = 1,
-        then: Callable[[Any], object] | None = None,
-        **_: object,
-    ) -> None:
-        """Whenever it is due, after a step."""
-        self._parts.append((function, every, then))
-
-    def stop(self) -> None:
-        """No further step."""
-        self._stopped = True
-
-    def steps(self, iterations: int) -> Iterator[PlainStep]:
-        """One after the other, and what is between them. What follows an epoch's last one comes later."""
-        alike = self._pipeline is not None and not self._replicated
-        began = self.iteration if self._in_epochs else 0
-        while self.iteration < began + iterations and not self._stopped:
-            seed_step(self._seed, self.iteration, None if alike else dist.get_rank())
-            yield PlainStep(self.iteration, began)
-            self.iteration += 1
-            if not self._in_epochs or self.iteration < began + iterations:
-                self._do_between()
-
-    def epochs(self, count: int) -> Iterator[int]:
-        """One after the other."""
-        self._in_epochs = True
-        for epoch in range(count):
-            if self._stopped:
-                return
-            yield epoch
-            self._do_between()
-
-    def _do_between(self) -> None:
-        for function, every, then in self._parts:
-            if self.iteration % every == 0:
-                result = function()
-                if then is not None:
-                    then(result)
-
-
-def _unwrapped(optimizer: Any, **_: object) -> Any:
-    return optimizer
-
-
-def _never_restarted() -> object:
-    return types.SimpleNamespace(started_in=1)
 
 
 def _no_copies(session: object, completed: int) -> None:
@@ -137,8 +12,5 @@ def _no_copies(session: object, completed: int) -> None:
 
 def put_in_place() -> None:
     """In this process, for what is imported from now on."""
-    names: dict[str, Any] = {"Session": PlainSession, "wrap_optimizer": _unwrapped}
-    vars(swift_ft).update(names)
-    replaced: Any = WorkerContext
-    replaced.from_env = staticmethod(_never_restarted)
+    plain.put_in_place()
     vars(copies)["wait_for_copy"] = _no_copies

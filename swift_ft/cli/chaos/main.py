@@ -125,6 +125,11 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         help="machines that wait for a loss (default: as many as a plan has faults)",
     )
     group.add_argument(
+        "--torchrun",
+        action="store_true",
+        help="compare the undisturbed run with the same script under plain torchrun, too",
+    )
+    group.add_argument(
         "--networks",
         action="store_true",
         help="each machine has a network of its own, for faults of networks (as root, on Linux)",
@@ -175,9 +180,7 @@ def _campaign(args: argparse.Namespace, script: tuple[str, ...], folder: Path) -
     plan: tuple[Fault, ...] | None = None
     if args.plan is not None:
         workers = args.workers
-        check_faults(
-            args.plan, machines=args.machines, workers_per_machine=workers, networks=args.networks
-        )
+        check_faults(args.plan, machines=args.machines, workers_per_machine=workers, networks=args.networks)
         plan = parse_faults(args.plan)
     spares = args.spares if args.spares is not None else max(args.most, len(plan or ()))
     launch = ("--standalone", "--machines", str(args.machines), "--nproc-per-node", str(args.workers))
@@ -188,6 +191,17 @@ def _campaign(args: argparse.Namespace, script: tuple[str, ...], folder: Path) -
     weights = WEIGHTS if args.faults is None else weights_of(names, networks=args.networks)
     shape = Shape(args.machines, args.workers, 1, args.microbatches, args.most, weights=weights)
     plans = 1 if plan is not None else args.plans
+    if args.torchrun and args.habits:
+        raise UsageError("--torchrun compares the script as it is: omit it, or --habits.")
     return Campaign(
-        training, shape, folder, args.seed, plans, args.parallel, args.habits, learns=True, given=plan
+        training,
+        shape,
+        folder,
+        args.seed,
+        plans,
+        args.parallel,
+        args.habits,
+        learns=True,
+        given=plan,
+        torchrun=args.torchrun,
     )

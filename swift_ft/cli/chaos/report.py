@@ -64,6 +64,7 @@ class Report:
         self._console = Console(highlight=False, markup=False, soft_wrap=True)
         self._counts: Counter[Outcome] = Counter()
         self._runs: list[dict[str, Any]] = []
+        self._torchrun: dict[str, Any] | None = None
 
     def run(self) -> bool:
         """Run it. Whether nothing was found.
@@ -75,6 +76,7 @@ class Report:
         distinct = [*{id(one): one for one in references.values()}.values()]
         for reference in distinct:
             self._say(f"{'undisturbed':{_WIDTH}}  {_undisturbed_in_words(reference.trial)}")
+        alike = self._like_torchrun(distinct[0].trial)
         for (seed, reference), trial in zip(references.items(), self._campaign.run(references), strict=True):
             self._counts[trial.outcome] += 1
             self._tell(trial)
@@ -85,9 +87,23 @@ class Report:
         unstable = sorted({name for reference in distinct for name in reference.unstable})
         if unstable:
             self._say(f"not compared, because undisturbed runs differ in them: {', '.join(unstable)}")
-        good = all(outcome.is_good for outcome in self._counts.elements())
+        good = alike and all(outcome.is_good for outcome in self._counts.elements())
         self._sum_up(good, unstable)
         return good
+
+    def _like_torchrun(self, undisturbed: Trial) -> bool:
+        """Whether plain torchrun computes the same, as far as that was asked."""
+        likeness = self._campaign.likeness(undisturbed)
+        if likeness is None:
+            return True
+        self._torchrun = {"compared": likeness.compared, "differ": [*likeness.differ]}
+        number = counted(likeness.compared, "value or file", "values and files")
+        if not likeness.differ:
+            self._say(f"{'torchrun':{_WIDTH}}  {number}, all equal to the bit")
+            return True
+        shown = ", ".join(likeness.differ[:3]) + ", ..." * (len(likeness.differ) > 3)
+        self._say(f"{'torchrun':{_WIDTH}}  {len(likeness.differ)} of {number} DIFFER: {shown}")
+        return False
 
     def _tell(self, trial: Trial) -> None:
         name = "" if trial.seed is None else f"seed {trial.seed}: "
@@ -139,7 +155,8 @@ class Report:
     def _sum_up(self, good: bool, unstable: Sequence[str]) -> None:
         counts = {outcome.value: self._counts[outcome] for outcome in Outcome if self._counts[outcome]}
         if self._as_json:
-            print_json({"ok": good, "counts": counts, "runs": self._runs, "not_compared": [*unstable]})
+            facts = {"ok": good, "counts": counts, "runs": self._runs, "not_compared": [*unstable]}
+            print_json(facts if self._torchrun is None else {**facts, "torchrun": self._torchrun})
         self._say(", ".join(f"{count} {name}" for name, count in counts.items()))
         if good:
             shutil.rmtree(self._campaign.folder, ignore_errors=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault
 from swift_ft.testing.chaos.habits import Habit, random_habits
+from swift_ft.testing.chaos.plain_trial import Likeness, compared_with_torchrun
 from swift_ft.testing.chaos.plans import Shape, random_plan
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
 
@@ -34,6 +35,7 @@ class Campaign:
             undisturbed run with the same ones.
         learns: the points, the iterations and the checkpoints of the shape are those of the undisturbed run.
         given: the only plan; None to draw them.
+        torchrun: compare the undisturbed run with plain torchrun.
     """
 
     training: Training
@@ -45,6 +47,7 @@ class Campaign:
     habits: bool = False
     learns: bool = False
     given: tuple[Fault, ...] | None = None
+    torchrun: bool = False
 
     def prepare(self) -> dict[int, Reference]:
         """The undisturbed run that each seed is compared with.
@@ -73,6 +76,17 @@ class Campaign:
         there = self.prepare() if references is None else references
         with ThreadPoolExecutor(self.parallel) as pool:
             yield from pool.map(lambda seed: there[seed].disturbed(seed), there)
+
+    def likeness(self, undisturbed: Trial) -> Likeness | None:
+        """What plain torchrun computes, beside an undisturbed run; None if that was not asked for.
+
+        Raises:
+            SwiftError: as :func:`compared_with_torchrun`.
+        """
+        if not self.torchrun:
+            return None
+        workers = self.shape.machines * self.shape.workers
+        return compared_with_torchrun(self.training, self.new_folder("torchrun"), workers, undisturbed)
 
     def new_folder(self, name: str) -> Path:
         """An empty folder for a run."""

@@ -61,6 +61,11 @@ def last_state(url: str) -> dict[str, str]:
     return found
 
 
+def digests_of(values: Any, name: str) -> dict[str, str]:
+    """A digest of each value of nested dictionaries and lists, by name."""
+    return {inner: xxhash.xxh3_128_hexdigest(_bytes_of(value)) for inner, value in _leaves(values, name)}
+
+
 def loads(url: str) -> bool:
     """Whether any committed checkpoint of a store can be read, all parts of it."""
     folder = CheckpointFolder(Store(url))
@@ -121,7 +126,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _bytes_of(value: Any) -> bytes:
     if isinstance(value, torch.Tensor):
-        return bytes(value.reshape(-1).view(torch.uint8).numpy())
+        return bytes(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return f"{value.dtype}{value.shape}".encode() + value.tobytes()
     shown = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value  # a set has no order

@@ -31,7 +31,11 @@ class Worker:
     """Rank 2 on machine 1, and as much of its job as an injector meets."""
 
     def __init__(
-        self, inject: str, injected: frozenset[str] = frozenset(), store: Path | None = None
+        self,
+        inject: str,
+        injected: frozenset[str] = frozenset(),
+        store: Path | None = None,
+        of: Store | None = None,
     ) -> None:
         self.state = SimpleNamespace(injected=injected)
         self.journal: list[ev.Event] = []
@@ -48,7 +52,7 @@ class Worker:
             participant=cast(Any, self.participant),
             break_connections=self.break_connections,
             replaying=lambda: self.replaying,
-            store=None if store is None else Store(store),
+            store=of if of is not None or store is None else Store(store),
         )
 
     def break_connections(self) -> None:
@@ -223,6 +227,30 @@ def test_a_slow_worker_sleeps_for_what_it_computes(monkeypatch: pytest.MonkeyPat
     assert slept == [4.0, 1.0]
 
 
+def test_a_store_fails_for_all_workers_that_hear_of_it(tmp_path: Path) -> None:
+    """Not the first one to come to the point reads in the journal that the fault has struck."""
+    fault = "denied machine=all iteration=5 point=forward calls=1 seconds=9"
+    store = Store(tmp_path, patience_s=0.0)
+    worker = Worker(fault, store=tmp_path, of=store)
+    hit(Point.BETWEEN, 4)
+    store.write_json("a.json", {})
+    worker.state.injected = frozenset([fault])
+    hit(Point.BETWEEN, 4)
+    with pytest.raises(PermissionError, match="injected"):
+        store.write_json("b.json", {})
+    hit(Point.FORWARD, 5, 0)
+    store.write_json("b.json", {})
+    assert not worker.journal
+
+
+def test_a_store_that_failed_before_this_process_works_for_it(tmp_path: Path) -> None:
+    fault = "denied machine=all iteration=5 point=forward seconds=9"
+    store = Store(tmp_path, patience_s=0.0)
+    Worker(fault, frozenset([fault]), store=tmp_path, of=store)
+    hit(Point.BETWEEN, 4)
+    store.write_json("a.json", {})
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -231,6 +259,13 @@ def test_a_slow_worker_sleeps_for_what_it_computes(monkeypatch: pytest.MonkeyPat
         ("kill worker=1 iteration=5 seconds=3", "kill has no seconds="),
         ("freeze worker=1 iteration=5 seconds=0", "not above 0"),
         ("slow worker=1 iteration=5 factor=1", "above 1"),
+        ("full agent=1 iteration=5", "full needs a machine= or a worker="),
+        ("kill machine=all iteration=5", "kill is for one machine, not for all"),
+        ("full worker=1 iteration=5 calls=0", "calls=0 is for faults of the store, and above 0"),
+        ("busy worker=1 iteration=5 each=1", "is for lag"),
+        ("unplug worker=1 iteration=5", "unplug needs a machine="),
+        ("flap machine=1 iteration=5 peer=0", "peer=0 is for deaf, mute, unplug"),
+        ("unplug machine=1 iteration=5 mbit=5", "is for throttle"),
     ],
 )
 def test_a_fault_that_makes_no_sense_is_refused(fault: str, words: str) -> None:

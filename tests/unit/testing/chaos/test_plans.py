@@ -10,6 +10,7 @@ import pytest
 from swift_ft.errors import UsageError
 from swift_ft.faults import Action, Target, parse_faults
 from swift_ft.faults.failpoints import Point
+from swift_ft.faults.fault import ALL, OF_NETWORKS, OF_STORES
 from swift_ft.testing.chaos.kinds import kinds, weights_of
 from swift_ft.testing.chaos.plans import WEIGHTS, Shape, random_plan
 
@@ -48,11 +49,20 @@ def test_all_kinds_are_drawn() -> None:
 
 
 def test_all_kinds_that_are_asked_for_are_drawn_and_can_be_read() -> None:
-    everything = replace(SHAPE, weights=weights_of(["all"]), copies=True)
+    weights = weights_of(["all"]) | dict.fromkeys(OF_NETWORKS, 1)  # as where a host has networks
+    everything = replace(SHAPE, weights=weights, copies=True)
     plans = [random_plan(everything, seed) for seed in range(500)]
-    assert {fault.action for plan in plans for fault in plan} == set(Action) - {Action.RAISE}
+    faults = [fault for plan in plans for fault in plan]
+    assert {fault.action for fault in faults} == set(Action) - {Action.RAISE}
+    of_stores = [fault for fault in faults if fault.action in OF_STORES]
+    assert {fault.target for fault in of_stores} == {Target.MACHINE, Target.WORKER}
+    assert {fault.index == ALL for fault in of_stores} == {True, False}
+    assert {fault.calls for fault in of_stores} == {1, 3, None}
+    assert any(fault.peer not in (None, fault.index) for fault in faults)
     assert all(parse_faults("; ".join(map(str, plan))) == plan for plan in plans)
     assert {kind.name for kind in kinds()} == {*map(str, Action)} - {"raise"}
+    assert not OF_NETWORKS & weights_of(["all"]).keys()
+    assert weights_of(["store"]).keys() > OF_STORES
     with pytest.raises(UsageError, match="there is no fault 'fire': --list-faults shows all"):
         weights_of(["kill", "fire"])
 
