@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic demo-reshape test test-all durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos chaos-changes orders soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
+.PHONY: help install demo demo-elastic demo-reshape test test-all durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos chaos chaos-changes orders soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -152,6 +152,11 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 
 bench-chaos: $(VENV)/.installed-dev  ## run 500 random plans of faults over all topologies (an hour)
 	$(BIN)/python -m benchmarks.recovery.campaign
+
+# Every eighth of an hour or so another hundred: CHAOS="--plans 5000 --keep build/chaos" goes on where it was.
+CHAOS ?= --plans 200
+chaos: $(VENV)/.installed-dev  ## run random plans of all kinds of faults over all topologies (as root: networks, too)
+	$(BIN)/python -m benchmarks.recovery.campaign --faults all $(CHAOS)
 
 chaos-changes: $(VENV)/.installed-dev  ## run 100 random plans of faults against jobs that change meanwhile (half an hour)
 	$(BIN)/python -m tests.support.change_chaos --plans 100
