@@ -216,8 +216,8 @@ def check_faults(text: str, *, machines: int, workers_per_machine: int, networks
 
     Args:
         text: the faults.
-        machines: of the job.
-        workers_per_machine: of the job.
+        machines: number of the job's machines.
+        workers_per_machine: number of workers on each.
         networks: its machines have networks of their own.
 
     Raises:

@@ -46,7 +46,7 @@ class Networks:
     Attributes:
         place: which of this host's.
         owner: the process of the launcher.
-        count: of machines.
+        count: number of machines.
     """
 
     place: int
@@ -145,7 +145,7 @@ class Networks:
     def _pairs(
         self, index: int, *, sends: bool, hears: bool, peer: int | None = None
     ) -> list[tuple[int, int]]:
-        """Who does not reach whom."""
+        """Pairs of a sender and a receiver that do not reach each other."""
         everybody = [one for one in (_HOST, *range(self.count)) if one != index]
         others = everybody if peer is None else [peer]
         return [(index, one) for one in others if sends] + [(one, index) for one in others if hears]

@@ -158,7 +158,7 @@ class Troubles:
         self._planted.append((place, name))
 
     def _plant_open(self, files: Files) -> None:
-        """What other libraries open in the store: each write of it is a call."""
+        """Files that other libraries open in the store: each write is a call."""
         original = files.fs.open
 
         @functools.wraps(original)

@@ -78,7 +78,7 @@ class Campaign:
             yield from pool.map(lambda seed: there[seed].disturbed(seed), there)
 
     def likeness(self, undisturbed: Trial) -> Likeness | None:
-        """What plain torchrun computes, beside an undisturbed run; None if that was not asked for.
+        """The comparison of an undisturbed run with plain torchrun; None if it was not asked for.
 
         Raises:
             SwiftError: as :func:`compared_with_torchrun`.

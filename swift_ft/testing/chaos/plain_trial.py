@@ -18,7 +18,7 @@ _PLAIN = str(Path(__file__).with_name("plain.py"))
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """What a script computes under torchrun, beside what it computes under swift-run.
+    """The values and files of a script under torchrun, compared with those under swift-run.
 
     Attributes:
         compared: how many values and files both have.
@@ -35,7 +35,7 @@ def compared_with_torchrun(training: Training, folder: Path, workers: int, undis
     Args:
         training: what.
         folder: an empty folder.
-        workers: of all machines.
+        workers: their number.
         undisturbed: the run under swift-run.
 
     Raises:
