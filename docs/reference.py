@@ -158,6 +158,7 @@ MEANINGS = {
     "statistics_lost": "A worker goes on with a replica's running statistics, because its own are lost.",
     "wait_over": "A wait that was announced is over, or given up.",
     "waiting": "A wait takes more than 10 s: what for, how long already, and until when.",
+    "fault_met": "A fault of `--inject` meets the first of the calls of the store that it makes fail.",
     "store_waited_for": "The store is full, not writable, gone, or does not answer, and is tried again.",
     "worker_history_not_written": "What a worker did is not in the store yet. It is tried again later.",
     "worker_history_left": "A worker ends before it has noted its last steps in the store.",

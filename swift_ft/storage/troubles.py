@@ -183,7 +183,13 @@ class Troubles:
         fault = trouble.fault
         if not trouble.met:
             trouble.met = True
-            _logger.warning("the first call that %r meets: %s %s", str(fault), call.name.lower(), args[:1])
+            _logger.warning(
+                "the first call that '%s' meets: %s %s",
+                fault,
+                call.name.lower(),
+                args[:1],
+                extra={"event": "fault_met"},
+            )
         if fault.action == Action.LAG:
             time.sleep(DEFAULT_EACH_S if fault.each is None else fault.each)
             return

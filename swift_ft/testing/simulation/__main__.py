@@ -145,7 +145,7 @@ def _run_seeds(args: argparse.Namespace) -> Summary:
 
 
 def _run_some(job: JobKind, machines: int, workers: int, seeds: range, *, heads: bool) -> _Some:
-    """What was seen in some seeds, their violations, and CPU seconds."""
+    """Findings of some seeds: all that was seen, their violations, and CPU seconds."""
     seen, violations, begin = Counter[str](), dict[int, str](), time.process_time()
     for seed in seeds:
         try:
