@@ -111,7 +111,7 @@ def claim_store(
         with waiting(f"the store {store.url} to answer"):
             checkpoints = _decide(store, context, topology, settings or {})
         # After the record, which whoever sees the key looks for.
-        rendezvous.set(key, json.dumps({"checkpoints": checkpoints}))
+        rendezvous.set(key, json.dumps({"checkpoints": checkpoints, "store": store.url}))
     store.anchor(RECORD)
     return checkpoints
 

@@ -224,12 +224,22 @@ class RunConfig:
         minimum=0,
         same_everywhere=True,
     )
+    audit: bool = option(
+        Topic.FAILURES,
+        False,
+        "spares that wait compute again what each machine of a pipeline has computed between two "
+        "checkpoints, from the checkpoint and the logs, and compare it bit for bit; both stay for that "
+        "long (docs/how-to/find-silent-corruption.md)",
+        same_everywhere=True,
+    )
     on_corruption: str = option(
         Topic.FAILURES,
         "",
-        "what follows when a verified step shows that a machine has computed something wrong: warn says so, "
-        "drain also asks the machine to leave, and stop ends the job (default: as the script says, warn)",
-        choices=("warn", "drain", "stop"),
+        "what follows when a verified step or an audit shows that a machine has computed something wrong: "
+        "warn says so, drain also asks the machine to leave, stop ends the job, and back has all go back to "
+        "the last checkpoint that was audited, and the machine leave (without --audit: as drain; default: as "
+        "the script says, warn)",
+        choices=("warn", "drain", "stop", "back"),
         same_everywhere=True,
     )
     on_loss: str = option(

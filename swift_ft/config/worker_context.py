@@ -28,11 +28,13 @@ class OfflineReplay:
         store: URL of the run's store. It is read, whatever store the script names.
         out: the folder in which the worker saves its rebuilt state.
         log_since: log segments of generations before this one belong to an abandoned history.
+        audit: what differs from what the original sent is noted in that folder.
     """
 
     store: str
     out: str
     log_since: int = 0
+    audit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

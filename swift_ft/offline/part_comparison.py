@@ -81,7 +81,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica:
     """
     skipped = (_DIGESTS, _VARIABLES, *((_RANDOM,) if of_replica else ()))
     first, second = (
-        {path: value for path, value in _leaves(state) if not any(path[: len(s)] == s for s in skipped)}
+        {path: value for path, value in leaves(state) if not any(path[: len(s)] == s for s in skipped)}
         for state in (one, other)
     )
     return [
@@ -91,17 +91,17 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica:
     ]
 
 
-def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """All tensors and plain values, by their path. What DCP stores as bytes are plain values, too."""
     if isinstance(value, io.BytesIO):
         value = unpack(value.getvalue())
     if isinstance(value, Mapping):
         for key in value:
-            yield from _leaves(value[key], (*path, key))
+            yield from leaves(value[key], (*path, key))
         if not value:
             yield path, {}
     elif isinstance(value, list | tuple | deque):
-        yield from _leaves(dict(enumerate(value)), path)
+        yield from leaves(dict(enumerate(value)), path)
     else:
         yield path, value
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -36,6 +37,27 @@ from swift_ft.storage.digest import digest_of_json, sealed
 from swift_ft.storage.store import Store
 from swift_ft.units import named
 
+_LOG_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class ToldRun:
+    """The facts about a run that lives, by one who follows its journal.
+
+    Attributes:
+        setup: what all machines have in common.
+        since: the generation before which all segments of the log belong to an abandoned history.
+        moved: completed iterations with which the present layout began.
+    """
+
+    setup: tuple[str, ...]
+    since: int
+    moved: int
+
+    def log_since(self, begin: int) -> int:
+        """See :meth:`_ArchivedRun.log_since`."""
+        return self.since
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
@@ -52,6 +74,9 @@ class ReplayRequest:
         checkpoint: the iteration of the checkpoint to begin with; None for the newest intact one that is not
             after ``until``.
         check_against: URL of saved states to compare with; None for none.
+        told: facts about the run; None to read them from its archived journal.
+        patience_s: so long a log is waited for that ends before ``until``: its job lives.
+        audit: what differs from what the original sent is noted in ``out``.
     """
 
     store: str
@@ -63,6 +88,9 @@ class ReplayRequest:
     until: int | None = None
     checkpoint: int | None = None
     check_against: str | None = None
+    told: ToldRun | None = None
+    patience_s: float = 0.0
+    audit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +143,14 @@ def replay_machine(
     with ReplayWorkers() as workers:
         run = open_run_store(request.store)
         against = find_parts(request.check_against) if request.check_against is not None else None
-        journal = read_journal(run.store, run.run_id)
-        setup = journal.last_state().shape.setup
-        plan = _plan(run, request, journal)
+        facts = request.told or _ArchivedRun(read_journal(run.store, run.run_id))
+        setup = facts.setup
+        plan = _plan(run, request, facts)
         _check_setup(setup, request)
         environment = environment_of(setup)
         with _filled(request.out, plan.ranks):
-            offline = OfflineReplay(request.store, str(request.out.absolute()), plan.log_since)
+            out = str(request.out.absolute())
+            offline = OfflineReplay(request.store, out, plan.log_since, request.audit)
             script = (request.kind, request.target, request.args)
             workers.run(plan, run.run_id, offline, script, environment, partial(on_iteration, plan))
             _write_record(request.out, run, plan)
@@ -139,7 +168,25 @@ def replay_machine(
 # ------------------------------------------------------------------------------------------ what to replay
 
 
-def _plan(run: RunStore, request: ReplayRequest, journal: ArchivedJournal) -> ReplayPlan:
+class _ArchivedRun:
+    """The facts about a run by its archived journal."""
+
+    def __init__(self, journal: ArchivedJournal) -> None:
+        self._journal = journal
+        state = journal.last_state()
+        self.setup = state.shape.setup
+        self.moved = state.layouts.since
+
+    def log_since(self, begin: int) -> int:
+        """The generation before which all segments of the log belong to an abandoned history.
+
+        Args:
+            begin: completed iterations of the checkpoint with which a replay begins.
+        """
+        return _log_since(self._journal, begin)
+
+
+def _plan(run: RunStore, request: ReplayRequest, facts: ToldRun | _ArchivedRun) -> ReplayPlan:
     machines, workers = run.topology["machines"], run.topology["workers"]
     if not 0 <= request.machine < machines:
         raise UsageError(f"--machine {request.machine}: the run has the machines 0 to {machines - 1}")
@@ -147,10 +194,14 @@ def _plan(run: RunStore, request: ReplayRequest, journal: ArchivedJournal) -> Re
     lost = machines_to_replay(records, request.machine, workers)
     ranks = [rank for rank in records if rank // workers in lost]
     begin = _checkpoint(run, request, ranks)
-    _check_layers(journal, begin)
-    since = _log_since(journal, begin)
+    _check_layers(facts.moved, begin)
+    since = facts.log_since(begin)
+    until_s = time.monotonic() + request.patience_s
     extent = log_extent(run.store, run.run_id, records, ranks, begin, since=since)
     until = extent if request.until is None else request.until
+    while extent is not None and until is not None and extent < until and time.monotonic() < until_s:
+        time.sleep(_LOG_POLL_S)
+        extent = log_extent(run.store, run.run_id, records, ranks, begin, since=since)
     if until is None:
         raise UsageError("this replay needs no log: say with --to-iteration where it ends")
     if extent is not None and until > extent:
@@ -232,9 +283,8 @@ def _log_since(journal: ArchivedJournal, begin: int) -> int:
     return since
 
 
-def _check_layers(journal: ArchivedJournal, begin: int) -> None:
+def _check_layers(moved: int, begin: int) -> None:
     """The log is of one layout: that of the newest change."""
-    moved = journal.last_state().layouts.since
     if begin < moved:
         raise UsageError(
             f"layers have moved between the stages after iteration {moved - 1}, and the checkpoint of "

@@ -561,6 +561,67 @@ class StepDiffered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditBegun:
+    """A spare computes again what a machine has computed between two checkpoints (`recovery/audits.py`).
+
+    Attributes:
+        machine: the spare.
+        slot: the machine that is audited.
+        begin: completed iterations of the checkpoint that it begins with.
+        until: those of the checkpoint with which its state is compared.
+    """
+
+    machine: str
+    slot: int
+    begin: int
+    until: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEnded:
+    """A spare has computed again what a machine has computed between two checkpoints.
+
+    Attributes:
+        machine: the spare, as the next three are those of :class:`AuditBegun`.
+        slots: all machines whose work was computed again: those that are rebuilt together. Empty if that was
+            not possible.
+        rank: the worker on which the first difference is.
+        iteration: in which it is; None if there is none.
+        tensors: in what, in words.
+        digest: of what the spare has computed there: two audits that agree have the same one.
+        changed: what the worker has sent is what the spare has computed; another worker received other bytes.
+        problem: why it could not be computed again; empty if it could.
+    """
+
+    machine: str
+    slot: int
+    begin: int
+    until: int
+    slots: tuple[int, ...] = ()
+    rank: int = 0
+    iteration: int | None = None
+    tensors: str = ""
+    digest: str = ""
+    changed: bool = False
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsDoubted:
+    """All checkpoints after one may hold what a machine has computed wrong: all workers go back to that one.
+
+    Attributes:
+        generation: the one in which they train.
+        iteration: completed iterations of the checkpoint to which they go back.
+        reason: why, in words.
+    """
+
+    generation: int
+    iteration: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished:
     """A worker has completed its last iteration. It stays until all workers have."""
 
@@ -664,6 +725,9 @@ Event = (
     | GroupAwaited
     | PaceNoted
     | StepDiffered
+    | AuditBegun
+    | AuditEnded
+    | CheckpointsDoubted
     | WorkerFinished
     | ScriptExited
     | ScriptFailed
@@ -690,6 +754,7 @@ OF_A_GENERATION: frozenset[type[Event]] = frozenset(
         GroupAwaited,
         PaceNoted,
         StepDiffered,
+        CheckpointsDoubted,
         WorkerFinished,
         DeadlinePassed,
     }

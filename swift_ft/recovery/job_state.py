@@ -14,6 +14,7 @@ from typing import NamedTuple
 from immutables import Map  # a change costs what it changes, not the size of the job (decision 4)
 
 from swift_ft.recovery.attempts import Attempts
+from swift_ft.recovery.audits import Audits
 from swift_ft.recovery.events import StatusReported, StepDiffered
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.maps import Numbers
@@ -213,6 +214,7 @@ class Tries:
         thawed: machines that joined again after they were lost because they said nothing.
         fallback_reason: why the logs cannot be used, until a fallback is done: in the middle of it, states
             are of two histories.
+        memory_in_doubt: what memory checkpoints hold may be wrong, too, until that fallback is done.
         no_helpers_reason: why no worker helps in replays, until all are live.
         strangers: machines refused since the last committed checkpoint because what they computed differed.
         replay_targets: by rank, the iteration up to which the last plan replays, until all are live.
@@ -228,6 +230,7 @@ class Tries:
     came_back: int = 0
     thawed: int = 0
     fallback_reason: str | None = None
+    memory_in_doubt: bool = False
     no_helpers_reason: str | None = None
     strangers: int = 0
     replay_targets: Map[int, int] = field(default_factory=Map)
@@ -252,6 +255,7 @@ class State:
         has_sessions: some worker has reported: the script, which is the same for all, has a session.
         injected: faults of a test that have happened.
         differed: steps that came out unlike when they were computed again, the newest last.
+        audits: what spares have computed again.
         verdict: set exactly in ENDED.
     """
 
@@ -267,6 +271,7 @@ class State:
     has_sessions: bool = False
     injected: frozenset[str] = frozenset()
     differed: tuple[StepDiffered, ...] = ()
+    audits: Audits = field(default_factory=Audits)
     verdict: Verdict | None = None
 
     @property

@@ -17,7 +17,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.handlers import checkpoints, guests, layouts, membership, pace, recovery, worlds
+from swift_ft.recovery.handlers import (
+    audits,
+    checkpoints,
+    guests,
+    layouts,
+    membership,
+    pace,
+    recovery,
+    worlds,
+)
 from swift_ft.recovery.handlers.runs import NOTED_TOGETHER
 from swift_ft.recovery.job_state import Phase, State
 
@@ -64,6 +73,9 @@ TABLE = (
     ((RECOVERING,),            ev.GroupAwaited,         (STAY,)),
     ((LIVE,),                  ev.PaceNoted,            (STAY,)),
     ((LIVE,),                  ev.StepDiffered,         (STAY,)),
+    ((LIVE,),                  ev.AuditBegun,           (STAY,)),
+    ((LIVE,),                  ev.AuditEnded,           (STAY,)),
+    ((LIVE,),                  ev.CheckpointsDoubted,   (STAY, AGREEING, ENDED)),  # or a script ended
     ((LIVE,),                  ev.WorkerFinished,       (STAY,)),
     ((FORMING, AGREEING, LIVE), ev.ScriptExited,        (STAY, ENDED)),      # the last one, or too early
     ((RECOVERING,),            ev.ScriptExited,         (ENDED,)),           # all others need it
@@ -113,6 +125,9 @@ _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.GroupAwaited: recovery.group_awaited,
     ev.PaceNoted: pace.pace_noted,
     ev.StepDiffered: membership.step_differed,
+    ev.AuditBegun: audits.audit_begun,
+    ev.AuditEnded: audits.audit_ended,
+    ev.CheckpointsDoubted: audits.checkpoints_doubted,
     ev.WorkerFinished: recovery.worker_finished,
     ev.ScriptExited: membership.script_exited,
     ev.ScriptFailed: membership.script_failed,

@@ -211,7 +211,10 @@ class Foundations:
             self._checkpointer.files.peer = self._part_peers.open
         self._records = WorkerRecords(store, self._context.run_id, self._context.rank, self._background)
         self._history = self._new_history()
-        self._commits = Commits(self._participant, folder, self._background, keep=settings.keep_checkpoints)
+        audited = self._context.config.audit
+        # An audit begins with one checkpoint and ends with the next.
+        keep = max(settings.keep_checkpoints, 2) if audited else settings.keep_checkpoints
+        self._commits = Commits(self._participant, folder, self._background, keep=keep)
         self._housekeeping = Housekeeping(
             self._context.rank,
             self._context.run_id,
@@ -219,6 +222,7 @@ class Foundations:
             self.log,
             local,
             keep_logs=settings.keep_logs,
+            audited=audited,
             background=self._background,
         )
         self._proof = StateProof(

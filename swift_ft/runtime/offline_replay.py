@@ -7,10 +7,12 @@ off, and where a replacement would go live this one saves its state elsewhere an
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,8 +20,8 @@ from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.errors import GaveUpError, UsageError
-from swift_ft.logging import LogReader, MessageKey, MessageLog
+from swift_ft.errors import DivergenceError, GaveUpError, RecoveryError, SwiftError, UsageError
+from swift_ft.logging import LogReader, MessageKey, MessageLog, checksum_of
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.measures.work_history import WorkHistory
@@ -37,6 +39,18 @@ from swift_ft.torch_adapters.dcp.writer import staged, write_part
 def part_name(rank: int) -> str:
     """The folder of a worker's rebuilt state, a DCP checkpoint of its own."""
     return f"rank-{rank:05d}"
+
+
+def note_difference(out: Path, rank: int, key: MessageKey, computed: int | None, *, changed: bool) -> None:
+    """Write down the first message that a worker has computed unlike the original."""
+    facts = {"iteration": key.iteration, "tensors": str(key), "digest": str(computed), "changed": changed}
+    (out / f"{part_name(rank)}.difference.json").write_text(json.dumps({"rank": rank, **facts}))
+
+
+def noted_differences(out: Path) -> list[dict[str, Any]]:
+    """The differences that workers have noted, the earliest first."""
+    found = [json.loads(path.read_text()) for path in sorted(out.glob("*.difference.json"))]
+    return sorted(found, key=lambda facts: facts["iteration"])
 
 
 class OfflineAssembly(Assembly):
@@ -72,7 +86,7 @@ class OfflineAssembly(Assembly):
         return WorkHistory(self._context, lambda history: None)
 
     def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
-        return _OfflineCore(self._context, self.status, parts, ports, self._save_elsewhere)
+        return _OfflineCore(self._context, self.status, parts, ports, self._save_elsewhere, self._note)
 
     def start(self, *, epochs: bool = False) -> Loop:
         """See :meth:`Assembly.start`.
@@ -103,6 +117,17 @@ class OfflineAssembly(Assembly):
                     "run's arguments."
                 )
 
+    def _note(self, error: DivergenceError) -> None:
+        """Note for an audit what this worker has computed unlike the original (`offline/audit.py`)."""
+        offline, key = self._context.offline, error.fields.get("key")
+        assert offline is not None
+        if not offline.audit or error.fields.get("computed_in") is None or not isinstance(key, MessageKey):
+            return
+        own = self.log.read([self._context.rank], since=0, iteration=key.iteration)
+        computed = error.fields.get("computed")
+        changed = computed is not None and own.has(key) and checksum_of(own.read(key)) == computed
+        note_difference(Path(offline.out), self._context.rank, key, computed, changed=changed)
+
     def _save_elsewhere(self) -> None:
         """Save the state as the worker of the job would have saved its part of a checkpoint."""
         offline = self._context.offline
@@ -122,16 +147,29 @@ class _OfflineCore(WorkerCore):
         parts: Parts,
         ports: Ports,
         save: Callable[[], None],
+        note: Callable[[DivergenceError], None],
     ) -> None:
         super().__init__(context.rank, status, parts, ports)
         self._started_in = context.started_in
         self._save_elsewhere = save
+        self._note = note
 
     def _report(self, state: State) -> Flow[None]:
         """Report once. Another generation means that a worker could not replay."""
         if state.generation != self._started_in:
             raise GaveUpError(state.tries.fallback_reason or "the replay was interrupted")
         yield from super()._report(state)
+
+    def interrupted(self, cause: str, failure: RecoveryError | None, *, caught: bool = False) -> Flow[None]:
+        """See :meth:`WorkerCore.interrupted`."""
+        if isinstance(failure, DivergenceError):
+            self._note(failure)
+        yield from super().interrupted(cause, failure, caught=caught)
+
+    def _fail(self, generation: int, error: SwiftError) -> Flow[None]:
+        if isinstance(error, DivergenceError):
+            self._note(error)
+        yield from super()._fail(generation, error)
 
     def _run(self, state: State) -> Flow[bool]:
         """All workers of the replay are done: save the state, and end the script."""

@@ -23,6 +23,7 @@ from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.errors import FencedError, RendezvousLostError, UsageError
 from swift_ft.launch import signals
+from swift_ft.launch.agent.audits import Auditor
 from swift_ft.launch.agent.guests import FormingDeadline, Guests
 from swift_ft.launch.agent.next_world import NextWorld
 from swift_ft.launch.agent.run_end import RunEnd
@@ -111,6 +112,7 @@ class MachineAgent(ElasticAgent):
             machine_silence_s=settings.config.machine_silence_s,
         )
         self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
+        self._auditor = Auditor(settings, standby, spec.rdzv_handler, self._selector)
         self._forming = FormingDeadline(spec.rdzv_handler, settings.config.join_timeout_s)
         self._sessionless_in = 0
         self._stopping = False  # by a signal
@@ -151,6 +153,7 @@ class MachineAgent(ElasticAgent):
             self._watch.report_loss(f"its agent ended ({type(error).__name__}: {error})", Cause.RUNTIME)
             raise
         finally:
+            self._auditor.stop()
             self._neighbours.close()
             self._port.close()
 
@@ -260,6 +263,7 @@ class MachineAgent(ElasticAgent):
         """Do what the state asks of this machine; returns the job's result when it has ended."""
         membership = self._membership
         state = membership.follower.state
+        self._auditor.look(state)  # first of all: a spare that is needed has its processors for itself
         self._neighbours.look(state)
         if self._next.look(state, self._processes.pids().values() if self._processes else ()):
             if membership.machine in state.membership.slots:

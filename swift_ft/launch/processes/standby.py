@@ -36,6 +36,7 @@ from swift_ft.launch.signals import leave_to_the_launcher, undo_ignoring
 from swift_ft.observe.spans import recorder
 
 _MAX_PACKET = 1 << 20
+_AUDIT = "swift_ft.offline.audit"
 _ANSWER_S = 120.0
 """Longer than any import of torch."""
 
@@ -102,6 +103,15 @@ class Standby:
         socket.send_fds(self._channel, [json.dumps(request).encode()], [end.fileno() for end in ends])
         for end in ends:
             end.close()
+
+    def launch_audit(self, channel: socket.socket) -> None:
+        """Fork a process that audits (`launch/agent/audits.py`).
+
+        Args:
+            channel: its end of the channel to the agent; closed here.
+        """
+        socket.send_fds(self._channel, [json.dumps({"audit": True}).encode()], [channel.fileno()])
+        channel.close()
 
     def prepare(self, workers: int) -> None:
         """Fork workers that wait for their jobs: the next launches need no fork."""
@@ -261,6 +271,11 @@ class _Forks:
         if "kill" in request:
             _kill(request["kill"], children)
             return
+        if "audit" in request:
+            with contextlib.suppress(_NoForkError):  # the agent sees that nobody answers
+                self._audit(fds[0])
+            os.close(fds[0])
+            return
         if "prepare" in request:
             with contextlib.suppress(_NoForkError):  # they are forked when they are needed
                 children.update([self._prepare() for _ in range(request["prepare"])])
@@ -277,6 +292,13 @@ class _Forks:
         for fd in fds:
             os.close(fd)
         self._agent.send(json.dumps(report).encode())
+
+    def _audit(self, fd: int) -> None:
+        if _fork() == 0:
+            self._leave()
+            self._default_signals()
+            os.setsid()  # so that it ends with all that it has started
+            importlib.import_module(_AUDIT).serve_agent(socket.socket(fileno=fd))
 
     def _prepare(self) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -5,6 +5,7 @@ A machine that keeps its slot keeps its ranks; a newcomer fills the slot that a 
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -211,6 +212,11 @@ class JournalRendezvous(RendezvousHandler):
     def journal(self) -> EventLog:
         """The journal, for this machine's own events."""
         return self.relay
+
+    def store_of_session(self) -> str:
+        """The URL of the session's store, without credentials; empty before worker 0 has claimed it."""
+        key = store_keys.claimed()
+        return json.loads(self.store.get(key)).get("store", "") if self.store.check([key]) else ""
 
     def serve(self, lines: Iterable[Line]) -> None:
         """Serve lines to the relay, each in a thread, until the other sides close them."""

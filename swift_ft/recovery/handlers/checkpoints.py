@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from immutables import Map
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.audit_orders import pinned
+from swift_ft.recovery.audits import Audits
 from swift_ft.recovery.handlers.generations import end_job, open_generation
 from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
 from swift_ft.recovery.maps import kept
@@ -48,7 +52,7 @@ def checkpoint_committed(state: State, event: ev.CheckpointCommitted) -> State:
     checkpoints = replace(
         checkpoints,
         committed=iteration,
-        earlier=_kept_beside(checkpoints, event),
+        earlier=_kept_beside(checkpoints, event, pinned(state)),
         requested=requested if requested is not None and requested > iteration else None,
         parts=kept(checkpoints.parts, lambda at, _: at > iteration),
         revoked=kept(checkpoints.revoked, lambda at, _: at[0] > iteration),
@@ -56,7 +60,22 @@ def checkpoint_committed(state: State, event: ev.CheckpointCommitted) -> State:
     )
     attempts = replace(state.tries.attempts, tried=Map(), tried_for=frozenset())
     tries = replace(state.tries, attempts=attempts, failures=0, strangers=0)
-    return replace(state, checkpoints=checkpoints, membership=_seen_again(state.membership), tries=tries)
+    return replace(
+        state,
+        checkpoints=checkpoints,
+        membership=_seen_again(state.membership),
+        tries=tries,
+        audits=_with_commit(state, checkpoints),
+    )
+
+
+def _with_commit(state: State, checkpoints: Checkpoints) -> Audits:
+    """Of an iteration that was committed before, what was known is of another history."""
+    audits, iteration = state.audits, checkpoints.committed
+    assert iteration is not None
+    saved_in = kept(audits.saved_in, lambda at, _: at in checkpoints.kept).set(iteration, state.generation)
+    marks = tuple(mark for mark in audits.marks if mark.until < iteration)
+    return replace(audits, saved_in=saved_in, marks=marks)
 
 
 def _seen_again(membership: Membership) -> Membership:
@@ -67,11 +86,18 @@ def _seen_again(membership: Membership) -> Membership:
     return replace(membership, silenced=kept(membership.silenced, lambda base, _: base not in members))
 
 
-def _kept_beside(checkpoints: Checkpoints, event: ev.CheckpointCommitted) -> tuple[int, ...]:
-    """The older checkpoints that stay, now that a newer one is committed."""
+def _kept_beside(
+    checkpoints: Checkpoints, event: ev.CheckpointCommitted, needed: Set[int]
+) -> tuple[int, ...]:
+    """The older checkpoints that stay, now that a newer one is committed.
+
+    Args:
+        needed: those that stay in any case.
+    """
     older = checkpoints.kept or event.earlier
     # Not `older[-(keep - 1):]`, which is all of them where one is kept.
-    return older[len(older) - min(len(older), event.keep - 1) :]
+    newest = older[len(older) - min(len(older), event.keep - 1) :]
+    return tuple(iteration for iteration in older if iteration in newest or iteration in needed)
 
 
 def checkpoint_damaged(state: State, event: ev.CheckpointDamaged) -> State:

@@ -95,7 +95,7 @@ def _plan(
         fallback_reason=fallback_reason,
         allow_helpers=state.tries.no_helpers_reason is None,
         log_gap_before=state.checkpoints.log_gap_before,
-        allow_memory=allow_memory,
+        allow_memory=allow_memory and not state.tries.memory_in_doubt,
         layout_since=state.layouts.since if state.layouts.changes else None,
         layers=replicated_layers(statuses, state.layouts.current),
     )
@@ -296,6 +296,7 @@ def _live_if_ready(state: State) -> State:
         state.tries,
         attempts=state.tries.attempts.resume(state.plan.resume),
         fallback_reason=None,
+        memory_in_doubt=False,
         no_helpers_reason=None,
         replay_targets=Map(),
         stopped=None,

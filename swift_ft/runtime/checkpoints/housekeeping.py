@@ -13,6 +13,7 @@ from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.checkpoint.store_claim import tidy_store
 from swift_ft.checkpoint.worker_history import sweep_histories
 from swift_ft.observe.waits import waiting
+from swift_ft.recovery.audit_orders import logs_needed_since
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 
@@ -59,6 +60,7 @@ class Housekeeping:
         log: this worker's log.
         local: copies of checkpoints on this machine's disk; None for none.
         keep_logs: which part of it stays.
+        audited: spares audit. The logs of the last interval between two checkpoints stay for them.
         background: runs what waits for the store, one thing after the other.
     """
 
@@ -71,9 +73,11 @@ class Housekeeping:
         local: LocalParts | None = None,
         *,
         keep_logs: KeepLogs = KeepLogs.NEWEST,
+        audited: bool = False,
         background: ThreadPoolExecutor,
     ) -> None:
         self._keep_logs = keep_logs
+        self._audited = audited
         self._rank = rank
         self._folder = folder
         self._log = log
@@ -110,8 +114,7 @@ class Housekeeping:
 
     def _clean(self, iteration: int, state: State) -> None:
         try:
-            oldest = state.checkpoints.kept[0]
-            self._log.drop_before(oldest if self._keep_logs is KeepLogs.ALL else iteration, state.generation)
+            self._drop_logs(iteration, state)
             if self._local is not None:
                 self._local.drop_before(iteration)
             if self._rank == 0:
@@ -123,6 +126,15 @@ class Housekeeping:
                 error,
                 extra={"event": "cleanup_failed", "iteration": iteration},
             )
+
+    def _drop_logs(self, iteration: int, state: State) -> None:
+        since = state.checkpoints.kept[0] if self._keep_logs is KeepLogs.ALL else iteration
+        if self._audited:
+            self._log.drop_before(min(since, _audited_since(state)), state.generation)
+            if not self._log.nearly_full():
+                return
+            # Training comes first: the audit finds that its logs are gone, and takes a newer interval.
+        self._log.drop_before(since, state.generation)
 
     def _tidy(self) -> None:
         try:
@@ -138,3 +150,9 @@ class Housekeeping:
             _logger.warning(
                 "Cleaning up after the last iteration failed: %s", error, extra={"event": "cleanup_failed"}
             )
+
+
+def _audited_since(state: State) -> int:
+    """The iteration from which on spares may need the logs."""
+    needed = logs_needed_since(state)
+    return min([*state.checkpoints.kept[-2:], *([needed] if needed is not None else [])])

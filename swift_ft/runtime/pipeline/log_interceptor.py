@@ -180,9 +180,10 @@ class LogInterceptor:
     def _compare(self, message: Message, expected: int | None, why: str) -> None:
         if expected is None:
             return  # the original had not sent it yet
-        if checksum_of(message.tensor) != expected:
+        if (computed := checksum_of(message.tensor)) != expected:
             raise DivergenceError(
                 f"The replay diverged at {message.key}: {why}. {UNLIKE_RESULT}.",
                 key=message.key,
                 computed_in=message.key.iteration,
+                computed=computed,
             )

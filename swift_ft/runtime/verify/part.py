@@ -52,6 +52,8 @@ class OnCorruption(StrEnum):
     """The machine is asked to leave as well: a spare takes its place."""
     STOP = "stop"
     """The job ends."""
+    BACK = "back"
+    """After an audit, all go back to the last checkpoint that was audited. Here as ``DRAIN``."""
 
 
 class VerifyPart(Part):
@@ -149,8 +151,9 @@ class VerifyPart(Part):
         )
         if not verdict.named or len(ranks) != 1:
             return
-        if self._act == OnCorruption.DRAIN and (machine := state.members[state.slot_of_rank(ranks[0])]):
-            self._job.append(ev.DrainRequested(machine=machine, asked_by="--on-corruption drain"))
+        drains = self._act in (OnCorruption.DRAIN, OnCorruption.BACK)
+        if drains and (machine := state.members[state.slot_of_rank(ranks[0])]):
+            self._job.append(ev.DrainRequested(machine=machine, asked_by=f"--on-corruption {self._act}"))
         elif self._act == OnCorruption.STOP:
             slot = state.slot_of_rank(ranks[0])
             self._job.append(

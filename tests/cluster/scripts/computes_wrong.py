@@ -5,7 +5,11 @@ that iteration, of the next matrix product's result; with ``"what": "parameter"`
 of the step, with ``"message"`` of what a stage computes, just before it is sent. ``"times"`` are the
 computations of the iteration that it strikes, from 1 on, each time in another bit: ``[1]`` unless said
 otherwise. Rank -1 is all of them, and ``"every"`` strikes in each iteration. What has struck is a file
-``struck-RANK-ITERATION-TIME`` in the test's folder.
+``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"`` spares replays without the job: it is that
+machine's fault; ``"audits"`` strikes these alone.
+
+``"waits": [n, "marked"]``: before iteration n, worker 0 waits until a spare has audited all machines,
+``"judged"``: until a difference is judged.
 """
 
 import importlib
@@ -20,9 +24,13 @@ from torch.distributed.pipelining import PipelineStage
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.recovery.job_state import State
 
 wrong = json.loads(os.environ["WRONG"])
 times = wrong.get("times", [1])
+OFFLINE = WorkerContext.from_env().offline
+AUDITED_S = 100.0
 example: Any = importlib.import_module(wrong["example"])
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
@@ -37,9 +45,17 @@ class Fault:
         rank, folder = torch.distributed.get_rank(), Path(os.environ["SWIFT_TEST_FOLDER"])
         number = 1 + len([*folder.glob(f"computed-{rank}-{iteration}-*")])
         (folder / f"computed-{rank}-{iteration}-{number}").touch()
-        mine = wrong["rank"] in (rank, -1) and (wrong.get("every") or iteration == wrong["iteration"])
+        mine = (
+            wrong["rank"] in (rank, -1)
+            and self._is_here()
+            and (wrong.get("every") or iteration == wrong["iteration"])
+        )
         self.due, self.number = mine and number in times, number
         self.place = folder / f"struck-{rank}-{iteration}-{number}"
+
+    def _is_here(self) -> bool:
+        """Whether this machine is the one that is at fault."""
+        return not wrong.get("audits" if OFFLINE is None else "live", False)
 
     def strike(self, tensor: torch.Tensor) -> None:
         if self.due:
@@ -49,6 +65,17 @@ class Fault:
 
 
 fault = Fault()
+
+
+def wait_for_audit(session: swift_ft.Session, what: str) -> None:
+    """Wait, so that a test does not depend on how fast a spare is. Returns all the same after some time."""
+    if torch.distributed.get_rank() == 0:
+
+        def over(state: State) -> bool:
+            audits = state.audits
+            return bool(audits.judged if what == "judged" else audits.marks) or state.generation > 1
+
+        assert session._assembly._participant.wait_for(over, AUDITED_S) is not None
 
 
 class WrongProducts(TorchDispatchMode):
@@ -72,6 +99,8 @@ class Session(swift_ft.Session):
             first = next(self._model.parameters())
             first.register_hook(lambda _: fault.strike(next(self._model.parameters())))
         for step in super().steps(iterations):
+            if wrong.get("waits") and OFFLINE is None and step._index == wrong["waits"][0]:
+                wait_for_audit(self, wrong["waits"][1])
             fault.begin(step._index)
             if wrong["what"] == "product":
                 with WrongProducts():

@@ -1,0 +1,199 @@
+"""Audits by a spare: it computes again what others have computed, as long as it is not needed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import selectors
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from swift_ft.config.audit import OUTPUT, AuditRequest, AuditResult
+from swift_ft.launch.processes.standby import Standby
+from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
+from swift_ft.launch.settings import AgentSettings
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.audit_orders import AuditOrder, acts_on, interval_of, next_audit, open_claims
+from swift_ft.recovery.job_state import State
+
+_logger = logging.getLogger(__name__)
+
+_PIECE = 1 << 16
+
+
+class AuditProcess:
+    """A process that audits (`offline/audit.py`), with a folder for what it rebuilds.
+
+    Args:
+        standby: forks it: torch is imported there.
+        request: for it.
+        order: that it carries out.
+        folder: for all that it writes; it is deleted.
+    """
+
+    def __init__(self, standby: Standby, request: AuditRequest, order: AuditOrder, folder: Path) -> None:
+        self.order = order
+        self._request = request
+        self._folder = folder
+        self._said = b""
+        self._pid: int | None = None
+        self._channel, theirs = socket.socketpair()
+        standby.launch_audit(theirs)
+
+    def fileno(self) -> int:
+        """For a selector: readable when it says something, or ends."""
+        return self._channel.fileno()
+
+    def read(self) -> AuditResult | None:
+        """Read what it says next. The result, if that is it."""
+        piece = b""
+        with contextlib.suppress(ConnectionError):
+            piece = self._channel.recv(_PIECE)
+        self._said += piece
+        if not piece:
+            return AuditResult(problem=f"its process ended{self._last_words()}")
+        line, end, rest = self._said.partition(b"\n")
+        if not end:
+            return None
+        self._said = rest
+        if self._pid is not None:
+            return AuditResult.from_json(line.decode())
+        # Only now can it be ended with all that it starts, so it begins only now.
+        self._pid = int(line)
+        with contextlib.suppress(ConnectionError):
+            self._channel.sendall(f"{self._request.to_json()}\n".encode())
+        return None
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = (self._folder / OUTPUT).read_text(errors="replace").splitlines()
+            return f": {lines[-1]}" if lines else ""
+        return ""
+
+    def end(self) -> None:
+        """End it at once, with all that it has started."""
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+        self._channel.close()
+        # A stage may be large, and somebody may wait for this machine.
+        threading.Thread(target=shutil.rmtree, args=(self._folder, True), name="swift-audit-sweep").start()
+
+
+class Auditor:
+    """Carries out the audits of this machine, while it is a spare.
+
+    Owner: the agent's main thread.
+
+    Args:
+        settings: what the agent runs.
+        standby: forks the processes.
+        membership: this machine's, with the journal.
+        selector: tells the agent that an answer is there.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        standby: Standby,
+        membership: JournalRendezvous,
+        selector: selectors.BaseSelector,
+    ) -> None:
+        self._settings = settings
+        self._standby = standby
+        self._membership = membership
+        self._selector = selector
+        self._on = settings.config.audit and settings.kind != "program"
+        self._process: AuditProcess | None = None
+        self._refused: set[AuditOrder] = set()
+        self._store = ""
+
+    def look(self, state: State) -> None:
+        """Begin the audit that is due, and end one that is not."""
+        if not self._on:
+            return
+        order = next_audit(state, self._membership.machine)
+        if self._process is not None:
+            if order == self._process.order:
+                return
+            self.stop()
+        if order is None or order in self._refused:
+            return
+        if open_claims(state).get(order.slot) != self._membership.machine or interval_of(state) is None:
+            state = self._claim(order)
+            if next_audit(state, self._membership.machine) != order:
+                return
+            if open_claims(state).get(order.slot) != self._membership.machine:
+                self._refused.add(order)
+                return
+        self._start(state, order)
+
+    def _claim(self, order: AuditOrder) -> State:
+        interval, slot = order
+        machine = self._membership.machine
+        begun = ev.AuditBegun(machine=machine, slot=slot, begin=interval.begin, until=interval.until)
+        return self._membership.follower.append(begun)
+
+    def _start(self, state: State, order: AuditOrder) -> None:
+        settings, (interval, slot) = self._settings, order
+        self._store = self._store or self._membership.store_of_session()
+        folder = tempfile.mkdtemp(prefix="swift-audit-")
+        request = AuditRequest(
+            self._store,
+            slot,
+            interval.begin,
+            interval.until,
+            str(Path(folder) / "out"),
+            settings.kind,
+            settings.target,
+            settings.args,
+            state.shape.setup,
+            state.checkpoints.log_since,
+            state.layouts.since,
+        )
+        self._process = AuditProcess(self._standby, request, order, Path(folder))
+        self._selector.register(self._process, selectors.EVENT_READ, data=self._read)
+
+    def _read(self) -> None:
+        assert self._process is not None
+        if (result := self._process.read()) is None:
+            return
+        order = self._process.order
+        self.stop()
+        if result.problem:
+            _logger.warning(
+                "What machine %d has computed between the checkpoints of iterations %d and %d cannot be "
+                "audited: %s",
+                order.slot,
+                order.interval.begin,
+                order.interval.until,
+                result.problem,
+                extra={"event": "audit_failed", "machine": order.slot},
+            )
+        self._tell(order, result)
+
+    def _tell(self, order: AuditOrder, result: AuditResult) -> None:
+        """Note the result in the journal, and what follows from it."""
+        follower, (interval, slot) = self._membership.follower, order
+        facts: dict[str, Any] = asdict(result)
+        before = follower.state
+        ended = ev.AuditEnded(
+            machine=self._membership.machine, slot=slot, begin=interval.begin, until=interval.until, **facts
+        )
+        after = follower.append(ended)
+        for event in acts_on(before, after, ended, self._settings.config.on_corruption):
+            follower.append(event)
+
+    def stop(self) -> None:
+        """End what runs, at once."""
+        if self._process is not None:
+            self._selector.unregister(self._process)
+            self._process.end()
+            self._process = None

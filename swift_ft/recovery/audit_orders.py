@@ -1,0 +1,155 @@
+"""Orders for audits: which machine a spare computes again, and what has to stay for it. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.audits import Audits, Interval, Judgement, Mark, Wrong
+from swift_ft.recovery.causes import Cause
+from swift_ft.recovery.job_state import Phase, State
+
+
+class AuditOrder(NamedTuple):
+    """The order to compute a machine's work of an interval again."""
+
+    interval: Interval
+    slot: int
+
+
+def next_audit(state: State, machine: str) -> AuditOrder | None:
+    """The order of a spare: its own audit that has begun, else one that nobody has begun, or None."""
+    if state.phase != Phase.LIVE or state.round.finished or machine not in auditors(state):
+        return None
+    audits = state.audits
+    if (interval := interval_of(state)) is None:
+        interval, audits = candidate(state), Audits()
+    if interval is None:
+        return None
+    claimed = open_claims(state) if interval == audits.interval else {}
+    open_slots = [slot for slot in range(state.shape.machines) if not audits.is_done(slot)]
+    own = [slot for slot in open_slots if claimed.get(slot) == machine]
+    free = [slot for slot in open_slots if slot not in claimed and _may_take(state, audits, slot, machine)]
+    # A difference is judged first.
+    ordered = own or sorted(free, key=lambda slot: (slot not in audits.findings, slot))
+    return AuditOrder(interval, ordered[0]) if ordered else None
+
+
+def auditors(state: State) -> set[str]:
+    """The spares that may audit: no guests, and none that is asked to leave."""
+    membership = state.membership
+    return {m for m in membership.spares if m not in membership.hosts and m not in membership.draining}
+
+
+def open_claims(state: State) -> dict[int, str]:
+    """The audits that run: a spare that is used has given its own up."""
+    waiting = auditors(state)
+    return {slot: machine for slot, machine in state.audits.claims.items() if machine in waiting}
+
+
+def _may_take(state: State, audits: Audits, slot: int, machine: str) -> bool:
+    """Another spare decides, if there is one."""
+    finding = audits.findings.get(slot)
+    return finding is None or finding.machine != machine or auditors(state) == {machine}
+
+
+def interval_of(state: State) -> Interval | None:
+    """The interval that is audited, if it is still one of this history."""
+    interval = state.audits.interval
+    if interval is None or not {interval.begin, interval.until} <= {*state.checkpoints.kept}:
+        return None
+    return interval if interval == _between(state, interval.begin, interval.until) else None
+
+
+def candidate(state: State) -> Interval | None:
+    """The newest interval, if its logs are there and it is not audited yet."""
+    kept, saved_in = state.checkpoints.kept, state.audits.saved_in
+    if len(kept) < 2:
+        return None
+    begin, until = kept[-2:]
+    # After a return to a checkpoint, logs begin there. Those of a layout before are of no use.
+    since = min(saved_in.get(begin, -1), saved_in.get(until, -1))
+    if since < max(0, state.checkpoints.log_since) or begin < state.layouts.since:
+        return None
+    interval = _between(state, begin, until)
+    marked = any((mark.until, mark.epoch) == (until, interval.epoch) for mark in state.audits.marks)
+    return None if marked else interval
+
+
+def _between(state: State, begin: int, until: int) -> Interval:
+    epoch, world = state.checkpoints.epoch, state.worlds.present.number
+    return Interval(begin, until, epoch, world, state.layouts.changes)
+
+
+def logs_needed_since(state: State) -> int | None:
+    """The iteration from which on the logs stay for the audit that runs; None if none runs."""
+    interval = interval_of(state)
+    return interval.begin if interval is not None and auditors(state) else None
+
+
+def pinned(state: State) -> set[int]:
+    """Checkpoints that stay: those of the interval that is audited, and the newest that was audited."""
+    interval = interval_of(state)
+    own = {interval.begin, interval.until} if interval is not None and auditors(state) else set[int]()
+    last = last_audited(state)
+    return own | ({last.until} if last is not None else set())
+
+
+def last_audited(state: State, at_most: int | None = None) -> Mark | None:
+    """The mark of the newest checkpoint of which all machines came out as recorded.
+
+    Args:
+        at_most: completed iterations; None for any number.
+    """
+    kept = state.checkpoints.kept
+    found = [m for m in state.audits.marks if m.whole and m.until in kept]
+    return next((m for m in reversed(found) if at_most is None or m.until <= at_most), None)
+
+
+def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> list[ev.Event]:
+    """The events that follow from a judgement which an audit has just led to.
+
+    Args:
+        before: the state before its end was noted.
+        after: the state after it.
+        ended: the audit.
+        choice: ``--on-corruption``.
+    """
+    if after.audits.judged == before.audits.judged or not choice or choice == "warn":
+        return []
+    judgement = after.audits.judged[-1]
+    if judgement.slot != after.slot_of_rank(ended.rank) and ended.iteration is not None:
+        return []
+    asked_by = f"--on-corruption {choice}"
+    if judgement.wrong == Wrong.SPARE:
+        return [ev.DrainRequested(machine=judgement.spares[0], asked_by=asked_by)]
+    if judgement.wrong == Wrong.NOBODY:
+        return []
+    found: list[ev.Event] = []
+    reason = why_in_doubt(judgement)
+    if choice == "stop":
+        return [ev.JobClosed(reason=reason, cause=Cause.MACHINE)]
+    if choice == "back":
+        found.append(
+            ev.CheckpointsDoubted(
+                generation=after.generation, iteration=_back_to(after, judgement), reason=reason
+            )
+        )
+    if judgement.wrong == Wrong.MACHINE and judgement.machine in after.membership.slots:
+        found.append(ev.DrainRequested(machine=judgement.machine, asked_by=asked_by))
+    return found
+
+
+def why_in_doubt(judgement: Judgement) -> str:
+    """A judgement in words."""
+    what = f"{judgement.tensors} (worker {judgement.rank})"
+    if judgement.wrong == Wrong.LINK:
+        return f"what machine {judgement.slot} has sent arrived as something else: {what}"
+    return f"machine {judgement.slot} has computed iteration {judgement.iteration} wrong: {what}"
+
+
+def _back_to(state: State, judgement: Judgement) -> int:
+    """The last checkpoint that was audited, else the one from which the audit began."""
+    begin = judgement.interval.begin
+    mark = last_audited(state, at_most=begin)
+    return begin if mark is None else mark.until

@@ -1,0 +1,154 @@
+"""Audits: spares compute again what machines have computed, and two of them decide who was wrong. Pure.
+
+One interval between two checkpoints is audited at a time, machine by machine. Its logs and its checkpoints
+stay until all machines are done. A replay that differs from what the machine recorded is made once more, in
+another process, and on another spare if there is one. So there are three computations:
+
+    the machine   first replay   second replay
+        a              b               b           the machine was wrong
+        a              b               a           the first spare was wrong
+        a              b               c           not deterministic, as far as anybody can tell
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from immutables import Map
+
+from swift_ft.recovery.maps import Numbers
+
+MOST_MARKS = 8
+"""Intervals and judgements that are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The time between two checkpoints of one history.
+
+    Attributes:
+        begin: completed iterations of the first checkpoint.
+        until: those of the second one.
+        epoch: of both.
+        world: of both.
+        layout: how often layers had moved.
+    """
+
+    begin: int
+    until: int
+    epoch: int = 0
+    world: int = 0
+    layout: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A difference that one replay has found: see :class:`swift_ft.recovery.events.AuditEnded`."""
+
+    machine: str
+    rank: int
+    iteration: int
+    tensors: str
+    digest: str
+
+
+class Wrong(StrEnum):
+    """The one who was wrong."""
+
+    MACHINE = "machine"
+    """The machine: two replays agree, and differ from what it recorded."""
+    LINK = "link"
+    """What the machine has sent is what two replays computed. Another one received other bytes."""
+    SPARE = "spare"
+    """The spare: another replay came out as the machine recorded."""
+    NOBODY = "not deterministic"
+    """All three differ, so that nothing shows who it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The judgement on a difference.
+
+    Attributes:
+        interval: that was audited.
+        slot: the machine's.
+        machine: its name; empty if it has come to this slot since.
+        wrong: who was.
+        spares: that have replayed, in order.
+        rank: the worker on which the first difference is.
+        iteration: in which it is.
+        tensors: in what.
+    """
+
+    interval: Interval
+    slot: int
+    machine: str
+    wrong: Wrong
+    spares: tuple[str, ...]
+    rank: int
+    iteration: int
+    tensors: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The mark of an interval whose audit is done.
+
+    Attributes:
+        begin: completed iterations of its first checkpoint.
+        until: those of its second one, which bears the mark.
+        clean: slots whose replay came out as recorded.
+        whole: these are all machines.
+        epoch: of the checkpoint.
+    """
+
+    begin: int
+    until: int
+    clean: tuple[int, ...]
+    whole: bool
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """All that is known of audits.
+
+    Attributes:
+        interval: the one that is audited; None between two.
+        claims: by slot, the spare that replays it.
+        findings: by slot, a difference that is not judged yet.
+        clean: slots of the interval that came out as recorded.
+        closed: slots that did not, or could not be replayed.
+        marks: of the intervals before, the newest last.
+        judged: differences that are judged, the newest last.
+        saved_in: by checkpoint that counts, the generation in which it was committed.
+    """
+
+    interval: Interval | None = None
+    claims: Map[int, str] = field(default_factory=Map)
+    findings: Map[int, Finding] = field(default_factory=Map)
+    clean: Numbers = field(default_factory=Map)
+    closed: Numbers = field(default_factory=Map)
+    marks: tuple[Mark, ...] = ()
+    judged: tuple[Judgement, ...] = ()
+    saved_in: Map[int, int] = field(default_factory=Map)
+
+    def is_done(self, slot: int) -> bool:
+        """Whether a machine's audit in this interval has ended."""
+        return slot in self.clean or slot in self.closed
+
+
+def judge(first: Finding, second: Finding | None, *, changed: bool = False) -> Wrong:
+    """Decide by a second replay who was wrong.
+
+    Args:
+        first: the difference that the first one found.
+        second: that of the second one; None if it found none.
+        changed: see :class:`swift_ft.recovery.events.AuditEnded`.
+    """
+    if second is None:
+        return Wrong.SPARE
+    if (first.rank, first.iteration, first.digest) != (second.rank, second.iteration, second.digest):
+        return Wrong.NOBODY
+    return Wrong.LINK if changed else Wrong.MACHINE
