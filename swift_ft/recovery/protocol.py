@@ -75,7 +75,7 @@ TABLE = (
     ((LIVE,),                  ev.StepDiffered,         (STAY,)),
     ((LIVE,),                  ev.AuditBegun,           (STAY,)),
     ((LIVE,),                  ev.AuditEnded,           (STAY,)),
-    ((LIVE,),                  ev.CheckpointsDoubted,   (STAY, AGREEING, ENDED)),  # or a script ended
+    ((LIVE,),                  ev.CheckpointsDoubted,   (AGREEING, ENDED)),  # or a script has
     ((LIVE,),                  ev.WorkerFinished,       (STAY,)),
     ((FORMING, AGREEING, LIVE), ev.ScriptExited,        (STAY, ENDED)),      # the last one, or too early
     ((RECOVERING,),            ev.ScriptExited,         (ENDED,)),           # all others need it

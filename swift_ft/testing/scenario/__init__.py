@@ -22,7 +22,9 @@ of the world that was planned last.
     prepared R [world=1]                   request-switch R at 32 [world=1]
     offered R at 32                        taken R [world=1]              given-up ["why"] [world=1]
     awaiting R                             layout-declined R ["why"]      pace R 2900
-    differed R at 29 ["each time"] [right]
+    differed R at 29 ["each time"] [right]  doubted 20 ["why"]
+    audits M 1 20..40                      audited M 1 20..40 [slots=0,1] [rank=1] [changed] ["problem"]
+    audited M 1 20..40 at=29 [digest=x]
     finished R                             exited M ... [rank=1] [at=12]
     script-failed M "why" [code=3] [usage] [differs] [alike] deadline-passed M ... ["why"] [phase=agreeing]
     request-machines M 2,3
@@ -46,6 +48,8 @@ of the world that was planned last.
     expect awaiting 0 1                    expect asked 2 3
     expect patience 2                      expect saves-again 0 1         expect stops-at 32 | nothing
     expect machine-patience 2              expect differed 1@29 0,1@39
+    expect audit M 1 20..40 | nothing      expect marks 20 40:0,2         expect judged machine:1@29
+    expect logs-needed 20 | nothing        expect clean 0 2
     expect layout 3 4 2                    expect layers 3 4 2            expect shares 32:4,8,12
     expect verdict ok | failed ["part of the text"] [code=1] | nothing
 """

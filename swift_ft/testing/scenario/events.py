@@ -315,6 +315,40 @@ def _differed(line: Line, state: State) -> list[ev.Event]:
     ]
 
 
+def _doubted(line: Line, state: State) -> list[ev.Event]:
+    generation, iteration = _generation(line, state), int(line.take())
+    reason = line.text("machine 1 has computed iteration 29 wrong")
+    return [ev.CheckpointsDoubted(generation=generation, iteration=iteration, reason=reason)]
+
+
+def _audits(line: Line, _: State) -> list[ev.Event]:
+    machine, slot = line.take(), int(line.take())
+    begin, until = map(int, line.take().split(".."))
+    return [ev.AuditBegun(machine=machine, slot=slot, begin=begin, until=until)]
+
+
+def _audited(line: Line, _: State) -> list[ev.Event]:
+    machine, slot = line.take(), int(line.take())
+    begin, until = map(int, line.take().split(".."))
+    at, digest, changed = line.option("at"), line.option("digest") or "", line.flag("changed")
+    slots, rank = numbers(line.option("slots")), line.number("rank", slot)
+    return [
+        ev.AuditEnded(
+            machine=machine,
+            slot=slot,
+            begin=begin,
+            until=until,
+            slots=slots,
+            rank=rank,
+            iteration=None if at is None else int(at),
+            tensors="" if at is None else "a message",
+            digest=digest,
+            changed=changed,
+            problem=line.text(),
+        )
+    ]
+
+
 def _finished(line: Line, state: State) -> list[ev.Event]:
     generation = _generation(line, state)
     return [ev.WorkerFinished(rank=rank, generation=generation) for rank in ranks_of(state, line.take())]
@@ -411,4 +445,7 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "closed": _closed,
     "inject": _inject,
     "differed": _differed,
+    "doubted": _doubted,
+    "audits": _audits,
+    "audited": _audited,
 }

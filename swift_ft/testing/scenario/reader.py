@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.audit_orders import logs_needed_since, next_audit
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import (
@@ -127,6 +128,19 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
         lambda state: [f"{_listed(one.ranks)}@{one.iteration}" for one in state.differed],
         Line.rest,
     ),
+    "marks": (
+        lambda state: [
+            str(mark.until) if mark.whole else f"{mark.until}:{_listed(mark.clean)}"
+            for mark in state.audits.marks
+        ],
+        Line.rest,
+    ),
+    "judged": (
+        lambda state: [f"{one.wrong}:{one.slot}@{one.iteration}" for one in state.audits.judged],
+        Line.rest,
+    ),
+    "clean": (lambda state: sorted(state.audits.clean), lambda line: [*map(int, line.rest())]),
+    "logs-needed": (logs_needed_since, _number_or_none),
     "committed": (lambda state: state.checkpoints.committed, _number_or_none),
     "earlier": (lambda state: list(state.checkpoints.earlier), lambda line: [*map(int, line.rest())]),
     "asked": (lambda state: sorted(state.membership.requested), lambda line: [*map(int, line.rest())]),
@@ -236,6 +250,14 @@ def _check_agent(line: Line, state: State) -> None:
     _equal(agent_order(state, machine=machine, started_in=started_in).todo.value, expected)
 
 
+def _check_audit(line: Line, state: State) -> None:
+    machine, words = line.take(), line.rest()
+    order, found = next_audit(state, machine), [NOTHING]
+    if order is not None:
+        found = [str(order.slot), f"{order.interval.begin}..{order.interval.until}"]
+    _equal(found, words)
+
+
 def _check_task(line: Line, state: State) -> None:
     ranks, idle, expected = ranks_of(state, line.take()), False, dict[str, object]()
     while line:
@@ -326,6 +348,7 @@ _CHECKS: dict[str, Callable[[Line, State], None]] = {
     "given-up": _check_given_up,
     "why-guests": _check_why_guests,
     "agent": _check_agent,
+    "audit": _check_audit,
     "task": _check_task,
     "undo": _check_undo,
     "back": _check_back,
