@@ -13,6 +13,7 @@ from swift_ft.cli.incident_words import incident_facts
 from swift_ft.cli.news import NEWS, SILENT, News, news
 from swift_ft.cli.words import cost_in_words, machine_in_words, numbers_in_words, plan_in_words
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.audits import Judgement, Mark, Wrong
 from swift_ft.recovery.history import History, StateChange
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
@@ -76,6 +77,8 @@ def _of_event(change: StateChange) -> Iterator[_Told]:
             yield "not_deterministic", facts
         case ev.StepDiffered():
             yield "machine_wrong", {**facts, **_who_is_wrong(before, event)}
+        case ev.AuditEnded():
+            yield from _of_audit(change, event)
         case ev.CheckpointCommitted() if after.checkpoints.committed != before.checkpoints.committed:
             yield "checkpoint_committed", facts
         case ev.CheckpointRequested() if after.checkpoints.requested != before.checkpoints.requested:
@@ -117,6 +120,55 @@ def _who_is_wrong(before: State, event: ev.StepDiffered) -> dict[str, Any]:
     who = f"machine {slots[0]}" if one else f"one of {named('machine', slots)}"
     what = "; the result that came out twice counts" if event.right else "; its result may be wrong"
     return {"machine": slots[0] if one else None, "who": who, "what": what}
+
+
+def _of_audit(change: StateChange, event: ev.AuditEnded) -> Iterator[_Told]:
+    before, after = change.before.audits, change.after.audits
+    slot = change.before.slot_of_rank(event.rank) if event.iteration is not None else event.slot
+    facts = {
+        **_facts_of(change.before, event),
+        "machine": slot,
+        "who": f"machine {slot}",
+        "name": event.machine,
+    }
+    if event.problem:
+        yield "audit_failed", facts
+    elif event.iteration is not None and after.judged == before.judged:
+        yield "audit_differs", facts
+    if after.judged != before.judged:
+        yield _judged(facts, after.judged[-1])
+    if after.marks != before.marks:
+        yield "audit_marked", {**facts, **_of_mark(after.marks[-1])}
+
+
+def _judged(facts: dict[str, Any], judgement: Judgement) -> _Told:
+    found = {
+        **facts,
+        "ranks": (judgement.rank,),
+        "iteration": judgement.iteration,
+        "tensors": judgement.tensors,
+        "kind": "audit",
+        "right": False,
+        "machine": judgement.slot,
+        "who": f"machine {judgement.slot}",
+    }
+    first, second = judgement.spares
+    match judgement.wrong:
+        case Wrong.MACHINE:
+            twice = f"two replays on {first}" if first == second else f"replays on {first} and {second}"
+            return "machine_wrong", {**found, "what": f"; {twice} agree with each other"}
+        case Wrong.LINK:
+            return "message_changed", found
+        case Wrong.SPARE:
+            return "spare_wrong", {**found, "name": first}
+        case Wrong.NOBODY:
+            return "not_deterministic", found
+
+
+def _of_mark(mark: Mark) -> dict[str, Any]:
+    by = "" if mark.whole else f" for {named('machine', mark.clean)}" if mark.clean else " for no machine"
+    what = f"the checkpoint of iteration {mark.until} is audited from that of iteration {mark.begin} on{by}"
+    return {"begin": mark.begin, "until": mark.until, "clean": mark.clean, "whole": mark.whole, "what": what}
 
 
 def _refusal(before: State, after: State, slot: int) -> dict[str, str]:

@@ -121,12 +121,33 @@ KINDS = {
     "machine_wrong": NewsKind("error", GRAVE,
         "{who} has computed iteration {iteration} wrong: {tensors}{what}",
         "ranks iteration kind tensors right",
-        "A verified step was computed unlike on one machine, or on several at once (`--verify replay`)."),
+        "A verified step was computed unlike on one machine, or on several at once (`--verify replay`); or "
+        "two audits agree with each other, and not with it (`--audit`: kind `audit`)."),
     "not_deterministic": NewsKind("warning", NEWS,
         "iteration {iteration} comes out unlike each time that it is computed: {tensors}. Nothing shows that "
         "a machine is at fault",
         "ranks iteration kind tensors",
-        "A verified step is not deterministic by itself, so it cannot be verified."),
+        "A verified step is not deterministic by itself, so it cannot be verified; or two audits differ from "
+        "a machine, and from each other."),
+    "audit_marked": NewsKind("info", ROUTINE, "{what}", "begin until clean whole",
+        "Spares have computed again what machines computed between two checkpoints (`--audit`): which slots "
+        "came out as recorded, and whether these are all."),
+    "audit_differs": NewsKind("warning", NEWS,
+        "a spare computes something else in iteration {iteration} than {who}: {tensors}. Another replay "
+        "decides who is wrong", "rank iteration tensors name",
+        "An audit differs from what a worker has recorded. It is made once more."),
+    "audit_failed": NewsKind("warning", NEWS,
+        "what {who} has computed between the checkpoints of iterations {begin} and {until} cannot be "
+        "audited: {problem}", "begin until problem",
+        "A machine's work could not be computed again."),
+    "spare_wrong": NewsKind("error", GRAVE,
+        "spare {name} has computed iteration {iteration} wrong in an audit: {tensors}. Another replay came "
+        "out as machine {machine} has recorded it", "name iteration tensors",
+        "A spare computes wrong: a second audit agrees with the worker."),
+    "message_changed": NewsKind("error", GRAVE,
+        "what {who} has sent arrived as something else: {tensors}. Two replays agree with what it has sent",
+        "rank iteration tensors",
+        "A message was changed on its way, or where it arrived, as two audits show."),
     "script_failed": NewsKind("warning", NEWS, "{reason}{remark}", "exit_code",
         "The script raised or exited with an error. All start again."),
     "deadline_passed": NewsKind("warning", NEWS, "{reason}", "machines",

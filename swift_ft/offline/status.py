@@ -14,11 +14,13 @@ from swift_ft.offline.journal_gaps import Later
 from swift_ft.offline.loss import LossPlan, LossPlanner, Outcome
 from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.audit_orders import interval_of
+from swift_ft.recovery.audits import Wrong
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.world_changes import WorldChange
 from swift_ft.storage.files import FileFacts
-from swift_ft.units import counted
+from swift_ft.units import counted, named
 
 _WAYS = {
     RecoveryMode.REPLICA: "replica",
@@ -101,6 +103,8 @@ class RunStatus:
         log_budget_bytes: limit of each worker's log; None for no limit, or if it was not noted.
         machines: by slot.
         spares: machines that wait.
+        audits: what spares have found out about the checkpoints (`--audit`), one line each.
+        wrong: steps that came out unlike when they were computed again, one line each.
         worlds: the last change to another world, in a line; empty if none was planned.
         problems: what is missing or damaged, one line each.
     """
@@ -124,6 +128,8 @@ class RunStatus:
     log_budget_bytes: int | None
     machines: tuple[MachineStatus, ...]
     spares: tuple[str, ...]
+    audits: tuple[str, ...]
+    wrong: tuple[str, ...]
     worlds: str
     problems: tuple[str, ...]
 
@@ -186,9 +192,44 @@ def run_status(
         log_budget_bytes=run.settings.get("log_disk_bytes"),
         machines=tuple(_machines(run, journal, state, logs, iteration, ended=verdict is not None)),
         spares=tuple(state.membership.waiting()),
+        audits=tuple(_audits(state)),
+        wrong=tuple(_wrong(state)),
         worlds=_worlds(journal.history.worlds),
         problems=journal.shortcomings,
     )
+
+
+def _audits(state: State) -> Iterator[str]:
+    """The marks of checkpoints that are still there, and the audit that runs."""
+    for mark in state.audits.marks:
+        if mark.until in state.checkpoints.kept:
+            whom = (
+                "all machines" if mark.whole else named("machine", mark.clean) if mark.clean else "no machine"
+            )
+            yield f"checkpoint {mark.until}: audited from {mark.begin} on for {whom}"
+    if (interval := interval_of(state)) is not None:
+        clean = f"so far {named('machine', sorted(state.audits.clean))}" if state.audits.clean else "begun"
+        differs = "".join(
+            f"; machine {slot} differs in iteration {finding.iteration}, which another replay judges"
+            for slot, finding in sorted(state.audits.findings.items())
+        )
+        yield f"checkpoint {interval.until}: audit from {interval.begin} on, {clean}{differs}"
+
+
+def _wrong(state: State) -> Iterator[str]:
+    """Whoever computed wrong, by verified steps and by audits."""
+    for step in state.differed:
+        machines = named("machine", sorted({state.slot_of_rank(rank) for rank in step.ranks}))
+        counts = "the result that came out twice counts" if step.right else "its result may be wrong"
+        yield f"iteration {step.iteration} differed on {machines} ({step.kind}): {step.tensors}; {counts}"
+    for one in state.audits.judged:
+        who = {
+            Wrong.MACHINE: f"machine {one.slot} was wrong",
+            Wrong.LINK: f"what machine {one.slot} sent arrived as something else",
+            Wrong.SPARE: f"spare {one.spares[0]} was wrong",
+            Wrong.NOBODY: "nothing shows who was wrong",
+        }[one.wrong]
+        yield f"iteration {one.iteration} of machine {one.slot} differed in an audit, {who}: {one.tensors}"
 
 
 def _worlds(changes: Sequence[WorldChange]) -> str:

@@ -21,6 +21,8 @@ def next_audit(state: State, machine: str) -> AuditOrder | None:
     """The order of a spare: its own audit that has begun, else one that nobody has begun, or None."""
     if state.phase != Phase.LIVE or state.round.finished or machine not in auditors(state):
         return None
+    if not has_stages(state):
+        return None
     audits = state.audits
     if (interval := interval_of(state)) is None:
         interval, audits = candidate(state), Audits()
@@ -33,6 +35,11 @@ def next_audit(state: State, machine: str) -> AuditOrder | None:
     # A difference is judged first.
     ordered = own or sorted(free, key=lambda slot: (slot not in audits.findings, slot))
     return AuditOrder(interval, ordered[0]) if ordered else None
+
+
+def has_stages(state: State) -> bool:
+    """Whether there are messages between stages, without which nothing can be computed again."""
+    return len({stage for status in state.round.statuses.values() for stage in status.stages}) > 1
 
 
 def auditors(state: State) -> set[str]:

@@ -60,6 +60,8 @@ def _lines(status: RunStatus) -> Iterator[str]:
     budget = f"at most {format_bytes(limit)} for each worker" if limit is not None else "no limit is set"
     yield f"checkpoints: {format_bytes(status.checkpoint_bytes)}"
     yield f"logs: {format_bytes(status.log_bytes)}, {budget}"
+    yield from status.audits
+    yield from status.wrong
     if status.worlds:
         yield status.worlds
     if status.spares:

@@ -20,8 +20,15 @@ from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.launch.settings import AgentSettings
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.audit_orders import AuditOrder, acts_on, interval_of, next_audit, open_claims
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.audit_orders import (
+    AuditOrder,
+    acts_on,
+    has_stages,
+    interval_of,
+    next_audit,
+    open_claims,
+)
+from swift_ft.recovery.job_state import Phase, State
 
 _logger = logging.getLogger(__name__)
 
@@ -114,11 +121,13 @@ class Auditor:
         self._process: AuditProcess | None = None
         self._refused: set[AuditOrder] = set()
         self._store = ""
+        self._said = False
 
     def look(self, state: State) -> None:
         """Begin the audit that is due, and end one that is not."""
         if not self._on:
             return
+        self._say_if_useless(state)
         order = next_audit(state, self._membership.machine)
         if self._process is not None:
             if order == self._process.order:
@@ -134,6 +143,18 @@ class Auditor:
                 self._refused.add(order)
                 return
         self._start(state, order)
+
+    def _say_if_useless(self, state: State) -> None:
+        if self._said or state.phase != Phase.LIVE or self._membership.machine not in state.membership.spares:
+            return
+        self._said = True
+        if not has_stages(state):
+            _logger.warning(
+                "--audit finds nothing to audit: this training sends no messages between stages, of which a "
+                "log could be kept. Replicas compare their digests, and --verify replay finds a machine that "
+                "computes wrong.",
+                extra={"event": "nothing_to_audit"},
+            )
 
     def _claim(self, order: AuditOrder) -> State:
         interval, slot = order
@@ -167,16 +188,6 @@ class Auditor:
             return
         order = self._process.order
         self.stop()
-        if result.problem:
-            _logger.warning(
-                "What machine %d has computed between the checkpoints of iterations %d and %d cannot be "
-                "audited: %s",
-                order.slot,
-                order.interval.begin,
-                order.interval.until,
-                result.problem,
-                extra={"event": "audit_failed", "machine": order.slot},
-            )
         self._tell(order, result)
 
     def _tell(self, order: AuditOrder, result: AuditResult) -> None:

@@ -9,12 +9,14 @@ otherwise. Rank -1 is all of them, and ``"every"`` strikes in each iteration. Wh
 machine's fault; ``"audits"`` strikes these alone.
 
 ``"waits": [n, "marked"]``: before iteration n, worker 0 waits until a spare has audited all machines,
-``"judged"``: until a difference is judged.
+``"judged"``: until a difference is judged; ``"auditing"``: until an audit stands still in the middle, at the
+iteration ``"stands"``, for good.
 """
 
 import importlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ wrong = json.loads(os.environ["WRONG"])
 times = wrong.get("times", [1])
 OFFLINE = WorkerContext.from_env().offline
 AUDITED_S = 100.0
+AUDITING = Path(os.environ["SWIFT_TEST_FOLDER"]) / "auditing"
 example: Any = importlib.import_module(wrong["example"])
 PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
@@ -60,7 +63,8 @@ class Fault:
     def strike(self, tensor: torch.Tensor) -> None:
         if self.due:
             self.due = False
-            tensor.detach().view(torch.int32).view(-1)[-1] ^= 1 << (10 + self.number)
+            # Not of a version that autograd would compare: no flipped bit tells anybody.
+            tensor.data.view(torch.int32).view(-1)[-1] ^= 1 << (10 + self.number)
             self.place.touch()
 
 
@@ -68,14 +72,25 @@ fault = Fault()
 
 
 def wait_for_audit(session: swift_ft.Session, what: str) -> None:
-    """Wait, so that a test does not depend on how fast a spare is. Returns all the same after some time."""
-    if torch.distributed.get_rank() == 0:
+    """Wait, so that a test does not depend on how fast a spare is."""
+    if torch.distributed.get_rank() != 0:
+        return
+    until = time.monotonic() + AUDITED_S
+    while not is_over(session._assembly._participant.state, what):
+        assert time.monotonic() < until, "nothing was audited"
+        time.sleep(0.05)
 
-        def over(state: State) -> bool:
-            audits = state.audits
-            return bool(audits.judged if what == "judged" else audits.marks) or state.generation > 1
 
-        assert session._assembly._participant.wait_for(over, AUDITED_S) is not None
+def is_over(state: State, what: str) -> bool:
+    if what == "auditing":
+        return AUDITING.exists()
+    return bool(state.audits.judged if what == "judged" else state.audits.marks) or state.generation > 1
+
+
+def stand_still() -> None:
+    AUDITING.touch()
+    while True:
+        time.sleep(1.0)
 
 
 class WrongProducts(TorchDispatchMode):
@@ -99,6 +114,8 @@ class Session(swift_ft.Session):
             first = next(self._model.parameters())
             first.register_hook(lambda _: fault.strike(next(self._model.parameters())))
         for step in super().steps(iterations):
+            if OFFLINE is not None and step._index == wrong.get("stands"):
+                stand_still()
             if wrong.get("waits") and OFFLINE is None and step._index == wrong["waits"][0]:
                 wait_for_audit(self, wrong["waits"][1])
             fault.begin(step._index)

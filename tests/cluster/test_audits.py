@@ -1,0 +1,210 @@
+"""Spares audit: they compute again what machines have computed between two checkpoints (``--audit``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_identical,
+    one_line,
+    recover,
+    run_cluster,
+    training,
+)
+
+SCRIPT = Path(__file__).parent / "scripts" / "computes_wrong.py"
+MACHINES = {"train_swift": 3, "train_elastic": 2, "train_hybrid": 4, "train_ddp": 2}
+SMALLER = ["--layers=4", "--microbatches=4"]
+ITERATIONS = 10
+CLEAN = {"what": "nothing", "rank": -2}
+
+Reference = Callable[..., ClusterRun]
+
+
+@pytest.fixture(scope="session")
+def unaudited(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Undisturbed runs of examples, without audits."""
+    made: dict[str, ClusterRun] = {}
+
+    def reference(example: str = "train_swift", *args: str) -> ClusterRun:
+        if (name := " ".join([example, *args])) not in made:
+            folder = tmp_path_factory.mktemp("unaudited")
+            script = training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS)
+            made[name] = run_cluster(folder, *SMALLER, *args, machines=MACHINES[example], script=script)
+            assert made[name].code == 0, made[name].output[-6000:]
+        return made[name]
+
+    return reference
+
+
+@pytest.fixture
+def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ClusterRun]:
+    """Runs an example with a spare that audits. Worker 0 waits for it before iteration 7."""
+
+    def run(
+        *flags: str,
+        example: str = "train_swift",
+        waits: str = "judged",
+        struck: int = 1,
+        args: tuple[str, ...] = (),
+        inject: str = "",
+        **wrong: Any,
+    ) -> ClusterRun:
+        told = {"example": example, "iteration": 5, "waits": [7, waits], **wrong}
+        monkeypatch.setenv("WRONG", json.dumps(told))
+        found = run_cluster(
+            tmp_path,
+            *SMALLER,
+            *args,
+            flags=["--audit", *flags],
+            machines=MACHINES[example],
+            script=training(tmp_path, SCRIPT, iterations=ITERATIONS),
+            inject=inject,
+        )
+        assert len([*tmp_path.glob("struck-*")]) == struck
+        return found
+
+    return run
+
+
+def ended(run: ClusterRun) -> list[dict[str, Any]]:
+    """The ends of audits, without what they have not found."""
+    return [{name: value for name, value in e.items() if value} for e in run.events("AuditEnded")]
+
+
+def differences(run: ClusterRun) -> list[tuple[int, int]]:
+    """The worker and the iteration of each difference that an audit has found."""
+    return [(event["rank"], event["iteration"]) for event in run.events("AuditEnded") if not event["slots"]]
+
+
+@pytest.mark.parametrize(
+    ("example", "args"),
+    [
+        ("train_swift", ()),
+        pytest.param("train_swift", ("--schedule", "Interleaved1F1B"), marks=pytest.mark.thorough),
+        pytest.param("train_elastic", (), marks=pytest.mark.thorough),
+        pytest.param("train_hybrid", (), marks=pytest.mark.thorough),
+    ],
+)
+def test_what_was_computed_right_is_marked(
+    example: str, args: tuple[str, ...], audited: Callable[..., ClusterRun], unaudited: Reference
+) -> None:
+    run = audited(example=example, args=args, waits="marked", struck=0, **CLEAN)
+    assert_identical(run, unaudited(example, *args))
+    slots = {slot for event in run.events("AuditEnded") for slot in event["slots"]}
+    assert slots == {*range(MACHINES[example])}
+    assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
+    status = json.loads(recover("status", str(run.store), "--json").stdout)
+    assert status["wrong"] == []
+    (mark, *_) = status["audits"]
+    assert "for all machines" in mark
+    assert int(mark.split()[1].rstrip(":")) in status["checkpoints"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rank", "places"),
+    [
+        ({"what": "product", "rank": 1, "live": True, "times": [1, 2, 3]}, 1, "stage 1 -> "),
+        pytest.param({"what": "message", "rank": 1}, 1, "stage 1 -> 2", marks=pytest.mark.thorough),
+        pytest.param({"what": "product", "rank": 2}, 2, "stage 2 -> 1", marks=pytest.mark.thorough),
+        pytest.param({"what": "parameter", "rank": 0}, 0, "", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_machine_that_was_wrong_is_named_and_leaves(
+    wrong: dict[str, Any], rank: int, places: str, audited: Callable[..., ClusterRun]
+) -> None:
+    """Each time, and once: in a matrix product, in a message before its checksum, in a parameter."""
+    run = audited("--on-corruption", "drain", **wrong)
+    assert run.code == 0, run.output[-3000:]
+    assert differences(run) == [(rank, 5)] * 2
+    assert f"machine {rank} has computed iteration 5 wrong: " in run.output
+    assert places in run.output
+    (asked,) = run.events("DrainRequested")
+    joined = {event["machine"]: event["preferred_slot"] for event in run.events("MachineJoined")}
+    assert joined[asked["machine"]] == rank
+    status = json.loads(recover("status", str(run.store), "--json").stdout)
+    assert f"machine {rank} was wrong" in status["wrong"][0]
+
+
+def test_all_go_back_to_the_last_audited_checkpoint(
+    audited: Callable[..., ClusterRun], unaudited: Reference
+) -> None:
+    """What a parameter was changed to in the middle of a step is gone: the bits are those of a right run."""
+    run = audited("--on-corruption", "back", what="parameter", rank=1)
+    assert differences(run) == [(1, 5)] * 2
+    (doubted,) = run.events("CheckpointsDoubted")
+    assert doubted["iteration"] == 3
+    assert_identical(run, unaudited())
+
+
+@pytest.mark.thorough
+def test_two_spares_decide_together(audited: Callable[..., ClusterRun]) -> None:
+    run = audited("--spares", "2", what="message", rank=0)
+    assert differences(run) == [(0, 5)] * 2
+    first, second = (event["machine"] for event in run.events("AuditEnded") if not event["slots"])
+    assert first != second
+    assert "machine 0 has computed iteration 5 wrong" in run.output
+
+
+@pytest.mark.thorough
+def test_the_job_ends_if_that_is_asked_for(audited: Callable[..., ClusterRun]) -> None:
+    run = audited("--on-corruption", "stop", what="message", rank=1)
+    assert run.code == 1
+    assert "machine 1 has computed iteration 5 wrong" in one_line(run)
+
+
+@pytest.mark.thorough
+def test_a_spare_that_is_wrong_is_named(audited: Callable[..., ClusterRun], unaudited: Reference) -> None:
+    run = audited("--on-corruption", "drain", what="product", rank=0, audits=True, times=[2])
+    assert differences(run) == [(0, 5)]
+    assert "has computed iteration 5 wrong in an audit" in run.output
+    (asked,) = run.events("DrainRequested")
+    assert asked["machine"] == next(event["machine"] for event in run.events("AuditEnded"))
+    assert_identical(run, unaudited())
+
+
+@pytest.mark.thorough
+def test_what_is_not_deterministic_names_no_machine(audited: Callable[..., ClusterRun]) -> None:
+    run = audited("--on-corruption", "stop", what="product", rank=0, times=[1, 2, 3], struck=3)
+    assert run.code == 0, run.output[-3000:]
+    assert differences(run) == [(0, 5)] * 2
+    assert "Nothing shows that a machine is at fault" in run.output
+
+
+@pytest.mark.parametrize("machine", [1, pytest.param(0, marks=pytest.mark.thorough)])
+def test_a_spare_that_is_needed_stops_at_once(
+    machine: int, tmp_path: Path, audited: Callable[..., ClusterRun], unaudited: Reference
+) -> None:
+    """The audit stands still in the middle, for good: unless it is ended, a process is left."""
+    run = audited(
+        waits="auditing",
+        stands=1,
+        struck=0,
+        inject=f"kill machine={machine} iteration=7 point=backward",
+        **CLEAN,
+    )
+    assert (tmp_path / "auditing").exists()
+    assert_identical(run, unaudited())
+    (begun,) = run.events("AuditBegun")
+    assert run.events("AuditEnded") == []
+    (recovery,) = run.recoveries
+    assert recovery["mode"] == "replay"
+    joined = [event["machine"] for event in run.events("MachineJoined")]
+    assert begun["machine"] in joined
+    (lost,) = run.events("MachineLost")
+    assert lost["machine"] != begun["machine"]
+
+
+@pytest.mark.thorough
+def test_replicas_alone_have_nothing_to_audit(audited: Callable[..., ClusterRun]) -> None:
+    run = audited(example="train_ddp", waits="nothing", struck=0, **{**CLEAN, "waits": None})
+    assert run.code == 0
+    assert run.events("AuditBegun") == []
+    assert run.output.count("--audit finds nothing to audit") == 1
