@@ -8,9 +8,9 @@ otherwise. Rank -1 is all of them, and ``"every"`` strikes in each iteration. Wh
 ``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"`` spares replays without the job: it is that
 machine's fault; ``"audits"`` strikes these alone.
 
-``"waits": [n, "marked"]``: before iteration n, worker 0 waits until a spare has audited all machines,
+``"waits": {n: "marked"}``: before iteration n, worker 0 waits until a spare has audited all machines,
 ``"judged"``: until a difference is judged; ``"auditing"``: until an audit stands still in the middle, at the
-iteration ``"stands"``, for good.
+iteration ``"stands"``, for good; ``"recovered"``: until a machine was replaced.
 """
 
 import importlib
@@ -84,7 +84,8 @@ def wait_for_audit(session: swift_ft.Session, what: str) -> None:
 def is_over(state: State, what: str) -> bool:
     if what == "auditing":
         return AUDITING.exists()
-    return bool(state.audits.judged if what == "judged" else state.audits.marks) or state.generation > 1
+    done = {"judged": state.audits.judged, "marked": state.audits.marks, "recovered": ()}[what]
+    return bool(done) or state.generation > 1
 
 
 def stand_still() -> None:
@@ -116,8 +117,8 @@ class Session(swift_ft.Session):
         for step in super().steps(iterations):
             if OFFLINE is not None and step._index == wrong.get("stands"):
                 stand_still()
-            if wrong.get("waits") and OFFLINE is None and step._index == wrong["waits"][0]:
-                wait_for_audit(self, wrong["waits"][1])
+            if OFFLINE is None and (what := wrong.get("waits", {}).get(str(step._index))):
+                wait_for_audit(self, what)
             fault.begin(step._index)
             if wrong["what"] == "product":
                 with WrongProducts():
