@@ -75,7 +75,7 @@ class ReplayRequest:
             after ``until``.
         check_against: URL of saved states to compare with; None for none.
         told: facts about the run; None to read them from its archived journal.
-        patience_s: so long a log is waited for that ends before ``until``: its job lives.
+        patience_s: how long to wait for a log that ends before ``until``: its job lives.
         audit: what differs from what the original sent is noted in ``out``.
     """
 

@@ -30,8 +30,8 @@ class Interval:
     Attributes:
         begin: completed iterations of the first checkpoint.
         until: those of the second one.
-        epoch: of both.
-        world: of both.
+        epoch: the epoch in which both were committed.
+        world: the world in which they were.
         layout: how often layers had moved.
     """
 
@@ -59,7 +59,7 @@ class Wrong(StrEnum):
     MACHINE = "machine"
     """The machine: two replays agree, and differ from what it recorded."""
     LINK = "link"
-    """What the machine has sent is what two replays computed. Another one received other bytes."""
+    """Two replays computed what the machine has sent. Another one received other bytes."""
     SPARE = "spare"
     """The spare: another replay came out as the machine recorded."""
     NOBODY = "not deterministic"
@@ -100,7 +100,7 @@ class Mark:
         until: those of its second one, which bears the mark.
         clean: slots whose replay came out as recorded.
         whole: these are all machines.
-        epoch: of the checkpoint.
+        epoch: the epoch in which that was committed.
     """
 
     begin: int

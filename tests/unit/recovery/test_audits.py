@@ -1,0 +1,91 @@
+"""Audits: what follows from a judgement, and what stays for an audit. Scenario files have the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.audit_orders import acts_on
+from swift_ft.recovery.job_state import State
+from swift_ft.testing.scenario import Scenario
+
+BEGIN = """
+open 2
+join A B
+join S T
+report all nothing
+committed 0 keep=2
+committed 20 keep=2
+audits S 0 0..20
+audited S 0 0..20 slots=0
+audits S 1 0..20
+audited S 1 0..20 slots=1
+committed 40 keep=2
+audits S 1 20..40
+audited S 1 20..40 at=29 digest=x
+audits T 1 20..40
+"""
+
+
+class Told(Scenario):
+    def __init__(self) -> None:
+        super().__init__()
+        self.states: list[tuple[State, ev.Event]] = []
+
+    def apply(self, event: ev.Event) -> None:
+        self.states.append((self.state, event))
+        super().apply(event)
+
+
+def acts(tmp_path: Path, last: str, choice: str, *before: str) -> Sequence[ev.Event]:
+    """The events that follow from the last line."""
+    scenario, path = Told(), tmp_path / "scenario.txt"
+    path.write_text("\n".join([BEGIN, *before, last]))
+    scenario.run(path)
+    state, event = scenario.states[-1]
+    assert isinstance(event, ev.AuditEnded)
+    return acts_on(state, scenario.state, event, choice)
+
+
+SAME = "audited T 1 20..40 at=29 digest=x"
+
+
+def test_a_machine_that_was_wrong(tmp_path: Path) -> None:
+    assert acts(tmp_path, SAME, "") == acts(tmp_path, SAME, "warn") == []
+    (drained,) = acts(tmp_path, SAME, "drain")
+    assert isinstance(drained, ev.DrainRequested)
+    assert drained.machine == "B"
+    (closed,) = acts(tmp_path, SAME, "stop")
+    assert isinstance(closed, ev.JobClosed)
+    assert "machine 1 has computed iteration 29 wrong" in closed.reason
+    doubted, drained = acts(tmp_path, SAME, "back")
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert doubted.iteration == 20
+    assert isinstance(drained, ev.DrainRequested)
+
+
+@pytest.mark.parametrize("choice", ["drain", "stop", "back"])
+def test_a_spare_that_was_wrong_leaves(choice: str, tmp_path: Path) -> None:
+    (drained,) = acts(tmp_path, "audited T 1 20..40 slots=1", choice)
+    assert isinstance(drained, ev.DrainRequested)
+    assert drained.machine == "S"
+
+
+@pytest.mark.parametrize("choice", ["drain", "stop", "back"])
+def test_nobody_is_blamed_if_all_differ(choice: str, tmp_path: Path) -> None:
+    assert acts(tmp_path, "audited T 1 20..40 at=29 digest=y", choice) == []
+
+
+def test_a_changed_message_drains_nobody(tmp_path: Path) -> None:
+    assert acts(tmp_path, f"{SAME} changed", "drain") == []
+    (doubted,) = acts(tmp_path, f"{SAME} changed", "back")
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+
+
+def test_a_machine_that_came_since_is_not_drained(tmp_path: Path) -> None:
+    """It may be the one before it that was wrong."""
+    replaced = ["lost B", "report 0 at 41", "report 1 nothing", "ready 1", "expect members A S"]
+    assert acts(tmp_path, SAME, "drain", *replaced) == []
