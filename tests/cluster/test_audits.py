@@ -89,7 +89,6 @@ def differences(run: ClusterRun) -> list[tuple[int, int]]:
     ("example", "args"),
     [
         ("train_swift", ()),
-        pytest.param("train_swift", ("--schedule", "Interleaved1F1B"), marks=pytest.mark.thorough),
         pytest.param("train_elastic", (), marks=pytest.mark.thorough),
         pytest.param("train_hybrid", (), marks=pytest.mark.thorough),
     ],
