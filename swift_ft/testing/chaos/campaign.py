@@ -142,9 +142,12 @@ class Reference:
         Raises:
             SwiftError: if undisturbed runs differ, too, in more than files.
         """
-        trial = run_trial(self._training, self._campaign.new_folder(name), plan, self.trial)
-        if trial.outcome == Outcome.WRONG and trial.state and self._differs_anyway():
-            trial = run_trial(self._training, self._campaign.new_folder(name), plan, self.trial)
+        training = self._training
+        trial = run_trial(training, self._campaign.new_folder(name), plan, self.trial)
+        if trial.outcome == Outcome.WRONG and trial.state:
+            self._look_again()
+            if self._training is not training:  # another thread may have looked
+                trial = run_trial(self._training, self._campaign.new_folder(name), plan, self.trial)
         if trial.outcome.is_good or trial.outcome == Outcome.NOT_STRUCK:
             shutil.rmtree(trial.folder, ignore_errors=True)
         return trial
@@ -154,11 +157,11 @@ class Reference:
         """Files in which undisturbed runs differ, as far as that was looked at."""
         return self._training.unstable
 
-    def _differs_anyway(self) -> bool:
-        """Whether undisturbed runs turn out to differ in some files. It is looked at once."""
+    def _look_again(self) -> None:
+        """Find the files in which undisturbed runs differ: once. They are not compared from then on."""
         with self._lock:
             if self._again or not self._campaign.learns:
-                return False
+                return
             self._again = True
             one, other = self.trial.state, self._undisturbed("undisturbed-again").state
             names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
@@ -167,8 +170,8 @@ class Reference:
                     f"The script is not deterministic: {len(values)} values of two undisturbed runs differ "
                     f"({', '.join(values[:2])}). Seed all that it draws (swift_ft.deterministic)."
                 )
-            self._training = replace(self._training, unstable=frozenset(names))
-            return bool(names)
+            if names:
+                self._training = replace(self._training, unstable=frozenset(names))
 
     def _shape(self) -> Shape:
         shape, learnt = self._campaign.shape, self.trial

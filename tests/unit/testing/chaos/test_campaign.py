@@ -1,0 +1,47 @@
+"""A file that differs between undisturbed runs is no finding, however many runs meet it at a time."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_ft.faults import Fault, parse_faults
+from swift_ft.testing.chaos import campaign
+from swift_ft.testing.chaos.campaign import Campaign
+from swift_ft.testing.chaos.plans import Shape
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+
+AT_A_TIME = 2
+
+
+def test_runs_side_by_side_learn_of_it_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All compare with what is known before any of them has ended."""
+    clock, together = itertools.count(), threading.Barrier(AT_A_TIME, timeout=20)
+    first = itertools.count()
+
+    def run_trial(
+        training: Training,
+        folder: Path,
+        plan: Sequence[Fault] = (),
+        expected: Any = None,
+        *,
+        learns: bool = False,
+    ) -> Trial:
+        state = {"iteration": "4", "file times.txt": str(next(clock))}
+        if not plan:
+            return Trial("", Outcome.IDENTICAL, 0, "", state, folder)
+        if next(first) < AT_A_TIME:
+            together.wait()
+        outcome = Outcome.IDENTICAL if "file times.txt" in training.unstable else Outcome.WRONG
+        return Trial("; ".join(map(str, plan)), outcome, 0, "", state, folder)
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    plan = parse_faults("kill machine=0 iteration=1")
+    shape, training = Shape(2, 1, 4), Training((), (), "", 10)
+    made = Campaign(training, shape, tmp_path, 0, AT_A_TIME, AT_A_TIME, learns=True, given=plan)
+    assert [trial.outcome for trial in made.run()] == [Outcome.IDENTICAL] * AT_A_TIME
