@@ -179,6 +179,10 @@ class StatusReported:
         completes: it can complete the interrupted iteration without others: it has all averages of gradients,
             and has not updated a parameter yet.
         fresh: its memory still has what its script began with. Only then it can begin without a state.
+        microbatches: of its pipeline in an iteration, as its script begins, where pipelines are replicas and
+            the script takes the number from its :class:`swift_ft.LayerStack`; else 0. The worker with the
+            first stage says it, and the next one, too.
+        min_stages: a pipeline of fewer cannot hold the model.
     """
 
     rank: int
@@ -212,6 +216,8 @@ class StatusReported:
     cut: tuple[int, ...] = ()
     completes: bool = False
     fresh: bool = True
+    microbatches: int = 0
+    min_stages: int = 1
 
     @property
     def goes_back(self) -> bool:

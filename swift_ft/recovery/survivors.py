@@ -1,6 +1,7 @@
 """The next world from what the survivors of a loss hold, with fewer workers, where they hold all of it. Pure.
 
-    a machine is lost, none comes ──▶ workers of the next world start on the machines that survive
+    a machine is lost, none comes ──▶ workers of the next world start on the machines that survive,
+              as pipelines of unlike numbers of stages where it is a LayerStack of several
             ──▶ all survivors have reported: those that are whole at one iteration offer their state
             ──▶ all have taken what they need: the next world is the present one
                 └── whatever fails before that: guests, as if nothing had been planned
@@ -12,12 +13,14 @@ what comes after a failure is what would have come without the try.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from immutables import Map
 
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.next_pipelines import is_plan_for, next_pipelines, sizes_of
 
 Held = tuple[str, ...]
 """Names of the layers of a LayerStack on a worker, or else of the parts whose whole state it has."""
@@ -28,11 +31,20 @@ class Answer(NamedTuple):
 
     Attributes:
         machines: of the smaller world, by slot; empty for guests.
+        pipelines: the number of stages of each; they are dealt to these machines in turn. Empty if the
+            script makes them without a plan.
         why_guests: the reason for these; empty if nothing else was asked for, or there is nothing to answer.
     """
 
     machines: tuple[str, ...] = ()
+    pipelines: tuple[int, ...] = ()
     why_guests: str = ""
+
+    def is_asked_for(self, state: State, machines: tuple[str, ...], plan: str) -> bool:
+        """Whether a world of these machines, with this plan, is the one that follows the loss."""
+        if not machines or machines != self.machines:
+            return False
+        return is_plan_for(plan, self.pipelines, sizes_of(state)) if self.pipelines else not plan
 
 
 def answer_of(state: State) -> Answer:
@@ -45,10 +57,19 @@ def answer_of(state: State) -> Answer:
         return Answer()
     if reason := _why_not(state):
         return Answer(why_guests=reason)
-    machines = _machines(state)
-    if len(machines) < (least := state.shape.min_machines or 1):
+    own = _own_machines(state)
+    formed = next_pipelines(state, own)
+    if formed is None:
+        answer = Answer(_alike(state, own))
+    elif formed.reason:
+        return Answer(why_guests=formed.reason)
+    else:
+        each = state.shape.workers_per_machine
+        stages = tuple(len(machines) * each for machines in formed.machines)
+        answer = Answer(tuple(chain(*formed.machines)), stages)
+    if len(answer.machines) < (least := state.shape.min_machines or 1):
         return Answer(why_guests=f"fewer than {least} machines could share its work")
-    return Answer(machines)
+    return answer
 
 
 def comes_from_survivors(state: State) -> bool:
@@ -87,21 +108,25 @@ def _why_not(state: State) -> str:
     return "" if lost is None else f"nobody else holds what worker {lost} held"
 
 
-def _machines(state: State) -> tuple[str, ...]:
-    """All machines that survive, or as many as can share what is held as it is shared now."""
+def _own_machines(state: State) -> tuple[str, ...]:
+    """All machines that survive, by slot."""
     membership = state.membership
-    own = [
+    return tuple(
         machine
         for _, machine in sorted(membership.members.items())
         if machine not in membership.hosts and machine not in membership.draining
-    ]
+    )
+
+
+def _alike(state: State, own: tuple[str, ...]) -> tuple[str, ...]:
+    """As many of the machines as can share what is held as it is shared now."""
     # A script has as many pipelines as before, and as many shards: it makes no unlike ones without a plan.
     layered = bool(state.layouts.placed)
     shares = max(1, len(state.layouts.pipelines)) if layered else len({*held_of(state).values()})
     each, count = state.shape.workers_per_machine, len(own)
     while count and count * each % shares:
         count -= 1
-    return tuple(own[:count])
+    return own[:count]
 
 
 def _pieces(held: Mapping[int, Held], ranks: Iterable[int]) -> set[str]:

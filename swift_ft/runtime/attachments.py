@@ -152,9 +152,10 @@ class Attachments:
                 "and layers move: leave that out of build_layer. Replicas are LayerStack(..., "
                 "pipelines=2); shards need stages of the script's own."
             )
-        if (planned := pipeline.stack.microbatches) and planned != pipeline.microbatches:
+        counts, number = pipeline.stack.counts, pipeline.stack.pipeline
+        if counts and counts[number] != pipeline.microbatches:
             raise UsageError(
-                f"The plan gives {planned} microbatches to pipeline {pipeline.stack.pipeline}, and its "
+                f"The plan gives {counts[number]} microbatches to pipeline {number}, and its "
                 f"schedule has {pipeline.microbatches}: give model.microbatches to the schedule."
             )
         if pipeline.shared_layers is not None:

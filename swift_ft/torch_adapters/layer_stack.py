@@ -56,6 +56,8 @@ class LayerStack(nn.Module):
             their workers, and the layers of each stage. Or give it to the run: ``swift-run --plan``.
         costs: of each layer, in any unit, or a ``layers.json``: the slowest stage is as fast as can be from
             the first iteration on. Without it and without a plan, stages have equally many layers.
+        min_stages: that a pipeline needs to hold the model. When machines are lost and none come, no pipeline
+            gets shorter (``swift-run --on-loss shrink``).
 
     Attributes:
         count: layers of the whole model.
@@ -69,6 +71,8 @@ class LayerStack(nn.Module):
         counts: microbatches of each pipeline, if a plan says them; else empty.
         stages_by_pipeline: how many each pipeline has.
         begun: the layers of each stage as the run begins, of all pipelines one after the other.
+        min_stages: that a pipeline needs.
+        takes_microbatches: the script has asked for :attr:`microbatches`, so another world may give others.
 
     Raises:
         UsageError: before ``init_process_group``, if there are fewer layers than stages, if the workers
@@ -88,14 +92,18 @@ class LayerStack(nn.Module):
         exact: bool = False,
         plan: str | os.PathLike[str] | None = None,
         costs: Sequence[float] | str | os.PathLike[str] | None = None,
+        min_stages: int = 1,
     ) -> None:
         super().__init__()
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the LayerStack is made.")
-        planned = _plan(plan, costs)
+        planned, changed = _plan(plan, costs)
         if planned is not None:
             planned.check_model(count, stages_per_worker)
+        if changed:  # what the script says is for the world with which the run began
+            pipelines, tolerate = None, 0
         self.pipelines, self.tolerate = _pipelines(pipelines, tolerate, group, planned), tolerate
+        self.min_stages, self.takes_microbatches = min_stages, False
         self.pipeline, self.exact = 0, exact
         self._ranks = _ranks_of(self.pipelines, group, planned)
         if self.pipelines > 1:
@@ -111,6 +119,11 @@ class LayerStack(nn.Module):
         self.num_stages = workers * stages_per_worker
         if count < (most := max(self.stages_by_pipeline)):
             raise UsageError(f"A LayerStack of {count} layers has too few for {most} stages.")
+        if (fewest := min(self.stages_by_pipeline)) < min_stages:
+            raise UsageError(
+                f"A pipeline would have {fewest} stages, and the LayerStack needs min_stages={min_stages}: "
+                "start more machines for each pipeline."
+            )
         self.stages = tuple(_stage(rank, turn, workers, v_shaped) for turn in range(stages_per_worker))
         several = stages_per_worker > 1
         self._parts = tuple(StageModule(self) for _ in self.stages) if several else ()  # a tuple: no children
@@ -133,6 +146,7 @@ class LayerStack(nn.Module):
     @property
     def microbatches(self) -> int:
         """Of this worker's pipeline in an iteration, if a plan says it; else 0."""
+        self.takes_microbatches = True
         return self.counts[self.pipeline] if self.counts else 0
 
     @property
@@ -350,22 +364,23 @@ def stack_of_pipeline(modules: Mapping[int, nn.Module], num_stages: int) -> Laye
     return found
 
 
-def _plan(plan: str | os.PathLike[str] | None, costs: object) -> RunPlan | None:
-    """The plan of the present world, of the run, or of the script; None if nobody has one."""
-    of_run, per_machine = None, 1
+def _plan(plan: str | os.PathLike[str] | None, costs: object) -> tuple[RunPlan | None, bool]:
+    """The plan of the present world, of the run, or of the script, and whether a change has brought it."""
+    of_run, per_machine, changed = None, 1, False
     with contextlib.suppress(NotLaunchedError):
         context = WorkerContext.from_env()
         of_run, per_machine = context.layer_plan, context.workers_per_machine
-        if of_run is not None and of_run == context.plan:  # a change comes after what the script begins with
+        changed = of_run is not None and of_run == context.plan
+        if changed:  # it comes after what the script begins with
             plan, costs = None, None
     ways = {"swift-run --plan": of_run, "plan=": plan, "costs=": costs}
     if len(given := [name for name, value in ways.items() if value is not None]) > 1:
         raise UsageError(f"{' and '.join(given)} say which layers a stage has: give one of them.")
     if of_run is None and plan is None:
-        return None
+        return None, False
     found = plan_from_json(of_run) if of_run is not None else read_plan(Path(plan or ""))
     found.check_workers(dist.get_world_size() // per_machine, per_machine)
-    return found
+    return found, changed
 
 
 def _pipelines(

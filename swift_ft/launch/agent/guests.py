@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.launch.agent.room import why_no_room
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
@@ -19,6 +20,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.guests import guests_wanted, possible_hosts
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.next_pipelines import sizes_of
 from swift_ft.recovery.survivors import Answer, answer_of
 
 _logger = logging.getLogger(__name__)
@@ -84,13 +86,7 @@ class Guests:
         """Plan a smaller world, or say why guests come. True if nothing else is to be done here."""
         first = next(iter(possible_hosts(state)), None) == self._membership.machine
         if answer.machines and first:
-            planned = ev.ChangePlanned(
-                world=state.worlds.planned + 1,
-                machines=answer.machines,
-                reason="no machine came for a lost one, and the survivors hold all of the state",
-                asked_by="--on-loss shrink",
-            )
-            self._membership.follower.append(planned)
+            self._membership.follower.append(_planned(state, answer))
         elif answer.why_guests and first and self._said != state.generation:
             self._said = state.generation
             _logger.warning(
@@ -119,6 +115,21 @@ class Guests:
         if reason := self._standby.unforked.pop(slot, ""):
             return f"it can start no more processes ({reason})"
         return why_no_room(workers, "a guest needs")
+
+
+def _planned(state: State, answer: Answer) -> ev.ChangePlanned:
+    """The smaller world, with the layers and the microbatches of pipelines that are to be unlike."""
+    reason, plan = "no machine came for a lost one, and the survivors hold all of the state", ""
+    if answer.pipelines:
+        plan = plan_after_loss(answer.pipelines, sizes_of(state)).to_text()
+        reason += f": as pipelines of {' and '.join(map(str, answer.pipelines))} stages"
+    return ev.ChangePlanned(
+        world=state.worlds.planned + 1,
+        machines=answer.machines,
+        plan=plan,
+        reason=reason,
+        asked_by="--on-loss shrink",
+    )
 
 
 class FormingDeadline:

@@ -20,7 +20,7 @@ def change_planned(state: State, event: ev.ChangePlanned) -> State:
     if worlds.change is not None or event.world != worlds.planned + 1:
         return state
     after_loss = state.phase == Phase.FORMING
-    if after_loss and (not event.machines or event.machines != answer_of(state).machines):
+    if after_loss and not answer_of(state).is_asked_for(state, event.machines, event.plan):
         return state
     if state.layouts.pending is not None and not after_loss:
         return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery.events import StatusReported, WorkerReady
@@ -83,10 +84,19 @@ class PipelinePart(Part):
             together=tuple(sorted(pipeline.script.together)),
             together_reason=pipeline.script.why,
             layers=pipeline.stack.count if pipeline.stack is not None else 0,
-            # Of each pipeline one worker says it: in large jobs all together would be much.
-            cut=pipeline.stack.begun_cut if pipeline.stack is not None and 0 in pipeline.stages else (),
             completes=shared is not None and shared.completes(iteration) and not self._status.updated,
+            **self._facts_of_pipeline(),
         )
+
+    def _facts_of_pipeline(self) -> dict[str, Any]:
+        """Of each pipeline one worker says them: in large jobs all together would be much."""
+        stack, shared = self._pipeline.stack, self._pipeline.shared_layers
+        if stack is None or 0 not in stack.stages:
+            return {}
+        found: dict[str, Any] = {"cut": stack.begun_cut, "min_stages": stack.min_stages}
+        if shared is not None and stack.takes_microbatches:
+            found["microbatches"] = shared.counts[stack.pipeline]
+        return found
 
     def prepare(self, round: Round) -> None:
         with recorder.span("prepare the pipeline"):

@@ -14,11 +14,12 @@ of the world that was planned last.
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [undoable=0,1] [no-update] [cannot-resend]
                                                  [steps=60] [layers=9] [completes] [spoiled]
+                                                 [cut=4,5] [microbatches=8] [min-stages=2]
     ready R                                communication-failed R "why"
     replay-failed R ["why"] [diverged] [differs-at=20] [doubts=20]
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
     persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
-    plan-change M ... [world=1] [plan=p] [command="train.py --wide"] ["why"]
+    plan-change M ... [world=1] [plan=p | plan=cuts:4,5@6/3,3,3@10] [command="train.py --wide"] ["why"]
     prepared R [world=1]                   request-switch R at 32 [world=1]
     offered R at 32                        taken R [world=1]              given-up ["why"] [world=1]
     awaiting R                             layout-declined R ["why"]      pace R 2900
@@ -40,6 +41,7 @@ of the world that was planned last.
     expect agent M launch | wait | rejoin | refused | leave | retire | stop
     expect agent M started_in 1 launch     expect checkpoint-needed M ...
     expect guests A:1,2 C:3 | nothing      expect smaller A C             expect why-guests ["part"]
+    expect pipelines 2 3
     expect task R idle | resend | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]
     expect undo R 0,1 | nothing            expect back R,R | nothing
     expect transfers 0>2,3 1>0:4,5 1>0/4,5 | nothing

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from swift_ft.config.run_plan import PlannedPipeline, RunPlan
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.testing.scenario.line import (
@@ -111,6 +112,8 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     steps = line.option("steps")
     kept, held = numbers(line.option("kept")), numbers(line.option("held"))
     held_of, layers = numbers(line.option("held-of")), line.number("layers", 0)
+    cut, microbatches = numbers(line.option("cut")), line.number("microbatches", 0)
+    min_stages = line.number("min-stages", 1)
     return [
         ev.StatusReported(
             rank=rank,
@@ -135,6 +138,9 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             layers=layers,
             completes=completes,
             fresh=fresh,
+            cut=cut,
+            microbatches=microbatches,
+            min_stages=min_stages,
         )
         for rank in ranks
     ]
@@ -227,7 +233,7 @@ def _stopped(line: Line, state: State) -> list[ev.Event]:
 
 
 def _plan_change(line: Line, state: State) -> list[ev.Event]:
-    world, plan = line.number("world", state.worlds.planned + 1), line.option("plan") or ""
+    world, plan = line.number("world", state.worlds.planned + 1), _plan(line.option("plan") or "")
     command = tuple((line.option("command") or "").split())
     words = line.rest()
     machines, reasons = tuple(w for w in words if " " not in w), [w for w in words if " " in w]
@@ -242,6 +248,17 @@ def _plan_change(line: Line, state: State) -> list[ev.Event]:
             asked_by="an operator",
         )
     ]
+
+
+def _plan(word: str) -> str:
+    """A plan as it is, or one of cuts and microbatches: ``cuts:3,3@6/2,2,2@10``."""
+    if not word.startswith("cuts:"):
+        return word
+    pipelines = []
+    for pipeline in word.removeprefix("cuts:").split("/"):
+        cut, _, microbatches = pipeline.partition("@")
+        pipelines.append(PlannedPipeline(numbers(cut), int(microbatches or 0)))
+    return RunPlan(tuple(pipelines)).to_text()
 
 
 def _prepared(line: Line, state: State) -> list[ev.Event]:

@@ -174,6 +174,10 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "mode": (lambda state: state.plan.mode.value if state.plan else NOTHING, Line.take),
     "resume": (lambda state: state.plan and state.plan.resume, _number),
     "smaller": (lambda state: list(answer_of(state).machines), Line.rest),
+    "pipelines": (
+        lambda state: list(answer_of(state).pipelines),
+        lambda line: [int(stages) for stages in line.rest()],
+    ),
     "guests": (
         lambda state: [f"{host}:{_listed(slots)}" for host, slots in sorted(guests_wanted(state).items())],
         lambda line: [word for word in line.rest() if word != NOTHING],

@@ -1,0 +1,80 @@
+"""Pipelines of a LayerStack that machines leave one by one: all that a worker keeps is written at the end.
+
+What it writes goes by layer, so that runs with other pipelines can be compared.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from gpt import ONE_STAGE, Config, argument_parser, build_layer, loss_fn
+from shared_microbatches import SAMPLES_OF_MICROBATCH, Tokens
+from torch import Tensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+import swift_ft
+
+PIPELINES = 2
+
+
+def main() -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("--store")
+    parser.add_argument("--checkpoint-every", type=int)
+    parser.add_argument("--min-stages", type=int, default=1)
+    args = parser.parse_args()
+    config = Config.from_args(args)
+    dist.init_process_group("gloo")
+    model = swift_ft.LayerStack(
+        lambda number: build_layer(number, config),
+        count=config.layers + 2,
+        pipelines=PIPELINES,
+        exact=True,
+        stages_per_worker=1 if args.schedule in ONE_STAGE else 2,
+        min_stages=args.min_stages,
+    )
+    stages = [
+        PipelineStage(part, index, model.num_stages, torch.device("cpu"), group=model.group)
+        for index, part in zip(model.stages, model.parts, strict=True)
+    ]
+    pipeline = stages[0] if args.schedule in ONE_STAGE else stages
+    # A script whose number is its own ("OWN_MICROBATCHES") has equal pipelines only.
+    planned = 0 if "OWN_MICROBATCHES" in os.environ else model.microbatches
+    schedule = get_schedule_class(args.schedule)(pipeline, planned or config.microbatches, loss_fn=loss_fn)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.7)
+    batches = swift_ft.data.GlobalBatches(
+        Tokens(config),
+        PIPELINES * config.microbatches * SAMPLES_OF_MICROBATCH,
+        shuffle=True,
+        log=os.environ.get("SAMPLE_LOG"),
+    )
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
+    session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
+    session.attach_pipeline(schedule)
+    for step in session.steps(args.iterations):
+        with step:
+            x, y = batches[step.index]
+            losses: list[Tensor] = []
+            schedule.step(*[x] if 0 in model.stages else [], target=y, losses=losses, return_outputs=False)
+            model.clip_grad_norm_(1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    out = Path(args.weights_out)
+    out.mkdir(parents=True, exist_ok=True)
+    kept: dict[str, Tensor] = dict(model.state_dict())
+    for name, parameter in model.named_parameters():
+        kept |= {f"{name} {of}": value for of, value in optimizer.state[parameter].items()}
+    for layer in model.layers:
+        kept[f"{layer}.scheduler"] = torch.tensor([scheduler.last_epoch, *scheduler.get_last_lr()])
+    torch.save(kept, out / f"rank{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
