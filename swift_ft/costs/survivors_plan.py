@@ -1,4 +1,4 @@
-"""The plan of the pipelines that follow a loss: the layers of each stage, the microbatches of each pipeline."""
+"""The plan of pipelines that follow a loss: layers of each stage, microbatches of each pipeline. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pipelines of a LayerStack after a loss for which no machine comes, with the machines that are left. Pure.
+"""The pipelines of a LayerStack after a loss for which no machine comes, of the machines that are left.
 
 They are those of `reconfigure` (Oobleck §5.1): a pipeline goes on with the machines that it has left, borrows
 some from others where it would be too short, and merges with others where none can lend any. There are as
@@ -43,8 +43,8 @@ class Sizes(NamedTuple):
 def next_pipelines(state: State, own: Collection[str]) -> NextPipelines | None:
     """The pipelines of the machines that are left; None where pipelines have to be alike.
 
-    These are pipelines with several stages on a worker, whose schedules do not take any number of microbatches,
-    and those that share a machine.
+    These are pipelines with several stages on a worker, whose schedules do not take any number of
+    microbatches, and those that share a machine.
 
     Args:
         own: the machines that are left, without guests.
@@ -66,9 +66,7 @@ def next_pipelines(state: State, own: Collection[str]) -> NextPipelines | None:
         )
     most = sizes_of(state).layers // each
     return NextPipelines(
-        tuple(
-            tuple(membership.members[slot] for slot in _by_layers(state, slots)[:most]) for slots in after
-        )
+        tuple(tuple(membership.members[slot] for slot in _by_layers(state, slots)[:most]) for slots in after)
     )
 
 

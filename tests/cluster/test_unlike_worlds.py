@@ -17,7 +17,7 @@ from tests.support.cluster import SMALL, ClusterRun, assert_clean, run_cluster
 from tests.support.worlds import given_up, worlds_of
 
 SCRIPT = Path(__file__).parent / "scripts" / "unlike_worlds.py"
-ITERATIONS = 20
+ITERATIONS = 24
 
 
 def train(
@@ -73,4 +73,24 @@ def test_two_pipelines_of_three_stages_lose_a_machine(tmp_path: Path, undisturbe
     assert not given_up(run), run.output[-5000:]
     assert not guests_of(run)
     assert cuts_of(run) == [[[5, 5], [3, 3, 4]]]
+    assert_same_state(run, undisturbed)
+
+
+IN_TURN = (
+    "kill machine=1 iteration=5 point=forward microbatch=1",
+    "kill machine=0 iteration=10 point=backward microbatch=2",
+    "kill machine=3 iteration=15 point=reducing",
+    "kill machine=1 iteration=20 point=forward microbatch=1",
+)
+"""Machines are counted by their slots in the world of that time."""
+
+
+def test_machines_are_lost_one_after_the_other(tmp_path: Path, undisturbed: ClusterRun) -> None:
+    """A pipeline gets shorter, the other one borrows, both merge; the last loss leads to a guest."""
+    run = train(tmp_path, "--min-stages=2", inject="; ".join(IN_TURN))
+    assert cuts_of(run) == [[[5, 5], [3, 3, 4]], [[5, 5], [5, 5]], [[3, 3, 4]]]
+    assert "no smaller world can follow the loss" in run.output
+    assert "nobody else holds what worker 1 held" in run.output
+    assert guests_of(run) == 1
+    assert [recovery["mode"] for recovery in run.recoveries] == ["continue"] * 3 + ["replay"]
     assert_same_state(run, undisturbed)

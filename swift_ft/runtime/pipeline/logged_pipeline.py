@@ -27,6 +27,7 @@ from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of_pipeline
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
+from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.resending import resend
 from swift_ft.torch_adapters.pipelining.schedule_order import kind_of
 from swift_ft.torch_adapters.pipelining.stage_metadata import Undo
@@ -102,6 +103,11 @@ class LoggedPipeline:
         self.shared_layers: SharedLayers | None = None
         if self.stack is not None and self.stack.pipelines > 1:
             self.shared_layers = SharedLayers(self.stack, self._hook, self._interceptor, group)
+        self._sums: LayerAverages | None = None
+        if self.stack is not None and self.stack.pipelines == 1 and self.stack.exact:
+            counts = (self._hook.microbatches,)
+            self._sums = LayerAverages(self.stack, self.stack.begun, counts, scale=self._hook.scales)
+            self._hook.average(self._sums)
         self.tied = TiedParameters(self._hook, self._interceptor)
         self.tied_layers = TiedLayers(self.stack, self.tied) if self.stack is not None else None
         hook = self._hook
@@ -141,6 +147,8 @@ class LoggedPipeline:
         self._shapes.layout = layout
         if self.shared_layers is not None:
             self.shared_layers.place(of_all)
+        if self._sums is not None:
+            self._sums.place(of_all)
         if self.tied_layers is not None:
             self.tied_layers.place(layout)
         self._hook.shapes.forget()
@@ -212,6 +220,8 @@ class LoggedPipeline:
         self._hook.begin()
         if self.shared_layers is not None:
             self.shared_layers.begin(iteration)
+        if self._sums is not None:
+            self._sums.begin(iteration)
         self.tied.begin(iteration)
         self._interceptor.retained_sends.begin(iteration)
         self._interceptor.sent_bytes.clear()

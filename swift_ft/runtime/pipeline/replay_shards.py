@@ -44,6 +44,8 @@ class ReplayShards:
             return "swift-run was given --helpers 0"
         if self.stack is not None and self.stack.pipelines > 1:
             return "nothing is replayed: each layer has replicas"
+        if self.stack is not None and self.stack.exact:
+            return "gradients are added up by a tree, which helpers do not know (exact=True)"
         if self.helping.build is None and self.stack is None:
             return "attach_pipeline() was given no build"
         if any(is_sharded(stage.submod) for stage in self.hook.stages):

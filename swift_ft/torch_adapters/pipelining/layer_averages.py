@@ -11,7 +11,8 @@ No worker updates a parameter before all have what they need for that. So if one
 any other one can complete the iteration, too, and no update is ever undone.
 
 With ``LayerStack(exact=True)`` each microbatch's gradients are a leaf of one tree, so
-the bits do not depend on how many microbatches a pipeline has either.
+the bits do not depend on how many microbatches a pipeline has either. So it is in a single pipeline,
+which exchanges nothing: another world may have more.
 
 Private parts used (tested on torch 2.11 to 2.14): ``PipelineStage.scale_grads`` and ``.perform_reduce_grad``,
 one of which a schedule calls with the number of microbatches once a stage has all its gradients.
@@ -167,7 +168,8 @@ class LayerAverages:
             for pipeline in range(self._stack.pipelines)
         ]
         self._under_way[number] = _Exchange(parameters, pieces)
-        self._works += begin([*self._operations(number, pieces)])
+        if operations := [*self._operations(number, pieces)]:
+            self._works += begin(operations)
         hit(Point.REDUCING, self._iteration, number)
 
     def _trained(self, number: int, layer: nn.Module) -> list[nn.Parameter]:
@@ -207,8 +209,9 @@ class LayerAverages:
             (exchange.parameters, [one.div_(divisor) for one in self._total(exchange.pieces)])
             for exchange in self._under_way.values()
         ]
-        self._completed = _Completed(self._iteration, averages, results)
-        self._wait_for_all()
+        if self._stack.pipelines > 1:
+            self._completed = _Completed(self._iteration, averages, results)
+            self._wait_for_all()
         for number, (parameters, of_layer) in zip(self._under_way, averages, strict=True):
             for parameter, gradient in _of_each(parameters, of_layer):
                 if parameter.grad is not None and not parameter.grad.is_contiguous():
