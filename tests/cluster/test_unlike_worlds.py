@@ -5,6 +5,7 @@ Their weights, moments, schedulers and samples are those of a run that nothing d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,14 @@ ITERATIONS = 24
 
 
 def train(
-    folder: Path, *args: str, machines: int = 6, inject: str = "", iterations: int = ITERATIONS
+    folder: Path,
+    *args: str,
+    machines: int = 6,
+    inject: str = "",
+    iterations: int = ITERATIONS,
+    flags: Sequence[str] = (),
 ) -> ClusterRun:
+    """A run to its end, in which a loss leads to fewer workers where it can."""
     script = [
         str(SCRIPT),
         *SMALL,
@@ -35,7 +42,7 @@ def train(
     ]
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("SAMPLE_LOG", str(folder / "samples"))
-        run = run_cluster(folder, machines=machines, script=script, inject=inject, flags=SHRINK)
+        run = run_cluster(folder, machines=machines, script=script, inject=inject, flags=[*SHRINK, *flags])
     assert run.code == 0, run.output[-5000:]
     assert len(run.events("FaultInjected")) == inject.count("kill"), "a fault did not strike"
     return run
@@ -93,4 +100,80 @@ def test_machines_are_lost_one_after_the_other(tmp_path: Path, undisturbed: Clus
     assert "nobody else holds what worker 1 held" in run.output
     assert guests_of(run) == 1
     assert [recovery["mode"] for recovery in run.recoveries] == ["continue"] * 3 + ["replay"]
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "second",
+    [
+        "kill machine=2 iteration=any point=offer",
+        "kill worker=4 iteration=any point=offer",
+        "kill machine=1 iteration=any point=prepared",
+        "kill worker=3 iteration=any point=prepared",
+        "kill machine=0 iteration=any point=take",
+        "kill worker=4 iteration=any point=take",
+    ],
+)
+def test_a_second_loss_in_the_change_leads_to_guests(
+    second: str, tmp_path: Path, undisturbed: ClusterRun
+) -> None:
+    """The pipelines stay what they were, and machines run the workers of lost ones, too."""
+    first = "kill machine=1 iteration=5 point=forward microbatch=1"
+    run = train(tmp_path, inject=f"{first}; {second}")
+    assert not worlds_of(run)
+    assert given_up(run)
+    assert guests_of(run)
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("point", ["optimizer", "between", "reduced", "reducing"])
+def test_at_any_point_of_an_iteration(point: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
+    """A smaller world follows, or guests where survivors have no whole state of one iteration."""
+    run = train(tmp_path, inject=f"kill machine=4 iteration=6 point={point}")
+    assert len(worlds_of(run)) == len(run.events("ChangePlanned")) - len(given_up(run)) == 1
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_machines_of_two_workers(tmp_path: Path, undisturbed: ClusterRun) -> None:
+    """Two workers on each: the pipeline that loses a machine has half of its stages."""
+    fault = "kill machine=2 iteration=6 point=forward microbatch=1"
+    run = train(tmp_path, machines=4, inject=fault, flags=["--nproc-per-node=2"])
+    assert cuts_of(run) == [[[5, 5], [2, 3, 2, 3]]]
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_a_script_with_microbatches_of_its_own(
+    tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike pipelines follow, which take as many each as before. Merged ones would take fewer in all."""
+    monkeypatch.setenv("OWN_MICROBATCHES", "1")
+    faults = "; ".join(IN_TURN[:3])
+    run = train(tmp_path, "--min-stages=2", inject=faults)
+    assert cuts_of(run) == [[[5, 5], [3, 3, 4]], [[5, 5], [5, 5]]]
+    assert "the script does not give model.microbatches to its schedule" in run.output
+    assert guests_of(run) == 1
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_stages_that_take_turns_stay_alike(tmp_path: Path, undisturbed: ClusterRun) -> None:
+    """Two stages on each worker, of an interleaved schedule: two pipelines of one worker follow."""
+    fault = "kill machine=1 iteration=6 point=forward microbatch=1"
+    run = train(tmp_path, "--schedule=Interleaved1F1B", machines=4, inject=fault)
+    (world,) = worlds_of(run)
+    assert (world.world_size, world.worlds.present.plan) == (2, "")
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_in_the_end_one_machine_has_all_layers(tmp_path: Path, undisturbed: ClusterRun) -> None:
+    """Without a least number of stages, down to two machines that have all layers each, and then one."""
+    faults = [f"kill machine=0 iteration={at} point=forward microbatch=0" for at in (5, 10, 15)]
+    run = train(tmp_path, machines=4, inject="; ".join(faults))
+    assert cuts_of(run) == [[[10], [5, 5]], [[10], [10]], [[10]]]
+    assert not guests_of(run)
     assert_same_state(run, undisturbed)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.next_pipelines import sizes_of
 from swift_ft.recovery.survivors import answer_of
 from swift_ft.testing.simulation.cluster import Cluster
 from swift_ft.testing.simulation.connection import Mode
@@ -201,7 +203,9 @@ class Clock:
         smaller = next((agent for agent in agents if answer_of(agent.view).machines), None)
         if smaller is not None and (not cluster.supply or cluster.rng.random() < _SMALLER):
             view = smaller.view
-            smaller.append(ev.ChangePlanned(world=view.worlds.planned + 1, machines=answer_of(view).machines))
+            answer, world = answer_of(view), view.worlds.planned + 1
+            plan = plan_after_loss(answer.pipelines, sizes_of(view)).to_text() if answer.pipelines else ""
+            smaller.append(ev.ChangePlanned(world=world, machines=answer.machines, plan=plan))
             return True
         guests = [(agent, slot) for agent in agents for slot in guests_wanted(agent.view).get(agent.name, ())]
         if guests and (not cluster.supply or cluster.rng.random() < _GUESTS):

@@ -12,7 +12,12 @@ from swift_ft.testing.simulation.jobs.memory import MemoryJob
 from swift_ft.testing.simulation.jobs.pipelines import PipelinesJob
 from swift_ft.testing.simulation.jobs.replicated import ReplicatedJob
 from swift_ft.testing.simulation.jobs.staged import StagedJob
-from swift_ft.testing.simulation.jobs.worlds import ReplicatedWorldsJob, SurvivorsJob, WorldsJob
+from swift_ft.testing.simulation.jobs.worlds import (
+    ReplicatedWorldsJob,
+    SurvivingPipelinesJob,
+    SurvivorsJob,
+    WorldsJob,
+)
 from swift_ft.testing.simulation.store import Violation
 
 
@@ -39,6 +44,8 @@ class JobKind(StrEnum):
     """The same with data-parallel replicas."""
     SURVIVORS = "survivors"
     """The same; after a loss, fewer replicas go on with the state of those that survive."""
+    SURVIVING_PIPELINES = "surviving-pipelines"
+    """Two pipelines of a stack of layers, which become unlike with each loss for which no machine comes."""
     BARE = "bare"
     """Scripts without a session, which can only be restarted."""
 
@@ -73,6 +80,8 @@ def make_job(
             return ReplicatedWorldsJob(seed, machines, workers, trace=trace)
         case JobKind.SURVIVORS:
             return SurvivorsJob(seed, machines, workers, trace=trace)
+        case JobKind.SURVIVING_PIPELINES:
+            return SurvivingPipelinesJob(seed, machines, workers, trace=trace)
         case JobKind.BARE:
             return SimulatedJob(seed, machines, workers, sessionless=True, trace=trace)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
+from swift_ft.config.run_plan import plan_from_json
+from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.plan import Plan, RecoveryMode, Task
 from swift_ft.runtime.worker.part import Round
 from swift_ft.testing.simulation.connection import Mode, Ticks
@@ -19,7 +23,7 @@ from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host, World
 
 _PIPELINES, _LAYERS_PER_STAGE = 2, 2
-_FAULTS = FAULTS | {
+FAULTS_OF_PIPELINES = FAULTS | {
     "kill_neighbours": 2,
     "corrupt_log": 0,
     "lose_log": 0,
@@ -36,10 +40,12 @@ class LayersState:
     Attributes:
         iteration: completed iterations.
         values: by layer of the whole model; only those of its own layers count.
+        own: these layers.
     """
 
     iteration: int
     values: tuple[ParameterValue, ...] = field(compare=False)
+    own: range = field(compare=False)
 
 
 @dataclass(slots=True)
@@ -71,10 +77,20 @@ class PipelinesJob(SimulatedJob):
     patience = 0.8
 
     def __init__(
-        self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
+        self,
+        seed: int,
+        machines: int,
+        workers: int = 1,
+        *,
+        trace: Callable[[str], None] | None = None,
+        faults: Mapping[str, int] = FAULTS_OF_PIPELINES,
+        shrinks: bool = False,
     ) -> None:
         self.told: dict[int, _Shared] = {}
-        super().__init__(seed, machines, workers, trace=trace, faults=_FAULTS)
+        stages = machines * workers // _PIPELINES
+        self.layers, self.min_stages = stages * _LAYERS_PER_STAGE, 1
+        self.cuts: Sequence[StageLayers] = ((_LAYERS_PER_STAGE,) * stages,) * _PIPELINES
+        super().__init__(seed, machines, workers, trace=trace, faults=faults, shrinks=shrinks)
         self.can_undo = self.rng.random() < 0.5
         self.clips = self.rng.random() < 0.4
         self.fault_timing.budget = self.rng.choice((0, 1, 2, 3, 4, 5, 6))
@@ -85,8 +101,7 @@ class PipelinesJob(SimulatedJob):
 
     def _content_after(self, iterations: int) -> LayersState:
         value = ParameterValue(tuple((i, -1) for i in range(iterations)))
-        count = self.world_size // _PIPELINES * _LAYERS_PER_STAGE
-        return LayersState(iterations, (value,) * count)
+        return LayersState(iterations, (value,) * self.layers, range(self.layers))
 
     def _check_contents(self, generation: int, plan: Plan, group: list[Worker]) -> None:
         """States become equal after the group is formed; see :meth:`PipelineWorker.join`."""
@@ -117,15 +132,35 @@ class PipelineWorker(Worker):
     def __init__(self, world: World, machine: Host, rank: int, started_in: int, job: PipelinesJob) -> None:
         super().__init__(world, machine, rank, started_in)
         self._job = job
-        self._stages = stages = world.world_size // _PIPELINES
-        self.layers = stages * _LAYERS_PER_STAGE
-        self.stage, self.pipeline = rank % stages, rank - rank % stages
-        self.own = range(self.stage * _LAYERS_PER_STAGE, (self.stage + 1) * _LAYERS_PER_STAGE)
+        self.layers = job.layers
+        self._place(job.cuts, "")
         self.averages: tuple[int, dict[int, tuple[int, int]]] | None = None
         self._clipped: dict[int, tuple[int, int]] = {}
         self._last: dict[int, tuple[int, int]] = {}  # the averages of the last update
         self.updated = False
         self._aside: dict[int, ParameterValue] = {}
+
+    def belongs_to(self, world: int, size: int) -> None:
+        """Say to which world it belongs, which may have a plan."""
+        super().belongs_to(world, size)
+        worlds = self.world.states[-1].worlds
+        its = (
+            worlds.present if worlds.change is None or worlds.present.number == world else worlds.change.world
+        )
+        if its.plan:
+            self._place([pipeline.cut for pipeline in plan_from_json(its.plan).pipelines], its.plan)
+
+    def _place(self, cuts: Sequence[StageLayers], plan: str) -> None:
+        """Take its place in one of the pipelines."""
+        self._pipelines, rank = len(cuts), self.rank
+        for cut in cuts:
+            if rank < len(cut):
+                break
+            rank -= len(cut)
+        self.stage, self.pipeline, self._stages = rank, self.rank - rank, len(cut)
+        self._cut = cut if plan else ()
+        first, end = [*pairwise([0, *accumulate(cut)])][rank]
+        self.own = range(first, end)
 
     @property
     def model(self) -> LayersState:
@@ -146,7 +181,14 @@ class PipelineWorker(Worker):
         kept = list(self.model.values) if self.content is not None else [ParameterValue()] * self.layers
         for layer, value in values.items():
             kept[layer] = value
-        self.model = LayersState(iteration, tuple(kept))
+        self.model = LayersState(iteration, tuple(kept), self.own)
+
+    def _put_together(self, states: Sequence[LayersState], iteration: int) -> None:
+        """Take each layer from whichever state has it."""
+        values = {layer: state.values[layer] for state in states for layer in state.own}
+        if missing := {*self.own} - {*values}:
+            raise Violation(f"{self} needs layers {sorted(missing)}, and nobody has them: {states}")
+        self._set({layer: values[layer] for layer in self.own}, iteration)
 
     # ----------------------------------------------------------------------------------------- recovery
 
@@ -161,15 +203,29 @@ class PipelineWorker(Worker):
             "stages": (self.stage,),
             "pipeline": self.pipeline,
             "pipeline_known": True,
-            "holds": (f"layers of stage {self.stage}",),
+            "holds": (f"layers {self.own}",),
             "undoable": (0, 1) if self._job.can_undo and self._last and not self.updated else (),
             "updated": (0, 1) if self.updated else (),
             "completes": self.averages is not None,
+            "cut": self._cut if self.stage == 0 else (),
+            "min_stages": self._job.min_stages,
         }
 
+    def take(self, state: State) -> Ticks[ev.Event]:
+        """Take each layer from a worker that offers it."""
+        taken = yield from super().take(state)
+        assert state.worlds.change is not None
+        offers = [self.world.offers[one.address].content for one in state.worlds.change.offered.values()]
+        self._put_together(cast("list[LayersState]", offers), self.model.iteration)
+        return taken
+
     def load(self, state: State, task: Task) -> None:
-        """Load a part, which cannot be undone."""
+        """Load a part, which cannot be undone. Of other pipelines it is in several."""
         super().load(state, task)
+        assert task.load is not None
+        store = self.world.store
+        parts = [store.parts[path] for path in store.markers[task.load].values() if path in store.parts]
+        self._put_together(cast("list[LayersState]", parts), task.load)
         self.updated, self._last, self.averages = False, {}, None
 
     def _replay(self, state: State) -> bool:
@@ -300,7 +356,7 @@ class PipelineWorker(Worker):
     def _average(self) -> bool:
         iteration = self.model.iteration
         sums = {layer: self._told.sums[iteration, layer] for layer in self.own}
-        if any(len(of_layer) < _PIPELINES for of_layer in sums.values()):
+        if any(len(of_layer) < self._pipelines for of_layer in sums.values()):
             return self._waits_in_vain()
         if self._is_failing() and self.world.rng.random() < 0.5:
             self.fail_communication()
@@ -314,7 +370,7 @@ class PipelineWorker(Worker):
         return True
 
     def _wait_for_all(self) -> bool:
-        if len(self._told.averaged[self.model.iteration]) < self.world.world_size:
+        if len(self._told.averaged[self.model.iteration]) < self.size:
             return self._waits_in_vain()
         if self._is_failing() and self.world.rng.random() < 0.5:
             self.world.seen["did not learn that all have their averages"] += 1

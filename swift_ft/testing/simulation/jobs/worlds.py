@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from swift_ft.config.run_plan import plan_from_json
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.worlds import Change
 from swift_ft.testing.simulation.faults import FAULTS
 from swift_ft.testing.simulation.job import SimulatedJob
+from swift_ft.testing.simulation.jobs.pipelines import FAULTS_OF_PIPELINES, PipelinesJob
 from swift_ft.testing.simulation.jobs.replicated import FAULTS_OF_REPLICAS, ReplicatedJob
 from swift_ft.testing.simulation.store import Violation
 
@@ -185,3 +187,25 @@ class SurvivorsJob(_Operators, ReplicatedJob):
             shrinks=True,
         )
         self._begin()
+
+
+class SurvivingPipelinesJob(_Operators, PipelinesJob):
+    """Pipelines of a stack of layers that become unlike as machines are lost; see :class:`SimulatedJob`."""
+
+    patience = 0.7
+
+    def __init__(
+        self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
+    ) -> None:
+        faults = FAULTS_OF_PIPELINES | _OF_CHANGES
+        PipelinesJob.__init__(self, seed, machines, workers, trace=trace, faults=faults, shrinks=True)
+        self._begin()
+        self._changes_left = 0  # no operator asks for anything: its pipelines need a plan
+        self.min_stages = self.rng.choice((1, 1, machines * workers // 2 - 1 or 1))
+
+    def _check_switch(self, before: State, after: State) -> None:
+        super()._check_switch(before, after)
+        stages = [len(pipeline.cut) for pipeline in plan_from_json(after.worlds.present.plan).pipelines]
+        self.seen[f"unlike pipelines follow: {len({*stages}) > 1}"] += 1
+        if min(stages) < self.min_stages or len(stages) != 2:
+            raise Violation(f"pipelines of {stages} stages follow, and one needs {self.min_stages}")
