@@ -32,7 +32,7 @@ class Sizes(NamedTuple):
     """The work that a plan deals to pipelines.
 
     Attributes:
-        layers: of the model.
+        layers: how many the model has.
         microbatches: of all pipelines in an iteration; 0 if the script does not take them from a plan.
     """
 

@@ -141,7 +141,7 @@ def test_machines_of_two_workers(tmp_path: Path, undisturbed: ClusterRun) -> Non
     """Two workers on each: the pipeline that loses a machine has half of its stages."""
     fault = "kill machine=2 iteration=6 point=forward microbatch=1"
     run = train(tmp_path, machines=4, inject=fault, flags=["--nproc-per-node=2"])
-    assert cuts_of(run) == [[[5, 5], [2, 3, 2, 3]]]
+    assert cuts_of(run) == [[[5, 5], [2, 2, 3, 3]]]
     assert_same_state(run, undisturbed)
 
 

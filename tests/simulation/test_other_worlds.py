@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from immutables import Map
 
+from swift_ft.config.run_plan import RunPlan
 from swift_ft.recovery import events, orders, protocol, survivors
 from swift_ft.recovery.handlers import worlds as changes
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.worlds import Change, Worlds
-from swift_ft.testing.simulation import JobKind, Violation, simulate
+from swift_ft.testing.simulation import JobKind, Violation, clock, simulate
 from swift_ft.testing.simulation.clock import Clock
 from swift_ft.testing.simulation.machine import Machine
 from tests.support.simulation import run_seeds
@@ -61,6 +63,41 @@ def check_survivors(seen: Counter[str], seeds: int) -> None:
         assert seen[f"given up with survivors: {progress}"] > 0, (progress, seen)
     assert seen["a guest"] > seeds // 40
     assert seen[f"mode: {RecoveryMode.REPLICA}"] > seeds // 4
+
+
+def test_pipelines_of_survivors() -> None:
+    """Pipelines become unlike, and each layer comes from whoever holds it."""
+    check_pipelines(run_seeds(JobKind.SURVIVING_PIPELINES, 6, 1, 100), 100)
+
+
+def check_pipelines(seen: Counter[str], seeds: int) -> None:
+    assert seen["switched after a loss"] > seeds // 40, seen
+    assert seen["unlike pipelines follow: True"] > seeds // 60, seen
+    assert seen["a guest"] > seeds // 20
+    assert seen["finished"] > 4 * seen["gave up"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("machines", "workers", "seeds"), [(6, 1, 800), (4, 1, 800), (4, 2, 400), (8, 1, 400)]
+)
+def test_many_with_pipelines_of_survivors(machines: int, workers: int, seeds: int) -> None:
+    check_pipelines(run_seeds(JobKind.SURVIVING_PIPELINES, machines, workers, seeds), seeds)
+
+
+def test_a_plan_of_other_pipelines_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever plans has miscounted, and nobody looks at it."""
+
+    def one_each(pipelines: Sequence[int], sizes: Any) -> RunPlan:
+        return _PLAN_AFTER_LOSS([1] * (len(pipelines) - 1) + [sum(pipelines) - len(pipelines) + 1], sizes)
+
+    monkeypatch.setattr(clock, "plan_after_loss", one_each)
+    monkeypatch.setattr(survivors, "is_plan_for", lambda text, stages, sizes: True)
+    with pytest.raises(Violation, match="stages follow, and one needs"):
+        run_seeds(JobKind.SURVIVING_PIPELINES, 6, 1, 400)
+
+
+_PLAN_AFTER_LOSS = clock.plan_after_loss
 
 
 @pytest.mark.thorough

@@ -11,14 +11,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from gpt import ONE_STAGE, Config, argument_parser, build_layer, loss_fn
-from shared_microbatches import SAMPLES_OF_MICROBATCH, Tokens
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
+from torch.utils.data import TensorDataset
 
 import swift_ft
 
-PIPELINES = 2
+PIPELINES, SAMPLES, SAMPLES_OF_MICROBATCH = 2, 400, 2
+
+
+def samples(config: Config) -> TensorDataset:
+    """Each sample is a sequence of its own."""
+    numbers = torch.arange(SAMPLES)[:, None]
+    tokens = (numbers + torch.arange(config.sequence + 1)) * (1 + numbers % 5) % 256
+    return TensorDataset(tokens[:, :-1], tokens[:, 1:])
 
 
 def main() -> None:
@@ -48,7 +55,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.7)
     batches = swift_ft.data.GlobalBatches(
-        Tokens(config),
+        samples(config),
         PIPELINES * config.microbatches * SAMPLES_OF_MICROBATCH,
         shuffle=True,
         log=os.environ.get("SAMPLE_LOG"),
