@@ -11,6 +11,7 @@ import pytest
 from immutables import Map
 
 from swift_ft.config.run_plan import RunPlan
+from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.recovery import events, orders, protocol, survivors
 from swift_ft.recovery.handlers import worlds as changes
 from swift_ft.recovery.job_state import State
@@ -89,15 +90,12 @@ def test_a_plan_of_other_pipelines_follows(monkeypatch: pytest.MonkeyPatch) -> N
     """Whoever plans has miscounted, and nobody looks at it."""
 
     def one_each(pipelines: Sequence[int], sizes: Any) -> RunPlan:
-        return _PLAN_AFTER_LOSS([1] * (len(pipelines) - 1) + [sum(pipelines) - len(pipelines) + 1], sizes)
+        return plan_after_loss([1] * (len(pipelines) - 1) + [sum(pipelines) - len(pipelines) + 1], sizes)
 
     monkeypatch.setattr(clock, "plan_after_loss", one_each)
     monkeypatch.setattr(survivors, "is_plan_for", lambda text, stages, sizes: True)
     with pytest.raises(Violation, match="stages follow, and one needs"):
         run_seeds(JobKind.SURVIVING_PIPELINES, 6, 1, 400)
-
-
-_PLAN_AFTER_LOSS = clock.plan_after_loss
 
 
 @pytest.mark.thorough
