@@ -6,6 +6,7 @@ one device take longer than those of others, the device is slow, and not the lay
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,27 @@ def on_equal_devices(layers: Sequence[LayerProfile], devices: Sequence[Hashable]
         for device, time in times.items():
             paces[device].append(time / usual)
     return [_scaled(layer, paces, device) for layer, device in zip(layers, devices, strict=True)]
+
+
+def measured_layers(
+    published: Sequence[bytes], placed: Mapping[int, Sequence[int]]
+) -> list[LayerProfile] | None:
+    """The costs of a LayerStack's layers as on a device like most others; None until all are measured.
+
+    Args:
+        published: the measurements of workers, by rank.
+        placed: the layers of each worker when they were measured.
+    """
+    owners = {layer: rank for rank, own in placed.items() for layer in own}
+    found: dict[int, LayerProfile] = {}
+    for text in published:
+        for layers in json.loads(text).values():
+            found |= {int(layer["name"]): LayerProfile(**layer) for layer in layers}
+    if not owners or found.keys() != owners.keys():
+        return None
+    # Times were measured where the layers were (decision 21).
+    numbers = sorted(owners)
+    return on_equal_devices([found[n] for n in numbers], [owners[n] for n in numbers])
 
 
 def _uniform(layers: Sequence[LayerProfile], own: Sequence[int]) -> bool:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from swift_ft.config.run_plan import PlannedPipeline, RunPlan
 from swift_ft.costs.layer_profile import LayerProfile
-from swift_ft.costs.shared_machines import balanced, parts, relative_layers, share_microbatches
+from swift_ft.costs.shared_machines import parts, relative_layers, share_microbatches, worth_moving_to
+from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.recovery.next_pipelines import Sizes
 
 
@@ -21,7 +22,10 @@ def plan_after_loss(
         layers: what each costs; None if that is unknown: all count alike.
     """
     costs = relative_layers([1.0] * sizes.layers) if layers is None else layers
-    cuts = [balanced(costs, [str(stage) for stage in range(stages)]) for stages in pipelines]
+    cuts = [
+        worth_moving_to(costs, [str(stage) for stage in range(stages)], even_layout(sizes.layers, stages))
+        for stages in pipelines
+    ]
     if not sizes.microbatches:
         return RunPlan(tuple(PlannedPipeline(cut) for cut in cuts))
     loads = [[sum(layer.compute_ns for layer in part) for part in parts(costs, cut)] for cut in cuts]

@@ -11,6 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from swift_ft.config import store_keys
+from swift_ft.costs.equal_devices import measured_layers
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.launch.agent.room import why_no_room
 from swift_ft.launch.processes.standby import Standby
@@ -86,7 +89,7 @@ class Guests:
         """Plan a smaller world, or say why guests come. True if nothing else is to be done here."""
         first = next(iter(possible_hosts(state)), None) == self._membership.machine
         if answer.machines and first:
-            self._membership.follower.append(_planned(state, answer))
+            self._membership.follower.append(self._planned(state, answer))
         elif answer.why_guests and first and self._said != state.generation:
             self._said = state.generation
             _logger.warning(
@@ -95,6 +98,29 @@ class Guests:
                 extra={"event": "guests_instead", "reason": answer.why_guests},
             )
         return bool(answer.machines)
+
+    def _planned(self, state: State, answer: Answer) -> ev.ChangePlanned:
+        """The smaller world, with the layers and the microbatches of pipelines that are to be unlike."""
+        reason, plan = "no machine came for a lost one, and the survivors hold all of the state", ""
+        if answer.pipelines:
+            plan = plan_after_loss(answer.pipelines, sizes_of(state), self._measured(state)).to_text()
+            reason += f": as pipelines of {' and '.join(map(str, answer.pipelines))} stages"
+        return ev.ChangePlanned(
+            world=state.worlds.planned + 1,
+            machines=answer.machines,
+            plan=plan,
+            reason=reason,
+            asked_by="--on-loss shrink",
+        )
+
+    def _measured(self, state: State) -> list[LayerProfile] | None:
+        """The costs of layers, if all workers of the present world have measured theirs."""
+        store = self._membership.store
+        keys = [store_keys.layers(rank) for rank in range(state.world_size)]
+        if not store.check(keys):
+            return None
+        with waiting("the rendezvous store to say what layers cost"):
+            return measured_layers(store.multi_get(keys), state.layouts.placed)
 
     def wait_for_end(self, limit_s: float) -> None:
         """The job has ended: let the guests end by themselves. The standby kills the rest.
@@ -115,21 +141,6 @@ class Guests:
         if reason := self._standby.unforked.pop(slot, ""):
             return f"it can start no more processes ({reason})"
         return why_no_room(workers, "a guest needs")
-
-
-def _planned(state: State, answer: Answer) -> ev.ChangePlanned:
-    """The smaller world, with the layers and the microbatches of pipelines that are to be unlike."""
-    reason, plan = "no machine came for a lost one, and the survivors hold all of the state", ""
-    if answer.pipelines:
-        plan = plan_after_loss(answer.pipelines, sizes_of(state)).to_text()
-        reason += f": as pipelines of {' and '.join(map(str, answer.pipelines))} stages"
-    return ev.ChangePlanned(
-        world=state.worlds.planned + 1,
-        machines=answer.machines,
-        plan=plan,
-        reason=reason,
-        asked_by="--on-loss shrink",
-    )
 
 
 class FormingDeadline:

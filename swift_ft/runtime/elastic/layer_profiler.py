@@ -21,7 +21,7 @@ from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
 from swift_ft.coordination.background_writer import BackgroundWriter
-from swift_ft.costs.equal_devices import on_equal_devices
+from swift_ft.costs.equal_devices import measured_layers
 from swift_ft.costs.layer_profile import LayerProfile, write_layers
 from swift_ft.errors import UsageError
 from swift_ft.recovery.job_state import State
@@ -130,12 +130,12 @@ class LayerCosts:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self._measured: list[LayerProfile] | None = None  # owner: the thread that calls `take`
+        self._published: Sequence[bytes] = ()  # owner: the thread that calls `take`
         self._layers: list[LayerProfile] | None = None
 
     def take(self, published: Sequence[bytes]) -> None:
         """Take over the published measurements of all workers, by rank."""
-        self._measured = _layers_in(published, self._count)
+        self._published = published
 
     def read(self, state: State) -> list[LayerProfile] | None:
         """The layers, in order; None until all workers have measured theirs. From any thread.
@@ -144,25 +144,14 @@ class LayerCosts:
             state: of the job. The layers are where they were when they were measured.
         """
         if self._layers is None:
-            layers = self._measured
-            owners = {layer: rank for rank, own in state.layouts.placed.items() for layer in own}
-            if layers is not None and len(owners) == self._count:
-                # Times were measured where the layers were (decision 21).
-                self._layers = on_equal_devices(layers, [owners[number] for number in range(self._count)])
+            measured = measured_layers(self._published, state.layouts.placed)
+            self._layers = measured if measured is not None and len(measured) == self._count else None
         return self._layers
 
 
 def layer_keys(workers: int) -> list[str]:
     """The keys of the rendezvous store under which workers publish the costs of their layers, by rank."""
     return [store_keys.layers(rank) for rank in range(workers)]
-
-
-def _layers_in(published: Sequence[bytes], count: int) -> list[LayerProfile] | None:
-    found: dict[int, LayerProfile] = {}
-    for text in published:
-        for layers in json.loads(text).values():
-            found |= {int(layer["name"]): LayerProfile(**layer) for layer in layers}
-    return [found[number] for number in range(count)] if len(found) == count else None
 
 
 def layers_of(module: nn.Module) -> dict[str, nn.Module]:

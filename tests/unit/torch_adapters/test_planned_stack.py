@@ -57,6 +57,13 @@ def test_a_planned_cut(tmp_path: Path) -> None:
     assert [len([*part.children()]) for part in made.parts] == [3, 5]
 
 
+def test_it_is_noted_whether_the_script_asks_for_its_microbatches() -> None:
+    made = stack()
+    assert not made.takes_microbatches
+    assert made.microbatches == 0
+    assert made.takes_microbatches
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -66,6 +73,7 @@ def test_a_planned_cut(tmp_path: Path) -> None:
         ({"costs": [1.0, -1, *[1.0] * 6]}, "costs= has -1 for layer 1"),
         ({"costs": "none.json"}, "none.json cannot be read"),
         ({"plan": "none.json"}, "none.json cannot be read"),
+        ({"min_stages": 2}, "A pipeline would have 1 stages, and the LayerStack needs min_stages=2"),
     ],
 )
 def test_refused(options: dict[str, Any], why: str) -> None:
