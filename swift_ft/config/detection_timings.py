@@ -69,6 +69,9 @@ WORKER_BEAT_S = 0.5
 HEARTBEAT_LOOKS = 4
 """Looks of an agent at heartbeats, in the time for which a worker may be silent."""
 
+STACK_S = 0.2
+"""The time in which a worker that holds the interpreter has to write where it is, before its loss is told."""
+
 STOPPED_LOOKS = 10
 """Looks of an agent at a stopped worker, in the time for which it may be stopped, which is a machine's."""
 

@@ -254,6 +254,12 @@ def _known(kind: type[StrEnum], value: str, what: str) -> str:
     return value
 
 
+def _number_of(target: Target, value: str) -> int:
+    if (number := int(value)) < 0:
+        raise ValueError(f"there is no {target} {number}")
+    return number
+
+
 def _iteration(value: str) -> int | None:
     return None if value == _ANY else int(value)
 
@@ -267,7 +273,7 @@ def _fault(text: str) -> Fault:
     fault = Fault(
         Action(_known(Action, action, "action")),
         target,
-        ALL if index == _ALL else int(index),
+        ALL if index == _ALL else _number_of(target, index),
         _iteration(facts.pop("iteration")),
         Point(_known(Point, facts.pop("point", Point.BETWEEN), "point")),
         **{name: int(facts.pop(name)) for name in _NUMBERS if name in facts},

@@ -219,12 +219,14 @@ def saves_again(state: State, rank: int) -> bool:
     """Whether a worker that begins to train has to save the state it begins with, if that is to be saved.
 
     It has received that state from a replica, or is a replica of such a worker. None of them has a part of
-    that checkpoint which counts.
+    that checkpoint which counts. One that is ahead begins with a later state, which it has saved.
     """
     checkpoints = state.checkpoints
     if state.phase != Phase.LIVE or state.plan is None:
         return False
     begin = state.plan.resume
+    if state.plan.tasks[rank].begin > begin:
+        return False
     return (begin, rank) in checkpoints.revoked and rank not in checkpoints.parts.get(begin, {})
 
 

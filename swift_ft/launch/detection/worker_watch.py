@@ -20,9 +20,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause, cause_of_signal
 from swift_ft.units import counted
 
-_STACK_S = 0.2
-"""For a worker that holds the interpreter to say where it is, before its loss is reported."""
-
 _logger = logging.getLogger(__name__)
 
 
@@ -233,7 +230,7 @@ class WorkerWatch:
 
     def _place_of(self, local_rank: int) -> list[str]:
         stack = self._heard.stacks.get(local_rank)
-        return stack.ask(_STACK_S) if stack is not None else []
+        return stack.ask(timings.STACK_S) if stack is not None else []
 
     def _kill(self, local_rank: int, rank: int, processes: StandbyContext) -> None:
         _logger.debug("worker %d was silent and is killed", rank, extra={"event": "worker_silent"})

@@ -27,7 +27,7 @@ import swift_ft
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.determinism import seed_step
 from swift_ft.testing.chaos.comparison import digests_of
-from swift_ft.torch_adapters.ddp import trial_forward
+from swift_ft.torch_adapters.pipelining.stage_metadata import learn_shapes_without_trace, stages_of
 
 STATES = "SWIFT_CHAOS_STATES"
 """The variable that names the folder of digests."""
@@ -59,7 +59,7 @@ class PlainSession:
         self.iteration = 0
         self._state = state
         self._seed, self._parts = seed, list[tuple[Callable[[], Any], int, Callable[[Any], object] | None]]()
-        self._pipeline: Any = None
+        self._stage: Any = None
         self._replicated = self._stopped = self._in_epochs = False
         self._tied: list[nn.Parameter] = []
 
@@ -69,14 +69,8 @@ class PlainSession:
         torch learns shapes from a forward pass, for which DDP expects a backward pass: it averages the first
         microbatch's gradients alone then, or ends with an internal error. Neither is what is compared.
         """
-        self._pipeline = schedule
-        original = schedule._initialize_stage
-
-        def initialize(*args: Any) -> None:
-            with trial_forward(schedule._stage.submod):
-                original(*args)
-
-        schedule._initialize_stage = initialize
+        (self._stage,) = stages_of(schedule)
+        learn_shapes_without_trace(schedule)
 
     def attach_ddp(self, model: object) -> None:
         """Steps of its replicas have numbers of their own."""
@@ -88,14 +82,14 @@ class PlainSession:
 
     def tie(self, parameter: nn.Parameter, stages: Sequence[int]) -> None:
         """All stages share it."""
-        assert len(stages) == self._pipeline._stage.group_size, "all stages have to share it"
+        assert len(stages) == self._stage.group_size, "all stages have to share it"
         self._tied.append(parameter)
 
     def sum_tied_gradients(self) -> None:
         """By the all-reduce that a script has without a session."""
         for parameter in self._tied:
             assert parameter.grad is not None
-            dist.all_reduce(parameter.grad, group=self._pipeline._stage.group)
+            dist.all_reduce(parameter.grad, group=self._stage.group)
 
     def between(
         self,
@@ -114,7 +108,7 @@ class PlainSession:
 
     def steps(self, iterations: int) -> Iterator[PlainStep]:
         """One after the other, and what is between them. What follows an epoch's last one comes later."""
-        alike = self._pipeline is not None and not self._replicated
+        alike = self._stage is not None and not self._replicated
         began = self.iteration if self._in_epochs else 0
         while self.iteration < began + iterations and not self._stopped:
             seed_step(self._seed, self.iteration, None if alike else dist.get_rank())

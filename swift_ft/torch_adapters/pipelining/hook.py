@@ -22,8 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining.schedules import (
-    PipelineScheduleMulti,
-    PipelineScheduleSingle,
     _PipelineSchedule,
     _PipelineScheduleRuntime,
 )
@@ -40,7 +38,7 @@ from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, SharedSteps, why_not_apart
 from swift_ft.torch_adapters.pipelining.p2p_routes import Route, receives, sends, skips
 from swift_ft.torch_adapters.pipelining.shared_step import gradients_of, inputs_of, leave
-from swift_ft.torch_adapters.pipelining.stage_metadata import ShapeExchange, prepare_stage
+from swift_ft.torch_adapters.pipelining.stage_metadata import ShapeExchange, prepare_stage, stages_of
 from swift_ft.torch_adapters.step_failures import step_failures
 
 
@@ -78,14 +76,7 @@ class PipelineHook:
         on_several: Callable[[], None] = lambda: None,
         in_step: Callable[[], bool] = lambda: True,
     ) -> None:
-        if isinstance(schedule, PipelineScheduleSingle):
-            self.stages: list[_PipelineStageBase] = [schedule._stage]
-        elif isinstance(schedule, PipelineScheduleMulti):
-            self.stages = list(schedule._stages)
-        else:
-            raise UnsupportedError(
-                f"attach_pipeline() takes a schedule of torch.distributed.pipelining, not a {type(schedule)}."
-            )
+        self.stages = stages_of(schedule)
         handle = self.stages[0].group or dist.group.WORLD
         assert handle is not None
         self.handle = handle

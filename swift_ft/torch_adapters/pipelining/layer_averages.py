@@ -85,6 +85,7 @@ class LayerAverages:
     def __init__(self, stack: LayerStack, layout: StageLayers, counts: Sequence[int], *, scale: bool) -> None:
         self._stack = stack
         self._scale = scale
+        self._with_others = stack.pipelines > 1
         self._counts: Sequence[int] = ()
         self._nodes: list[list[Node]] = []  # by pipeline, what it sends of the tree
         self._holders: Mapping[int, Sequence[int]] = {}
@@ -209,7 +210,7 @@ class LayerAverages:
             (exchange.parameters, [one.div_(divisor) for one in self._total(exchange.pieces)])
             for exchange in self._under_way.values()
         ]
-        if self._stack.pipelines > 1:
+        if self._with_others:
             self._completed = _Completed(self._iteration, averages, results)
             self._wait_for_all()
         for number, (parameters, of_layer) in zip(self._under_way, averages, strict=True):

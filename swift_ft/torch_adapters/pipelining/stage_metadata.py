@@ -16,7 +16,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from torch.distributed.pipelining.schedules import PipelineScheduleSingle, _PipelineSchedule
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    _PipelineSchedule,
+)
 from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _PipelineStageBase
 
 from swift_ft.errors import UnsupportedError
@@ -29,6 +33,41 @@ from swift_ft.torch_core.module_tree import all_within
 
 Undo = Callable[[], None]
 """Puts something back."""
+
+
+def stages_of(schedule: Any) -> list[_PipelineStageBase]:
+    """The stages that a schedule runs on this worker.
+
+    Raises:
+        UnsupportedError: if torch does not have such a schedule.
+    """
+    if isinstance(schedule, PipelineScheduleSingle):
+        return [schedule._stage]
+    if isinstance(schedule, PipelineScheduleMulti):
+        return list(schedule._stages)
+    raise UnsupportedError(
+        f"attach_pipeline() takes a schedule of torch.distributed.pipelining, not a {type(schedule)}."
+    )
+
+
+def learn_shapes_without_trace(schedule: _PipelineSchedule) -> None:
+    """Let a schedule learn shapes without a trace in its DDP models, and change nothing else about it."""
+    stages = stages_of(schedule)
+    name = _initializes(schedule)
+    original = getattr(schedule, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> None:
+        with ExitStack() as trials:
+            for stage in stages:
+                trials.enter_context(trial_forward(stage.submod))
+            original(*args, **kwargs)
+
+    setattr(schedule, name, wrapped)
+
+
+def _initializes(schedule: _PipelineSchedule) -> str:
+    """The name of the method in which it learns shapes."""
+    return f"_initialize_stage{'' if isinstance(schedule, PipelineScheduleSingle) else 's'}"
 
 
 class ShapeExchange:
@@ -58,7 +97,7 @@ class ShapeExchange:
         self._metadata: dict[int, dict[str, Any]] | None = None
         self._aside = False
         self._plural = "" if isinstance(schedule, PipelineScheduleSingle) else "s"
-        name = f"_initialize_stage{self._plural}"
+        name = _initializes(schedule)
         original = getattr(schedule, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> None:

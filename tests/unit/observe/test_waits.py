@@ -59,6 +59,10 @@ REASONS = {
         "cli/recover/change.py:_Wait.until_over",
         "cli/recover/drain.py:_wait",
     ),
+    "a spare audits, and nobody waits for it": (
+        "launch/agent/audits.py:AuditProcess.read",
+        "offline/replay.py:_plan",
+    ),
     "an idle thread or process waits for work, and nobody for it": (
         "host/alarms.py:Alarms._next",
         "launch/schedulers/requests.py:MachineRequests._run",
@@ -174,7 +178,10 @@ REASONS = {
         "host/under_way.py:UnderWay.over",
         "torch_adapters/transports.py:AbortedCommunicators._abort_all",
     ),
-    "a fault of a test": ("runtime/fault_injector.py:FaultInjector._strike",),
+    "a fault of a test": (
+        "runtime/fault_injector.py:FaultInjector._strike",
+        "storage/troubles.py:Troubles._meet",
+    ),
 }
 """Functions that wait outside of ``with waiting(...)``, by the reason why they may."""
 

@@ -131,6 +131,7 @@ def test_an_iteration_that_is_completed_alone(kind: str, monkeypatch: pytest.Mon
     """It was interrupted when all averages were here: the script gets the same, and nothing is computed."""
     expected = Job(kind, 4, scale=True, averages=True).step(7)
     job = Job(kind, 4, scale=True, averages=True)
+    job.averages._with_others = True  # of which each layer is held by one
 
     def interrupted(_: LayerAverages) -> None:
         raise RuntimeError("Connection closed by peer")

@@ -291,6 +291,10 @@ def what_its_script_began_with_is_there_until_something_comes(core: Core) -> Non
     around = runs(core, of_task(STAY, transfers=(state,)), enter=False)
     stops_after_its_orders(around)
     assert around.status.fresh
+    around = runs(core, of_task(STAY), join=["peer gone"])
+    around.status.fresh = False  # its state is one that came, or was trained
+    stops_after_its_orders(around)
+    assert not around.status.fresh
 
 
 @check
@@ -340,9 +344,20 @@ def what_is_due_is_saved_again_if_its_own_part_does_not_count(core: Core) -> Non
 
 
 @check
+def one_that_is_ahead_of_the_others_saves_nothing_again(core: Core) -> None:
+    """It has saved the state that it begins with."""
+    around = runs(core, of_task(STAY, resume=3), due={3, 4})
+    order, state = around.orders[0]
+    marks: Any = Map({(3, RANK): 1, (4, RANK): 1})
+    around.orders = [(order, replace(state, checkpoints=replace(state.checkpoints, revoked=marks)))]
+    assert not any("save" in line for line in around.says(around.core.recover()))
+
+
+@check
 def functions_that_a_loss_interrupted_are_called_again(core: Core) -> None:
     around = runs(core, of_task(STAY, parts_from=1, new_layout=(1,)))
-    assert "save 4" not in around.says(around.core.recover())  # the checkpoint comes after them
+    said = around.says(around.core.recover())
+    assert not any("save" in line for line in said)  # the checkpoint comes after them
     assert (around.status.parts_done, around.repeats) == (1, True)
 
 
@@ -707,6 +722,15 @@ def it_goes_on_if_layers_do_not_move_after_all(core: Core) -> None:
 
 
 @check
+def layers_that_are_to_move_no_more_as_it_stops_are_waited_for(core: Core) -> None:
+    """The journal goes on between two looks at it."""
+    around = live(core)
+    around.state = a_state(pending=4)
+    around.when_paused = a_state()
+    assert "append LayoutBoundaryReached" in around.says(around.core.stops_for_layout())
+
+
+@check
 def a_script_that_has_ended_elsewhere_is_a_loss(core: Core) -> None:
     around = live(core)
     state = a_state(pending=4)
@@ -797,6 +821,7 @@ def another_world_saves_after_its_first_iteration(core: Core) -> None:
         ((), 3, False, True, True),
         ((4,), 3, True, False, True),
         ((), 4, False, False, False),
+        ((4,), None, True, False, True),
     ):
         begins = [(WorkerOrder.RUN, a_state(4, of_task(STAY), since=4, committed=committed))]
         around = Surroundings(core, orders=begins, due=due)

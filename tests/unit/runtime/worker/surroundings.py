@@ -58,6 +58,7 @@ class Surroundings(Part):
             is used up.
         status: of the core.
         active: the next step is a replayed one.
+        when_paused: the state that the journal has come to as the parts pause; None if it has not gone on.
     """
 
     until = 0
@@ -78,6 +79,7 @@ class Surroundings(Part):
         self.orders = [*orders]
         self.answers = answers
         self.state = a_state()
+        self.when_paused: State | None = None
         self.status = WorkerStatus()
         ports: Any = Ports(
             self, self, _Replays(self), self, _Checkpoints(self), _Hooks(self), self, verification=self
@@ -212,6 +214,7 @@ class Surroundings(Part):
 
     def pause(self) -> None:
         self.note("pause")
+        self.state = self.when_paused or self.state
 
     def interrupted(self, interruption: Interruption) -> None:
         self.note("interrupted", _words(interruption))

@@ -1,0 +1,147 @@
+"""Small faults planted in the recovery protocol, each to be found by a scenario or a simulated job.
+
+    python -m tests.support.protocol_mutants --count 150 --seed 0
+
+Each fault is planted in one module of the protocol, its plans, or its changes of worlds, in a process of its
+own. First all scenarios run, then seeds of all kinds of simulated jobs. A fault that nobody finds changes
+nothing that counts (:data:`SAME` says why), or a scenario is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from tests.support.mutants import Mutant, mutants
+
+ROOT = Path(__file__).parents[2]
+SCENARIOS = ROOT / "tests" / "scenarios"
+MODULES = (
+    *("handlers.membership", "handlers.recovery", "handlers.generations", "handlers.newcomers"),
+    *("handlers.checkpoints", "handlers.failures", "handlers.guests", "handlers.layouts", "handlers.worlds"),
+    *("plan", "orders", "membership", "attempts", "helpers", "holders", "memory", "survivors", "worlds"),
+    *("guests", "targets", "next_world", "occupancy"),
+)
+SEEDS = 12
+"""Of each kind of job."""
+LIMIT_S = 120
+SAME: dict[str, str] = {}
+"""Faults after which all is the same, by module and name, and why."""
+
+
+class Planting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports a module with a fault.
+
+    Args:
+        name: of the module.
+        mutant: its source.
+    """
+
+    def __init__(self, name: str, mutant: Mutant) -> None:
+        self._name, self._mutant = name, mutant
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Its own, for the one module."""
+        return importlib.machinery.ModuleSpec(fullname, self) if fullname == self._name else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the faulty source."""
+        exec(compile(self._mutant.source, self._mutant.name, "exec"), module.__dict__)
+
+
+def finds(module: str, mutant: Mutant) -> str:
+    """What finds a fault; empty if nothing does. In a process that has imported nothing of the protocol."""
+    sys.meta_path.insert(0, Planting(module, mutant))
+    try:
+        from swift_ft.testing.scenario import Scenario
+        from swift_ft.testing.simulation import JobKind, simulate
+
+        for path in sorted(SCENARIOS.glob("*.txt")):
+            try:
+                Scenario().run(path)
+            except Exception:
+                return path.stem
+        for seed in range(SEEDS):
+            for kind in JobKind:
+                try:
+                    simulate(kind, seed, 4)
+                except Exception:
+                    return f"{kind} {seed}"
+    except Exception as error:
+        return f"{type(error).__name__} as it is imported"
+    return ""
+
+
+def found_by(module: str, mutant: Mutant) -> str:
+    """The same in a process of its own, which has a limit: a fault may also make an endless loop."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read)
+        signal.alarm(LIMIT_S)
+        for fd in (1, 2):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+        os.write(write, finds(module, mutant).encode() or b"-")
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as said:
+        text = said.read().decode()
+    os.waitpid(pid, 0)
+    return "" if text == "-" else text or "a limit of time"
+
+
+def planted() -> list[tuple[str, Mutant]]:
+    """All faults, with the modules that they are in."""
+    found = []
+    for name in MODULES:
+        source = (ROOT / "swift_ft" / "recovery" / f"{name.replace('.', '/')}.py").read_text()
+        found += [(f"swift_ft.recovery.{name}", mutant) for mutant in mutants(source)]
+    return found
+
+
+def main() -> int:
+    """Plant some, and say which nobody finds. Returns 1 if there are such."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=150, help="drawn from all, default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw, default: %(default)s")
+    args = parser.parse_args()
+    faults = planted()
+    drawn = random.Random(args.seed).sample(faults, min(args.count, len(faults)))
+    ways, survivors = Counter[str](), []
+    for number, (module, mutant) in enumerate(drawn, 1):
+        by = found_by(module, mutant)
+        name = f"{module.removeprefix('swift_ft.recovery.')}: {mutant.name}"
+        kind = (
+            "survived"
+            if not by
+            else "a scenario"
+            if (SCENARIOS / f"{by}.txt").exists()
+            else "a simulated job"
+        )
+        if not by and name in SAME:
+            kind = "the same"
+        ways[kind] += 1
+        if kind == "survived":
+            survivors.append(name)
+        print(f"{number} of {len(drawn)}  {name}: {by or kind}", flush=True)
+    print(f"{len(drawn)} of {len(faults)} faults: {', '.join(f'{n} {kind}' for kind, n in ways.items())}")
+    for name in survivors:
+        print(f"survived: {name}")
+    return int(bool(survivors))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
