@@ -100,6 +100,7 @@ class WorkerCore:
 
     def recover(self) -> Flow[None]:
         """Follow orders until there is a step to run, live or in a replay."""
+        self.next = None  # also where it comes from the script's end
         self._recorder.woke()
         self._recorder.lap()
         with self._recorder.span("leave the group"):

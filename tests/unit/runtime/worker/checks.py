@@ -72,6 +72,16 @@ def it_leaves_its_group_reports_does_its_task_and_goes_live(core: Core) -> None:
 
 
 @check
+def no_iteration_is_the_next_one_in_a_recovery(core: Core) -> None:
+    """Whoever waited for the others' end has named the one that would have come."""
+    around = live(core, generation_over=[False, True])
+    assert "-> False" in around.says(around.core.stops_for_layout())
+    assert around.core.next == 4
+    ends_in_recovery(around, around.core.finish())
+    assert around.core.next is None
+
+
+@check
 def a_report_says_what_the_state_is(core: Core) -> None:
     around = Surroundings(core, orders=[(WorkerOrder.REPORT, a_state(3)), (WorkerOrder.RUN, a_state(3))])
     around.status.known, around.status.iteration, around.status.dirty = True, 6, "half"
