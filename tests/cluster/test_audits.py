@@ -91,6 +91,7 @@ def differences(run: ClusterRun) -> list[tuple[int, int]]:
         ("train_swift", ()),
         pytest.param("train_elastic", (), marks=pytest.mark.thorough),
         pytest.param("train_hybrid", (), marks=pytest.mark.thorough),
+        pytest.param("train_swift", ("--schedule=Interleaved1F1B", "--layers=6"), marks=pytest.mark.thorough),
     ],
 )
 def test_what_was_computed_right_is_marked(
