@@ -138,7 +138,8 @@ def test_the_replacement_of_worker_0_finds_what_was_decided(folder: CheckpointFo
     claimed(folder, rendezvous, 0)
     save(folder, 30, 1)
     assert claimed(folder, rendezvous, 0) == (20,)
-    assert json.loads(rendezvous.values["claimed"]) == {"checkpoints": [20]}
+    decided = {"checkpoints": [20], "store": folder.store.url}
+    assert json.loads(rendezvous.values["claimed"]) == decided
 
 
 def test_an_empty_store_holds_no_checkpoint(folder: CheckpointFolder) -> None:

@@ -25,7 +25,7 @@ WRITES: dict[str, Callable[[Store, Path], object]] = {
 }
 READS = {"anchor", "at_once", "check_anchor", "child_url", "exists", "list", "local_path", "may_pass"}
 READS |= {"abandoned_uploads", "find", "read_pieces", "temporary_files"}
-READS |= {"open_read", "patience_s", "read_json", "redacted", "remote", "size", "url"}
+READS |= {"files", "open_read", "patience_s", "read_json", "redacted", "remote", "root", "size", "url"}
 
 
 @pytest.mark.parametrize("write", WRITES)
