@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
 import selectors
@@ -33,6 +34,31 @@ from swift_ft.recovery.job_state import Phase, State
 _logger = logging.getLogger(__name__)
 
 _PIECE = 1 << 16
+_FOLDER = "swift-audit-"
+
+
+def locked_folder() -> tuple[Path, int]:
+    """A new temporary folder, and its descriptor. It is locked until that is closed, however this ends."""
+    made = Path(tempfile.mkdtemp(prefix=f".{_FOLDER}"))
+    lock = os.open(made, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return made.rename(made.with_name(made.name.removeprefix("."))), lock  # only now others look at it
+
+
+def sweep_left(folder: Path) -> None:
+    """Delete what audits have left whose agents were killed: nobody holds the lock of their folders.
+
+    Args:
+        folder: that of temporary files.
+    """
+    for left in folder.glob(f"{_FOLDER}*"):
+        with contextlib.suppress(OSError):  # it is another user's, or in use, or was deleted meanwhile
+            lock = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 class AuditProcess:
@@ -43,14 +69,18 @@ class AuditProcess:
         request: for it.
         order: that it carries out.
         folder: for all that it writes; it is deleted.
+        lock: descriptor of the folder, with its lock; closed at the end.
     """
 
-    def __init__(self, standby: Standby, request: AuditRequest, order: AuditOrder, folder: Path) -> None:
+    def __init__(
+        self, standby: Standby, request: AuditRequest, order: AuditOrder, folder: Path, lock: int
+    ) -> None:
         self.order = order
         self._request = request
         self._folder = folder
         self._said = b""
         self._pid: int | None = None
+        self._lock = lock
         self._channel, theirs = socket.socketpair()
         standby.launch_audit(theirs)
 
@@ -90,6 +120,7 @@ class AuditProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
         self._channel.close()
+        os.close(self._lock)
         # A stage may be large, and somebody may wait for this machine.
         threading.Thread(target=shutil.rmtree, args=(self._folder, True), name="swift-audit-sweep").start()
 
@@ -165,13 +196,14 @@ class Auditor:
     def _start(self, state: State, order: AuditOrder) -> None:
         settings, (interval, slot) = self._settings, order
         self._store = self._store or self._membership.store_of_session()
-        folder = tempfile.mkdtemp(prefix="swift-audit-")
+        sweep_left(Path(tempfile.gettempdir()))
+        folder, lock = locked_folder()
         request = AuditRequest(
             self._store,
             slot,
             interval.begin,
             interval.until,
-            str(Path(folder) / "out"),
+            str(folder / "out"),
             settings.kind,
             settings.target,
             settings.args,
@@ -179,7 +211,7 @@ class Auditor:
             state.checkpoints.log_since,
             state.layouts.since,
         )
-        self._process = AuditProcess(self._standby, request, order, Path(folder))
+        self._process = AuditProcess(self._standby, request, order, folder, lock)
         self._selector.register(self._process, selectors.EVENT_READ, data=self._read)
 
     def _read(self) -> None:
