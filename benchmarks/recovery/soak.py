@@ -22,11 +22,12 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from benchmarks.recovery.campaign import TOPOLOGIES, Topology
-from benchmarks.recovery.held import Held, HeldOverTime, Trend, trend
+from benchmarks.recovery.held import HeldOverTime, Trend, trend
 from examples.commands import CommandError, check, finished, started, swift_run
 from swift_ft.testing.chaos.comparison import last_state
 from swift_ft.units import format_bytes
@@ -207,25 +208,13 @@ def _trends(held: HeldOverTime, clock: Clock) -> dict[str, Trend]:
     skipped = int(len(held.times) * _SKIPPED)
     at, step_s = clock.per_iteration()
     counted = {
-        "memory": held.of_survivors(_kib, _SKIPPED),
-        "descriptors": held.of_survivors(_descriptors, _SKIPPED),
-        "threads": held.of_survivors(_threads, _SKIPPED),
+        "memory": held.of_survivors(attrgetter("kib"), _SKIPPED),
+        "descriptors": held.of_survivors(attrgetter("descriptors"), _SKIPPED),
+        "threads": held.of_survivors(attrgetter("threads"), _SKIPPED),
         "files": (held.times[skipped:], [float(count) for count in held.files[skipped:]]),
         "step time": (at[int(len(at) * _SKIPPED) :], step_s[int(len(at) * _SKIPPED) :]),
     }
     return {name: trend(times, values) for name, (times, values) in counted.items()}
-
-
-def _kib(held: Held) -> int:
-    return held.kib
-
-
-def _descriptors(held: Held) -> int:
-    return held.descriptors
-
-
-def _threads(held: Held) -> int:
-    return held.threads
 
 
 def report(found: dict[str, Soaked], every_s: float) -> str:

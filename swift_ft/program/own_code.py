@@ -5,8 +5,10 @@ from __future__ import annotations
 import site
 import sys
 import sysconfig
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -42,3 +44,36 @@ def is_own_module(name: str) -> bool:
 def is_own_class(kind: type) -> bool:
     """Whether a class was defined in a file of the user's own, or made of one that was (``fully_shard``)."""
     return any(is_own_module(base.__module__) for base in kind.__mro__)
+
+
+class CodeLine(NamedTuple):
+    """A line of a stack.
+
+    Attributes:
+        file: path of its source.
+        number: from 1 on.
+        function: that it is in.
+        module: the name of the one with that function.
+    """
+
+    file: str
+    number: int
+    function: str
+    module: str
+
+    def __str__(self) -> str:
+        return f"{Path(self.file).name}:{self.number} ({self.function})"
+
+
+def place_in(stack: Iterable[CodeLine]) -> str:
+    """The innermost line of the user's own code, and the function of a library that it called.
+
+    Args:
+        stack: from the innermost line outwards.
+    """
+    called = ""
+    for line in stack:
+        if is_own_file(line.file):
+            return f"at {line}" + (f", in {called}" if called else "")
+        called = called or f"{line.module}.{line.function}"
+    return f"in {called}"

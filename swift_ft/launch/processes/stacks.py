@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from swift_ft.coordination.agent_channel import AgentChannel
-from swift_ft.program.own_code import is_own_file
+from swift_ft.program.own_code import CodeLine, place_in
 
 SIGNAL = signal.SIGRTMIN + 9
 """Asks a worker for its stack. No library is known to use it."""
@@ -70,16 +70,9 @@ class StackFile:
     def read(self) -> list[str]:
         """The innermost line of the user's own code, and what it called; empty if nothing was written."""
         _, _, last = self._content().rpartition("(most recent call first)")
-        frames = [match.groups() for match in map(_FRAME.search, last.splitlines()) if match]
-        if not frames:
-            return []
-        file, _, function = frames[0]
-        called = f"{Path(file).stem}.{function}"
-        own = next((frame for frame in frames if is_own_file(frame[0])), None)
-        if own is None:
-            return [f"in {called}"]
-        place = f"at {Path(own[0]).name}:{own[1]} ({own[2]})"
-        return [place if own is frames[0] else f"{place}, in {called}"]
+        found = [match.groups() for match in map(_FRAME.search, last.splitlines()) if match]
+        stack = [CodeLine(file, int(number), name, Path(file).stem) for file, number, name in found]
+        return [place_in(stack)] if stack else []
 
     def close(self) -> None:
         """Give the file up."""

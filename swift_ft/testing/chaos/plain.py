@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import json
 import os
-import runpy
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ import swift_ft
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.determinism import seed_step
 from swift_ft.testing.chaos.comparison import digests_of
+from swift_ft.testing.chaos.within import run_within
 from swift_ft.torch_adapters.pipelining.stage_metadata import learn_shapes_without_trace, stages_of
 
 STATES = "SWIFT_CHAOS_STATES"
@@ -185,11 +185,9 @@ def _local(value: Any) -> Any:
 
 def main() -> None:
     """Run the script in this process."""
-    os.environ[STATES], script = sys.argv[1:3]
+    os.environ[STATES] = sys.argv[1]
     put_in_place()
-    sys.argv = sys.argv[2:]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+    run_within(sys.argv[2:])
 
 
 if __name__ == "__main__":  # the module of the program is the script's: what is defined here is not of it

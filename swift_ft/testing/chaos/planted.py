@@ -6,10 +6,8 @@ The script itself stays as it is. The session that it makes plants them into mod
 from __future__ import annotations
 
 import importlib
-import runpy
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch.optim import Optimizer
 
 import swift_ft
 from swift_ft.testing.chaos.habits import Habit
+from swift_ft.testing.chaos.within import run_within
 
 _BOUND = 0.1
 _DECAY = 0.97
@@ -166,11 +165,9 @@ def _ignored(set_to_none: bool = True) -> None:
 
 def main() -> None:
     """Run the script in this process."""
-    habits, script = [Habit(name) for name in sys.argv[1].split(",")], sys.argv[2]
+    habits = [Habit(name) for name in sys.argv[1].split(",")]
     vars(swift_ft)["Session"] = planted(swift_ft.Session, habits)
-    sys.argv = sys.argv[2:]
-    sys.path.insert(0, str(Path(script).resolve().parent))
-    runpy.run_path(script, run_name="__main__")
+    run_within(sys.argv[2:])
 
 
 if __name__ == "__main__":  # the module of the program is the script's: what is defined here is not of it

@@ -12,8 +12,8 @@ Private parts used (tested on torch 2.11 to 2.14), besides those of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch.distributed.pipelining.schedules import (
@@ -57,12 +57,19 @@ def learn_shapes_without_trace(schedule: _PipelineSchedule) -> None:
     original = getattr(schedule, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> None:
-        with ExitStack() as trials:
-            for stage in stages:
-                trials.enter_context(trial_forward(stage.submod))
+        with _trial_forwards(stages):
             original(*args, **kwargs)
 
     setattr(schedule, name, wrapped)
+
+
+@contextmanager
+def _trial_forwards(stages: Sequence[_PipelineStageBase]) -> Iterator[None]:
+    """Within the block, forward passes leave no trace in the DDP models of stages."""
+    with ExitStack() as trials:
+        for stage in stages:
+            trials.enter_context(trial_forward(stage.submod))
+        yield
 
 
 def _initializes(schedule: _PipelineSchedule) -> str:
@@ -109,10 +116,7 @@ class ShapeExchange:
             # nor what a module keeps in attributes.
             buffers = BufferCopies(all_within(stage.submod for stage in stages)) if not known else None
             put_back = self.note() if not known else None
-            with ExitStack() as trials:
-                for stage in stages:
-                    trials.enter_context(trial_forward(stage.submod))
-                trials.enter_context(unintercepted())
+            with _trial_forwards(stages), unintercepted():
                 original(*args, **kwargs)
             if buffers is not None and put_back is not None:
                 buffers.restore()
