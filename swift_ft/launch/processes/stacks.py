@@ -21,6 +21,9 @@ from swift_ft.program.own_code import CodeLine, place_in
 SIGNAL = signal.SIGRTMIN + 9
 """Asks a worker for its stack. No library is known to use it."""
 
+_BEGIN = "(most recent call first)"
+_OUTERMOST = re.compile(r" in (<module>|_run_module_as_main)\n\Z|  \.\.\.\n\Z")
+"""The last line of a main thread's stack: of a script, of a module, or of one that is too deep."""
 _FRAME = re.compile(r'File "(.+)", line (\d+) in (.+)')
 _POLL_S = 0.01
 _MOST_BYTES = 1 << 16
@@ -56,27 +59,35 @@ class StackFile:
         Args:
             limit_s: how long to wait for it.
         """
-        before = len(self._content())
+        before = len(self._stacks())
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, SIGNAL)
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
-            content = self._content()
-            if len(content) > before and content.endswith("\n"):  # it is written piece by piece
-                return self.read()
+            stacks = self._stacks()[before:]
+            if stacks and _OUTERMOST.search(stacks[0]):  # it is written piece by piece
+                return _place(stacks[0])
             time.sleep(_POLL_S)
         return []
 
     def read(self) -> list[str]:
-        """The innermost line of the user's own code, and what it called; empty if nothing was written."""
-        _, _, last = self._content().rpartition("(most recent call first)")
-        found = [match.groups() for match in map(_FRAME.search, last.splitlines()) if match]
-        stack = [CodeLine(file, int(number), name, Path(file).stem) for file, number, name in found]
-        return [place_in(stack)] if stack else []
+        """The innermost line of the user's own code where a process ended, and what it called.
+
+        Empty if it wrote nothing.
+        """
+        stacks = self._stacks()
+        return _place(stacks[-1]) if stacks else []
 
     def close(self) -> None:
         """Give the file up."""
         os.close(self._file)
 
-    def _content(self) -> str:
-        return os.pread(self._file, _MOST_BYTES, 0).decode(errors="replace")
+    def _stacks(self) -> list[str]:
+        """The texts of all stacks so far, in the order of time."""
+        return os.pread(self._file, _MOST_BYTES, 0).decode(errors="replace").split(_BEGIN)[1:]
+
+
+def _place(text: str) -> list[str]:
+    found = [match.groups() for match in map(_FRAME.search, text.splitlines()) if match]
+    stack = [CodeLine(file, int(number), name, Path(file).stem) for file, number, name in found]
+    return [place_in(stack)] if stack else []

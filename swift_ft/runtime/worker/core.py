@@ -468,7 +468,6 @@ class WorkerCore:
         """
         self._hooks.check()
         self.parts.pause()
-        self.next = None
         others_stop = self.layers_move_next
         if not others_stop:
             self._recorder.begin()  # the journal may not have the loss yet

@@ -18,6 +18,7 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from tests.support.journals import read_now
+from tests.support.waiting import wait_until
 
 HOSTS = ("node1.cluster", "node2.cluster", "node2.cluster", "10.0.0.3", "node4.cluster")
 SETUP = ("torch: 2", "--nnodes: 3", "--max-failures: 7", "--resume: True", "--fresh: False")
@@ -131,8 +132,13 @@ def test_as_many_as_there_are_is_nothing_to_do(
 def test_a_rendezvous_store_that_ends_is_one_line(
     service: StoreService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened(service)
-    killer = threading.Timer(1.0, os.kill, (service.pid, signal.SIGKILL))
+    journal = opened(service)
+
+    def kill_once_asked() -> None:
+        wait_until(lambda: asked(journal), "nothing was asked of a machine")
+        os.kill(service.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_once_asked)
     killer.start()
     assert main(["drain", "1", "--rdzv-endpoint", str(service.address)]) == 2
     killer.join()

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from swift_ft.coordination.agent_channel import channel_pair, receive
-from swift_ft.launch.processes.stacks import StackFile
+from swift_ft.launch.processes.stacks import SIGNAL, StackFile
+from tests.support.waiting import wait_until
 
 PROGRAM = """\
 import ctypes, socket, sys
@@ -24,6 +26,9 @@ from swift_ft.launch.processes.stacks import offer_stack
 channel = AgentChannel(socket.socket(fileno=int(sys.argv[1])), beat_s=60, on_agent_lost=lambda: None)
 offer_stack(channel)
 
+def deeper(levels, what):
+    return deeper(levels - 1, what) if levels else what()
+
 def hold():
     channel.send(holds=True)
     sum(range(10**12))  # without letting the interpreter go
@@ -31,7 +36,7 @@ def hold():
 def fail():
     ctypes.string_at(0)
 
-{what}()
+deeper(60, {what})
 """
 
 
@@ -65,11 +70,16 @@ def test_one_that_holds_the_interpreter_is_asked(tmp_path: Path) -> None:
         while "holds" not in (receive(channel) or {"holds": None}):
             pass
         assert stack.read() == []
-        (place,) = stack.ask(30)
-        assert place.startswith("at train.py:")
-        assert place.endswith("(hold)")
+
+        def held() -> list[str]:
+            """Until it has left the call that sent the message, this is where it is."""
+            (place,) = stack.ask(60)
+            assert place.startswith("at train.py:")
+            return [place] if place.endswith("(hold)") else []
+
+        place = wait_until(held, "it does not hold the interpreter")
         assert process.poll() is None
-        assert stack.ask(30) == [place]  # and again
+        assert stack.ask(60) == place  # and again
 
 
 def test_one_that_dies_in_native_code_has_left_its_place(tmp_path: Path) -> None:
@@ -78,6 +88,32 @@ def test_one_that_dies_in_native_code_has_left_its_place(tmp_path: Path) -> None
         (place,) = stack.read()
         assert place.startswith("at train.py:")
         assert place.endswith("(fail), in __init__.string_at")
+
+
+def test_a_stack_that_is_not_whole_is_waited_for() -> None:
+    """Lines of what the user's code has called come first, and a cut one looks like a whole one."""
+    file = os.memfd_create("stack")
+    stack = StackFile(os.getpid(), file)
+    writes = (
+        b"Stack (most recent call first):\n",
+        f'  File "{socket.__file__}", line 7 in send\n'.encode(),
+        b'  File "/home/me/train.py", line 3 in step\n',
+        b'  File "/home/me/train.py", line 9 in <module>\n',
+    )
+    before = signal.signal(SIGNAL, lambda *_: None)
+    asking = threading.Thread(target=lambda: answers.append(stack.ask(60)))
+    answers: list[list[str]] = []
+    try:
+        asking.start()
+        for piece in writes:
+            asking.join(0.1)
+            assert asking.is_alive()
+            os.write(file, piece)
+        asking.join(60)
+    finally:
+        signal.signal(SIGNAL, before)
+        stack.close()
+    assert answers == [["at train.py:3 (step), in socket.send"]]
 
 
 def test_one_that_is_stopped_is_not_waited_for(tmp_path: Path) -> None:

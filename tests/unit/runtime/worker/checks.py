@@ -724,6 +724,17 @@ def all_stop_where_layers_move(core: Core) -> None:
 
 
 @check
+def whoever_waits_where_layers_move_is_in_no_iteration(core: Core) -> None:
+    """The journal's thread would break its connections, as if the next one had begun."""
+    around = live(core)
+    around.state = a_state(pending=4)
+    seen: list[int | None] = []
+    around.when_waiting = lambda: seen.append(around.core.next)
+    around.says(around.core.stops_for_layout())
+    assert seen == [None]
+
+
+@check
 def it_goes_on_if_layers_do_not_move_after_all(core: Core) -> None:
     around = live(core)
     around.state = a_state(pending=4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +59,7 @@ class Surroundings(Part):
         status: of the core.
         active: the next step is a replayed one.
         when_paused: the state that the journal has come to as the parts pause; None if it has not gone on.
+        when_waiting: is called as it waits for the others.
     """
 
     until = 0
@@ -80,6 +81,7 @@ class Surroundings(Part):
         self.answers = answers
         self.state = a_state()
         self.when_paused: State | None = None
+        self.when_waiting: Callable[[], object] = lambda: None
         self.status = WorkerStatus()
         ports: Any = Ports(
             self, self, _Replays(self), self, _Checkpoints(self), _Hooks(self), self, verification=self
@@ -137,6 +139,7 @@ class Surroundings(Part):
 
     def wait_for_others(self) -> State:
         self.note("wait for others")
+        self.when_waiting()
         return self.state
 
     def wait_for_finish(self) -> State:
