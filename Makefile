@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic demo-reshape test test-all durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos chaos chaos-changes orders soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
+.PHONY: help install demo demo-elastic demo-reshape test test-all test-due durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos chaos chaos-changes orders soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,8 @@ demo-reshape: $(VENV)/.installed  ## change a running job to unlike pipelines, f
 	$(BIN)/python -m examples.demo_reshape
 
 # Two tests at a time: tests of whole clusters wait more than they compute.
-test: test-packages test-unit  ## run the tests, of those of clusters as many as a budget allows
-	$(BIN)/python -m pytest -n 2 --dist loadfile --instafail tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
+test: test-packages test-unit  ## run the tests; slow ones take turns, a third of them each day
+	$(BIN)/python -m pytest -n 2 --dist loadfile --instafail --within 40 tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
 
 test-all: test-packages  ## run all tests with all their cases (an hour and a half)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --thorough --instafail tests/unit tests/simulation
@@ -48,15 +48,22 @@ test-all: test-packages  ## run all tests with all their cases (an hour and a ha
 		tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
 
 durations: test-packages  ## measure how long each test of clusters and stores takes (an hour and a half)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --thorough --record-durations --instafail \
+		tests/unit tests/simulation
 	$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --record-durations --instafail \
 		tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
+
+# Seven times a week: then each case of clusters and stores has run in it.
+DUE_S ?= 3600
+test-due: test-packages  ## run cases of clusters and stores that have not passed for a week (half an hour; DUE_S=3600)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --due $(DUE_S) --instafail tests/cluster tests/theirs tests/stores
 
 # Debian packages for the HDFS tests, where they are missing and this user may install them.
 test-packages: $(VENV)/.installed-dev  ## install what the HDFS tests need, where that is possible
 	$(BIN)/python -m tests.support.install_hadoop
 
 test-unit: $(VENV)/.installed-dev  ## run the tests that need one process only
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --instafail tests/unit tests/simulation
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --instafail --within 25 tests/unit tests/simulation
 
 test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hour)
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_support.py

@@ -1,23 +1,27 @@
 """Which tests `make test` runs, by what they show and how long they take.
 
 Tests of whole clusters and of stores are many and slow: all their cases take hours. Their durations are
-measured (`tests/durations.json`), and the choice has a budget, in seconds of tests. These run, whatever they
-take:
+measured (`tests/durations.json`), and the choice has a budget, in seconds of tests. Slow tests take turns:
+three days have all of them. These run, whatever they take:
 
-- one case of each test function, and each habit of scripts (`tests/cluster/habits`) in one of the tests that
-  have it;
+- of the test functions whose turn it is one case each, and of the habits of scripts (`tests/cluster/habits`)
+  each in one of the tests that have it;
 - what is new, and so has no duration yet: nobody knows whether it passes;
 - what failed in the last run here, until it passes (pytest's cache says so).
 
 What is left of the budget is spent on cases that add most in a second: first on values of parameters that no
 chosen case of their function has, then on pairs of values that none has together.
 
+Tests of one process that take over two seconds take turns, too. All others run each time.
+
 What is new or failed lately is all that counts as a risk. No subject is preferred: nothing that was measured
 says of which subjects the tests fail more often.
 
 Tests that are marked as thorough stay out; `--thorough` runs all (`make test-all`). A test that is named on
-the command line is run anyway. The choice depends on the tests, their durations and the last failures alone,
-so that all processes of a run make the same one.
+the command line is run anyway, and one whose file is named needs no turn. The choice depends on the tests,
+their durations, the last failures and the turn alone, so that all processes of a run make the same one.
+
+`--due` chooses otherwise: of all cases, those that have not passed for longest (`make test-due`).
 """
 
 from __future__ import annotations
@@ -25,20 +29,27 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from datetime import date, timedelta
 from heapq import heapify, heappop, heapreplace
 from itertools import combinations
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
 from tests.support.durations import of_file
 
 MARK = "thorough"
-BUDGET_S = 3200
-"""Seconds of tests of clusters and stores that are run by default: 27 minutes of two workers.
+BUDGET_S = 1200
+"""Seconds of tests of clusters and stores that are run by default: ten minutes of two workers.
 
-One case of each function and habit takes 3,080 of them.
+One case of each function and habit takes three times as many.
 """
+TURNS = 3
+SLOW_S = 2.0
+"""A test of one process that takes longer takes turns."""
+WEEK = timedelta(days=7)
+_UNKNOWN_S = 20.0
 _CHOSEN_FROM = (("cluster",), ("stores",), ("theirs",))
 _LEAST_S = 0.1
 """Durations are rounded: one of 0 is no reason to run a test that adds nothing before all others."""
@@ -54,6 +65,7 @@ def chosen(
     durations: Mapping[str, float],
     failed: Collection[str] = (),
     budget_s: float = BUDGET_S,
+    turn: int | None = None,
 ) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """The tests to run, and those to leave out.
 
@@ -62,20 +74,79 @@ def chosen(
         named: the arguments of the command line.
         durations: seconds by test. A test that is not among them is new.
         failed: tests that failed when they were last run.
-        budget_s: seconds of tests to choose. All kinds of cases are run even if these take longer.
+        budget_s: seconds of tests to choose. All kinds of cases whose turn it is are run even if these take
+            longer.
+        turn: 0, 1 or 2: whose turn it is. None: everyone's.
     """
     all_items = [*items]
     if any("::" in name for name in named):
         return all_items, []
+
+    def waits(item: pytest.Item, what: Hashable) -> bool:
+        """Whether it is not the turn of something."""
+        file = of_file(item.nodeid)
+        return turn is not None and turn_of(what) != turn and not any(name.endswith(file) for name in named)
+
     unmarked = [item for item in all_items if not item.get_closest_marker(MARK)]
     cases = [item for item in unmarked if _is_chosen_from(item)]
     taken = {case.nodeid for case in cases if case.nodeid not in durations or case.nodeid in failed}
-    for shows, limit_s in ((_kinds, math.inf), (_values, budget_s), (_pairs, budget_s)):
+
+    def kinds(case: pytest.Item) -> list[Hashable]:
+        return [kind for kind in _kinds(case) if not waits(case, kind)]
+
+    for shows, limit_s in ((kinds, math.inf), (_values, budget_s), (_pairs, budget_s)):
         _take(cases, taken, shows, durations, limit_s)
     left_out = {case.nodeid for case in cases} - taken
-    run = [item for item in unmarked if item.nodeid not in left_out]
-    running = {item.nodeid for item in run}
-    return run, [item for item in all_items if item.nodeid not in running]
+    slow = {item.nodeid for item in unmarked if durations.get(item.nodeid, 0) >= SLOW_S} - {*failed}
+    left_out |= {
+        item.nodeid
+        for item in unmarked
+        if item.nodeid in slow and not _is_chosen_from(item) and waits(item, item.nodeid)
+    }
+    return _divided(all_items, {item.nodeid for item in unmarked} - left_out)
+
+
+def overdue(
+    items: Iterable[pytest.Item],
+    last_runs: Mapping[str, str],
+    durations: Mapping[str, float],
+    *,
+    budget_s: float,
+    today: date,
+) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """The cases of clusters and stores that have not passed for a week, the oldest first; and all others.
+
+    Args:
+        items: all that were collected.
+        last_runs: the day on which each test passed last, as in 2026-11-28. What is not there never did.
+        durations: seconds by test.
+        budget_s: seconds of tests to choose.
+        today: a week is counted from here.
+    """
+    all_items = [*items]
+    limit = (today - WEEK).isoformat()
+    cases = [case for case in all_items if _is_chosen_from(case) and last_runs.get(case.nodeid, "") <= limit]
+    run: set[str] = set()
+    for case in sorted(cases, key=lambda case: (last_runs.get(case.nodeid, ""), case.nodeid)):
+        budget_s -= durations.get(case.nodeid, _UNKNOWN_S)
+        if budget_s >= 0:
+            run.add(case.nodeid)
+    return _divided(all_items, run)
+
+
+def turn_of(what: Hashable) -> int:
+    """When something takes its turn, the same in all processes."""
+    return crc32(repr(what).encode()) % TURNS
+
+
+def turn_on(day: date) -> int:
+    """Whose turn it is on a day."""
+    return day.toordinal() % TURNS
+
+
+def _divided(items: Sequence[pytest.Item], run: set[str]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Those that run, and those that do not, in their order."""
+    return [i for i in items if i.nodeid in run], [i for i in items if i.nodeid not in run]
 
 
 def in_order_of_files(items: Sequence[pytest.Item], durations: Mapping[str, float]) -> list[pytest.Item]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from itertools import product
+from datetime import date, timedelta
+from itertools import chain, product
 from types import SimpleNamespace
 from typing import Any
 
-from tests.support.choice import chosen, in_order_of_files
+from tests.support.choice import TURNS, chosen, in_order_of_files, overdue, turn_of, turn_on
 from tests.support.durations import DURATIONS, durations_in, of_file
 
 CLUSTER, STORES = "tests/cluster/test_a.py", "tests/stores/test_a.py"
@@ -45,6 +46,7 @@ def run_of(
     budget_s: float,
     failed: Collection[str] = (),
     named: Sequence[str] = ("tests",),
+    turn: int | None = None,
 ) -> list[str]:
     """The names of the tests that are run. All others are left out, each in its place."""
     run, left_out = chosen(
@@ -53,6 +55,7 @@ def run_of(
         durations=durations,
         failed=failed,
         budget_s=budget_s,
+        turn=turn,
     )
     assert names(run) == [name for name in names(items) if name in names(run)]
     assert names(left_out) == [name for name in names(items) if name not in names(run)]
@@ -149,6 +152,66 @@ def test_each_habit_is_run_in_the_quickest_of_the_tests_that_have_it() -> None:
 def test_a_habit_of_one_file_is_not_that_of_another() -> None:
     one, other = Item(HABITS, "test_x", habit="SAM"), Item(HABITS.replace("_a", "_b"), "test_x", habit="SAM")
     assert run_of([one, other], all_of([one, other]), budget_s=0) == names([one, other])
+
+
+MANY = [Item(CLUSTER, f"test_{number}") for number in range(60)]
+
+
+def test_functions_take_turns() -> None:
+    """Each has its own, the same in all processes, and about as many have each."""
+    turns = [run_of(MANY, all_of(MANY), budget_s=0, turn=turn) for turn in range(TURNS)]
+    assert sorted(chain(*turns)) == sorted(names(MANY))
+    assert all(len(turn) > len(MANY) / TURNS / 2 for turn in turns)
+    assert turns[1] == [name for name in names(MANY) if turn_of(name) == 1]
+
+
+def test_turns_follow_one_another_day_by_day() -> None:
+    days = [date(2027, 12, 30) + timedelta(days=number) for number in range(4)]
+    assert [(turn_on(day) - turn_on(days[0])) % TURNS for day in days] == [0, 1, 2, 0]
+
+
+def test_what_is_new_or_failed_needs_no_turn() -> None:
+    first, other = MANY[0].nodeid, MANY[1].nodeid
+    durations = all_of(MANY)
+    del durations[first]
+    turn = (turn_of(other) + 1) % TURNS
+    run = run_of(MANY[:2], durations, budget_s=0, failed=[other], turn=turn)
+    assert run == [first, other]
+
+
+def test_a_file_that_is_named_needs_no_turn() -> None:
+    other = [Item(CLUSTER.replace("_a", "_b"), f"test_{number}") for number in range(9)]
+    items = [*MANY, *other]
+    run = run_of(items, all_of(items), budget_s=0, named=["tests/stores", f"./{CLUSTER}"], turn=0)
+    assert run[: len(MANY)] == names(MANY)
+    assert len(run) < len(items)
+
+
+def test_slow_tests_of_one_process_take_turns() -> None:
+    unit = [Item("tests/unit/test_a.py", "test_x", x=x) for x in range(60)]
+    durations = all_of(unit[:30], 2.0) | all_of(unit[30:45], 1.9)  # quick ones have no duration, as a rule
+    turns = [run_of(unit, durations, budget_s=0, turn=turn) for turn in range(TURNS)]
+    assert all(turn[-30:] == names(unit[30:]) for turn in turns)
+    assert sorted(chain(*(turn[:-30] for turn in turns))) == sorted(names(unit[:30]))
+    assert all(len(turn) < 50 for turn in turns)
+    assert len(run_of(unit, durations, budget_s=0, turn=0, failed=names(unit))) == 60
+
+
+def test_what_has_not_passed_for_a_week_is_due_and_the_oldest_first() -> None:
+    thorough = Item(CLUSTER, "test_x", "thorough")
+    unit = Item("tests/unit/test_a.py", "test_x")
+    items: list[Any] = [*KILLS, thorough, unit]
+    days = [date(2026, 11, 28) - timedelta(days=ago) for ago in (3, 6, 7, 9, 8, 400)]
+    last = dict(zip(names(KILLS), map(str, days), strict=True))
+
+    def due(budget_s: float) -> list[str]:
+        run, left_out = overdue(items, last, all_of(items), budget_s=budget_s, today=date(2026, 11, 28))
+        assert sorted(names(run) + names(left_out)) == sorted(names(items))
+        return names(run)
+
+    assert due(9) == names([*KILLS[2:], thorough])
+    assert due(2) == names([KILLS[5], thorough])  # this one has never run
+    assert due(0) == []
 
 
 def test_long_files_are_first_and_stores_last_and_tests_of_a_file_stay_in_order() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.durations import durations_in, merged, text_of
+from tests.support.durations import durations_in, last_runs_in, merged, text_of
 
 ROOT = Path(__file__).parents[2]
 A, B = "tests/cluster/test_choice.py::test_a", "tests/stores/test_x.py::test_b"
@@ -53,8 +53,13 @@ def test_nothing_is_dropped_of_a_file_that_was_collected_in_part(tmp_path: Path)
     assert merged({A: 1.0, B: 2.0}, {A: 9.0}, [], root=files(tmp_path)) == {A: 9.0, B: 2.0}
 
 
-def test_tests_of_one_process_are_not_recorded(tmp_path: Path) -> None:
-    assert merged({}, {A: 2.0, "tests/unit/test_a.py::test_a": 1.0}, [], root=files(tmp_path)) == {A: 2.0}
+def test_quick_tests_of_one_process_are_not_recorded(tmp_path: Path) -> None:
+    root, unit = files(tmp_path), "tests/unit/test_a.py::test_a"
+    (file := root / "tests/unit/test_a.py").parent.mkdir()
+    file.touch()
+    assert merged({}, {A: 1.0, unit: 1.9}, [], root=root) == {A: 1.0}
+    assert merged({A: 1.0}, {unit: 2.0}, [], root=root) == {A: 1.0, unit: 2.0}
+    assert merged({A: 1.0, unit: 9.0}, {unit: 1.9}, [], root=root) == {A: 1.0}  # it is quick by now
 
 
 def test_each_test_has_its_line_in_order() -> None:
@@ -66,7 +71,7 @@ from pathlib import Path
 from tests.support.durations import Recorder
 
 def pytest_configure(config):
-    config.pluginmanager.register(Recorder(config, Path("durations.json")))
+    config.pluginmanager.register(Recorder(config, Path("durations.json"), Path("last_runs.json")))
 
 def pytest_collection_modifyitems(items):
     items[:] = [item for item in items if "left_out" not in item.nodeid]
@@ -124,3 +129,26 @@ def test_a_run_is_recorded(tmp_path: Path, workers: tuple[str, ...]) -> None:
     assert found.keys() == passed | {test for test in known if not test.endswith("gone")}
     assert {found[test] for test in known if not test.endswith("gone")} == {99.0}
     assert all(found[test] < 99 for test in passed)
+    assert last_runs_in(tmp_path / "last_runs.json").keys() == passed
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_test_begins_when_the_time_is_up_and_that_is_said(tmp_path: Path, workers: int) -> None:
+    (tmp_path / "test_a.py").write_text("def test_a(): pass\ndef test_b(): pass\n")
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-ra", "-n", str(workers)]
+    outputs = [
+        subprocess.run(
+            [*command, "--within", minutes, "test_a.py"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+        for minutes in ("0.000001", "60")
+    ]
+    assert "2 skipped" in outputs[0]
+    assert "not run: 1e-06 minutes are over (--within)" in outputs[0]
+    assert "2 passed" in outputs[1]
