@@ -165,10 +165,13 @@ def _may_leave(state: State, machine: str) -> bool:
 
     A member waits for a spare, for the end of a recovery, and for a checkpoint: its replacement then replays
     the few iterations since. If another world is about to take over that does without it, it waits for that.
+    After the last iteration it stays: nobody else does what its script does then.
     """
     membership, committed = state.membership, state.checkpoints.committed
     if machine in membership.spares:
         return True
+    if state.all_finished or membership.exited:
+        return False
     change = state.worlds.change
     if change is not None and change.slot_of(machine) is None:
         return False

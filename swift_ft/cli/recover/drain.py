@@ -101,6 +101,8 @@ def _what_for(state: State, machine: str) -> str:
     """The step that the machine, or its replacement, has reached, in words."""
     if machine in state.membership.fenced:
         return "has left, and its replacement is being rebuilt"
+    if state.all_finished or state.membership.exited:
+        return "stays until the run ends: training is complete"
     if machine in leaves_after_checkpoint(state):
         return "waits for a checkpoint"
     if not any(spare not in state.membership.draining for spare in state.membership.spares):
