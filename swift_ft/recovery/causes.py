@@ -17,6 +17,8 @@ class Cause(StrEnum):
 
     SCRIPT = "script"
     """An error of the user's program, or of a library that it uses."""
+    DATA = "data"
+    """A sample that the user's dataset could not read or make."""
     NATIVE = "native code"
     """A signal that code in C or C++ gets for its own error, such as SIGSEGV."""
     MEMORY = "out of memory"
@@ -39,6 +41,7 @@ class Cause(StrEnum):
 
 ADVICE = {
     Cause.SCRIPT: "mend the script, and begin it again with --resume",
+    Cause.DATA: "mend this sample, or let the dataset leave it out, and begin again with --resume",
     Cause.NATIVE: "look at what the library does there; if it is one machine each time, replace it",
     Cause.MEMORY: "let the script use less memory, or give the machine more",
     Cause.MACHINE: "look at this machine's kernel log, power and hardware",

@@ -67,22 +67,31 @@ def test_a_hang_is_located(tmp_path: Path) -> None:
     assert re.match(r"Worker 1: goes_wrong.py:\d+ \(go_wrong\) < goes_wrong.py:\d+ \(<module>\)", stack)
 
 
-def test_an_error_that_comes_again_ends_the_run_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "cause", "where", "facts"),
+    [
+        ("bad sample", "data", "__getitem__", ["sample 5 of Labels"]),
+        pytest.param("each time", "script", "go_wrong", [], marks=pytest.mark.thorough),
+    ],
+)
+def test_an_error_that_comes_again_ends_the_run_at_once(
+    tmp_path: Path, how: str, cause: str, where: str, facts: list[str]
+) -> None:
     done = run_cluster(
         tmp_path,
         machines=2,
-        script=[str(SCRIPT), str(tmp_path / "store"), str(tmp_path), "each time"],
+        script=[str(SCRIPT), str(tmp_path / "store"), str(tmp_path), how],
         flags=["--max-restarts", "9"],
     )
     assert done.code == 1
     first, second = done.report["incidents"]
     assert (first["way"], second["way"], second["times"]) == ("restart", "the run ended", 2)
     for incident in (first, second):
-        assert (incident["cause"], incident["slots"]) == ("script", [1])
-        place, far = incident["evidence"]
+        assert (incident["cause"], incident["slots"]) == (cause, [1])
+        place, *others = incident["evidence"]
         assert place.startswith("goes_wrong.py:")
-        assert place.endswith(", in go_wrong")
-        assert far == "after 5 iterations"
+        assert place.endswith(f", in {where}")
+        assert others == [*facts, "after 5 iterations"]
     last = done.output.rstrip().splitlines()[-1]
     assert (
         "ValueError: sample 5 has no label (twice, after 5 iterations: another restart would meet it" in last

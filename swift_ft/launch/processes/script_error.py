@@ -8,6 +8,7 @@ from typing import Any
 
 from swift_ft.program.own_code import is_own_file
 from swift_ft.recovery.causes import Cause, cause_of_error
+from swift_ft.torch_adapters.bad_samples import bad_sample
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 
@@ -19,4 +20,13 @@ def whose_fault(error: BaseException) -> dict[str, Any]:
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if is_own_file(frame.filename)]
     where = [f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}" for frame in theirs[-1:]]
+    if cause == Cause.SCRIPT and (sample := bad_sample(error)) is not None:
+        cause = Cause.DATA
+        where = [*([sample.place] if sample.place else where), sample.words]
     return {"cause": cause.value, "at": where}
+
+
+def in_words(error: BaseException) -> str:
+    """An error as the last line of its traceback says it, in whatever process that was."""
+    sample = bad_sample(error)
+    return sample.error if sample is not None and sample.error else f"{type(error).__name__}: {error}"

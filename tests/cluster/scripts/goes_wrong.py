@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
 
 import swift_ft
 from swift_ft.runtime.slowness import part
@@ -31,10 +32,17 @@ session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE
 session.attach_ddp(model)
 
 
+class Labels(Dataset[int]):
+    def __getitem__(self, index: int) -> int:
+        raise ValueError(f"sample {index} has no label")
+
+
 def go_wrong() -> None:
     """Once, or each time."""
     if HOW == "each time":
         raise ValueError(f"sample {AT} has no label")
+    if HOW == "bad sample":
+        Labels()[AT]
     mark = FOLDER / "struck"
     if mark.exists():
         return

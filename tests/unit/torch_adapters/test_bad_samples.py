@@ -1,0 +1,102 @@
+"""A sample that cannot be made is told from the script's other errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+
+from swift_ft.errors import CheckpointError
+from swift_ft.launch.processes.script_error import in_words, whose_fault
+from swift_ft.recovery.causes import Cause
+
+
+class Digits(Dataset[float]):
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        if index == 5:
+            raise ValueError("it has no label")
+        return decoded(index)
+
+
+class Stream(IterableDataset[float]):
+    def __iter__(self) -> Iterator[float]:
+        yield 1.0
+        raise ValueError("the stream is cut")
+
+
+class InBatches(Digits):
+    def __getitems__(self, indices: list[int]) -> list[float]:
+        raise ValueError(f"one of {len(indices)} is bad")
+
+
+class Elsewhere(Digits):
+    """The file of its samples is in the store."""
+
+    def __getitem__(self, index: int) -> float:
+        raise CheckpointError("the store does not answer")
+
+
+def decoded(index: int) -> float:
+    if index == 7:
+        raise ValueError("it cannot be decoded")
+    return float(index)
+
+
+def read(dataset: Any, **options: Any) -> BaseException:
+    """The error of a loader that reads all of a dataset."""
+    with pytest.raises((ValueError, CheckpointError)) as raised:
+        for _ in DataLoader(dataset, batch_size=2, **options):
+            pass
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("dataset", "words", "function"),
+    [
+        (Digits(), "sample 5 of Digits", "__getitem__"),
+        (
+            Subset(Digits(), [0, 2, 1, 7]),
+            "sample 7 of Digits",
+            "decoded",
+        ),  # its number in the user's own dataset
+        (InBatches(), "sample [0, 1] of InBatches", "__getitems__"),
+        (Stream(), "a sample of Stream", "__iter__"),
+    ],
+)
+def test_the_sample_is_named(dataset: Any, words: str, function: str) -> None:
+    found = whose_fault(read(dataset))
+    assert found["cause"] == Cause.DATA
+    place, said = found["at"]
+    assert said == words
+    assert place.startswith("test_bad_samples.py:")
+    assert place.endswith(f", in {function}")
+
+
+def test_a_sample_of_a_loaders_process_is_said_in_its_own_words() -> None:
+    """Not in the first line of what torch makes of it, which is the same for all errors."""
+    error = read(Digits(), num_workers=1)
+    found = whose_fault(error)
+    assert found["cause"] == Cause.DATA
+    place, said = found["at"]
+    assert place.startswith("test_bad_samples.py:")
+    assert place.endswith(", in __getitem__")
+    assert said == "in DataLoader worker process 0"
+    assert in_words(error) == "ValueError: it has no label"
+
+
+def test_an_error_that_is_no_samples() -> None:
+    assert whose_fault(read(Elsewhere()))["cause"] == Cause.STORE  # the sample is not to blame
+
+    def loop() -> None:
+        for _ in DataLoader(Digits(), batch_size=2):
+            raise ValueError("of the loop")
+
+    with pytest.raises(ValueError, match="of the loop") as raised:
+        loop()
+    assert whose_fault(raised.value)["cause"] == Cause.SCRIPT
+    assert in_words(raised.value) == "ValueError: of the loop"
