@@ -15,6 +15,7 @@ rendezvous_store.py                     the classes of the key-value stores, how
                                         client begins                               test_rendezvous_store.py
 comm_errors.py                          frames in which torch communicates          test_communication.py
 killed_children.py                      how a DataLoader tells of killed processes  test_killed_children.py
+bad_samples.py                          the text of an error in a DataLoader        test_bad_samples.py
 transports.py                           gloo's constructor, a group's backends,     test_failed_group.py
                                         switches of both
 gathering.py                            nothing: the members of a group meet        test_gathering.py
