@@ -141,7 +141,8 @@ MEANINGS = {
     "guests_instead": "`--on-loss shrink`: why no smaller world follows a loss, and machines run the lost "
     "workers, too.",
     "change_advised": "`--policy advise`: a change to other machines pays now. What it would cost and bring.",
-    "change_chosen": "`--policy auto` changes to other machines. What that is to cost and to bring.",
+    "change_chosen": "`--policy auto` changes to other machines, or `--on-loss shrink` to as many as before. "
+    "What that is to cost and to bring.",
     "change_too_dear": "A change to other machines would pay, but for `--policy-price`. Said once.",
     "change_compared": "What a change of `--policy auto` has cost and brought, beside the forecast.",
     "script_began_slowly": "A recovery waited for what a replacement's script did before its session.",

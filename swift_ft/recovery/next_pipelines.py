@@ -7,7 +7,7 @@ many pipelines as before where the machines suffice for them, so that the next l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from swift_ft.config.run_plan import plan_from_json
@@ -49,25 +49,40 @@ def next_pipelines(state: State, own: Collection[str]) -> NextPipelines | None:
     Args:
         own: the machines that are left, without guests.
     """
-    before, statuses = _slots_of_pipelines(state), state.round.statuses
+    members = {slot: machine for slot, machine in state.membership.members.items() if machine in own}
+    pipelines = state.layouts.pipelines
+    return pipelines_of(state, pipelines, sizes_of(state) if pipelines else Sizes(0, 0), members)
+
+
+def pipelines_of(
+    state: State, pipelines: Sequence[Sequence[int]], sizes: Sizes, members: Mapping[int, str]
+) -> NextPipelines | None:
+    """Some pipelines without the slots that no machine fills; None where they have to be alike.
+
+    Args:
+        state: what the present workers have reported.
+        pipelines: the ranks of each; empty if there is one only.
+        sizes: their work.
+        members: the machines of slots.
+    """
+    statuses, each = state.round.statuses, state.shape.workers_per_machine
+    before = _slots_of_pipelines(state, pipelines)
     if before is None or any(len(status.stages) != 1 for status in statuses.values()):
         return None
-    membership, each = state.membership, state.shape.workers_per_machine
-    lost = {slot for slots in before for slot in slots if membership.members.get(slot) not in own}
+    lost = {slot for slots in before for slot in slots if slot not in members}
     least = -(-max(status.min_stages for status in statuses.values()) // each)
     try:
         after = reconfigure(before, lost, min_nodes=least, tolerate=len(before) - 1)
     except UsageError as error:
         return NextPipelines(reason=str(error))
-    if len(after) != len(before) and not sizes_of(state).microbatches:
+    if len(after) != len(before) and not sizes.microbatches:
         return NextPipelines(
             reason=f"only {len(after)} of {len(before)} pipelines can follow, and the script does not give "
             "model.microbatches to its schedule, so each iteration would have fewer samples"
         )
-    most = sizes_of(state).layers // each
-    return NextPipelines(
-        tuple(tuple(membership.members[slot] for slot in _by_layers(state, slots)[:most]) for slots in after)
-    )
+    most = sizes.layers // each
+    formed = ([members[slot] for slot in slots] for slots in after)
+    return NextPipelines(tuple(tuple(_by_layers(state, machines)[:most]) for machines in formed))
 
 
 def sizes_of(state: State) -> Sizes:
@@ -89,14 +104,22 @@ def is_plan_for(text: str, stages: Sequence[int], sizes: Sizes) -> bool:
     return cuts == [*stages] and (plan.layers, sum(plan.microbatches)) == sizes
 
 
-def _slots_of_pipelines(state: State) -> list[list[int]] | None:
+def _slots_of_pipelines(state: State, pipelines: Sequence[Sequence[int]]) -> list[list[int]] | None:
     """The slots of each pipeline, by stage; None if there is one pipeline only, or two share a slot."""
-    pipelines = [[*dict.fromkeys(map(state.slot_of_rank, ranks))] for ranks in state.layouts.pipelines]
-    every = [slot for slots in pipelines for slot in slots]
-    return pipelines if pipelines and len({*every}) == len(every) else None
+    found = [[*dict.fromkeys(map(state.slot_of_rank, ranks))] for ranks in pipelines]
+    every = [slot for slots in found for slot in slots]
+    return found if found and len({*every}) == len(every) else None
 
 
-def _by_layers(state: State, slots: Sequence[int]) -> list[int]:
-    """Slots in the order of the first layers that they hold: most of these then stay where they are."""
-    placed = state.layouts.placed
-    return sorted(slots, key=lambda slot: (min(min(placed[rank]) for rank in state.ranks_of(slot)), slot))
+def _by_layers(state: State, machines: Sequence[str]) -> list[str]:
+    """Machines in the order of the first layers that they hold: most of these then stay where they are.
+
+    One that holds none stays behind the machine before it.
+    """
+    placed, slots, places = state.layouts.placed, state.membership.slots, dict[str, tuple[int, int]]()
+    place = 0, 0
+    for machine in machines:
+        if (slot := slots.get(machine)) is not None:
+            place = min(min(placed[rank]) for rank in state.ranks_of(slot)), slot
+        places[machine] = place
+    return sorted(machines, key=places.__getitem__)

@@ -1,6 +1,7 @@
 """The policy of ``swift-run --policy``: changes to other worlds that pay, and when they do. Pure.
 
-Others take the slots of machines that leave at once, if others wait. All else waits as one who rents skis
+Others take the slots of machines that leave at once, if others wait, and so do machines that come for those
+that losses have taken from the job (`recovery/regrowth.py`). All else waits as one who rents skis
 (`recovery/layout/change.py`): until the time that was lost by waiting is what the change costs. So machines
 that come and go cost nothing. And each change, or try, doubles the rest after it.
 """
@@ -29,6 +30,8 @@ class Kind(StrEnum):
 
     LEAVE = "leave"
     """A machine was asked to leave."""
+    RETURN = "return"
+    """Machines have come for some that losses have taken."""
     GROW = "grow"
     """Machines wait that could train, too."""
     SHRINK = "shrink"
@@ -92,11 +95,13 @@ class Limits:
         least: the fewest machines.
         most: the most; None for any number.
         price: what they may cost; None for any price.
+        only_returns: nothing but losses is made good: no policy was asked for.
     """
 
     least: int = 1
     most: int | None = None
     price: Price | None = None
+    only_returns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,7 @@ class Facts:
         past: the changes so far.
         limits: which worlds may be chosen.
         spent_ns: the time of all machines in the iterations so far, summed.
+        grown: the machines of the larger world that is possible after losses, by slot; empty for none.
     """
 
     iteration: int
@@ -147,6 +153,7 @@ class Facts:
     past: Past = Past()
     limits: Limits = Limits()
     spent_ns: int = 0
+    grown: tuple[str, ...] = ()
 
     @property
     def machines(self) -> int:
@@ -206,8 +213,35 @@ def decide(facts: Facts) -> Proposal | Stay:
     past = facts.past
     if past.given_up is not None and facts.iteration < (until := past.given_up + past.rest):
         return Stay(f"the last change was given up: no other before iteration {until}")
-    if any(member.leaving for member in facts.members):
-        return _leave(facts)
+    found = _return(facts)
+    if isinstance(found, Proposal) or facts.limits.only_returns:
+        return found
+    other = _leave(facts) if any(member.leaving for member in facts.members) else _other(facts)
+    return found if found.too_dear and not isinstance(other, Proposal) else other
+
+
+def _return(facts: Facts) -> Proposal | Stay:
+    """Make losses good at once, as a machine that comes for a guest does."""
+    if not (machines := facts.grown):
+        return Stay("no machine waits that a loss has left room for")
+    limits = facts.limits
+    if not limits.least <= len(machines) <= (limits.most or len(machines)):
+        return Stay("machines have come for lost ones, and the limits do not allow as many")
+    if facts.left is not None and facts.left * facts.now_ns <= facts.cost_ns:
+        return Stay("machines have come for lost ones, and the training ends soon")
+    # Where nobody knows how long an iteration takes then, it counts as long as now.
+    after_ns = dict(facts.forecast).get(len(machines), facts.now_ns)
+    change = Change(facts.now_ns, after_ns, facts.cost_ns)
+    option = _Option(Kind.RETURN, machines, change, facts.past.since)
+    reason = f"machines have come for lost ones: {len(machines)} train then{_costs(facts, option)}"
+    if not _is_affordable(facts, option):
+        return Stay(reason, too_dear=True)
+    return Proposal(Kind.RETURN, machines, change, reason, _price(facts, option))
+
+
+def _other(facts: Facts) -> Proposal | Stay:
+    """The change that pays best, once it has waited."""
+    past = facts.past
     options = list(_options(facts))
     if not options:
         return Stay("no other machines can train, or none that the limits allow")

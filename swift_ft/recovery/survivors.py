@@ -60,7 +60,7 @@ def answer_of(state: State) -> Answer:
     own = _own_machines(state)
     formed = next_pipelines(state, own)
     if formed is None:
-        answer = Answer(_alike(state, own))
+        answer = Answer(alike(state, own, len(state.layouts.pipelines)))
     elif formed.reason:
         return Answer(why_guests=formed.reason)
     else:
@@ -118,11 +118,16 @@ def _own_machines(state: State) -> tuple[str, ...]:
     )
 
 
-def _alike(state: State, own: tuple[str, ...]) -> tuple[str, ...]:
-    """As many of the machines as can share what is held as it is shared now."""
+def alike(state: State, own: tuple[str, ...], pipelines: int) -> tuple[str, ...]:
+    """As many of the machines as can share what is held as it is shared now.
+
+    Args:
+        own: the machines that there are.
+        pipelines: how many there are; 0 or 1 without replicas of a LayerStack.
+    """
     # A script has as many pipelines as before, and as many shards: it makes no unlike ones without a plan.
     layered = bool(state.layouts.placed)
-    shares = max(1, len(state.layouts.pipelines)) if layered else len({*held_of(state).values()})
+    shares = max(1, pipelines) if layered else len({*held_of(state).values()})
     each, count = state.shape.workers_per_machine, len(own)
     while count and count * each % shares:
         count -= 1

@@ -70,6 +70,25 @@ class World:
         return before_ns + max(0, iteration - self.since) * each_ns
 
 
+@dataclass(frozen=True, slots=True)
+class FullSize:
+    """The size that a job had before losses made it smaller, to which it goes back once machines come.
+
+    Attributes:
+        machines: of each slot, empty for those that were lost.
+        plan: its layout; empty if its workers find one by their number.
+        pipelines: of a LayerStack, that are replicas of each other: the ranks of each. Empty if there is one.
+        layers: how many that has.
+        microbatches: of all pipelines in an iteration; 0 if the script does not take them from a plan.
+    """
+
+    machines: tuple[str, ...]
+    plan: str = ""
+    pipelines: tuple[tuple[int, ...], ...] = ()
+    layers: int = 0
+    microbatches: int = 0
+
+
 class OfferedState(NamedTuple):
     """The state that a worker offers: see :class:`swift_ft.recovery.events.StateOffered`."""
 
@@ -91,6 +110,7 @@ class Change:
         held: after a loss, what each worker of the present world held, by rank, lost ones too: names of
             layers, or of parts. Empty for a change between two iterations.
         sources: after a loss, the survivors that offer their state, once all have reported.
+        full: the size to which the next world is to go back later; None if it is not to.
     """
 
     world: World
@@ -100,6 +120,7 @@ class Change:
     taken: Numbers = field(default_factory=Map)
     held: Map[int, tuple[str, ...]] = field(default_factory=Map)
     sources: tuple[int, ...] = ()
+    full: FullSize | None = None
 
     def slot_of(self, machine: str) -> int | None:
         """The slot of a machine in the next world; None if it has none."""
@@ -117,6 +138,7 @@ class Worlds:
         planned: the number of the last world that was planned.
         given_up: why the last change did not come about; empty if it did.
         declined: why no smaller world came of the present loss; empty if none was tried.
+        full: the size that losses have taken from the job; None if they have not, or nobody wants it back.
     """
 
     present: World = World()
@@ -124,6 +146,7 @@ class Worlds:
     planned: int = 0
     given_up: str = ""
     declined: str = ""
+    full: FullSize | None = None
 
 
 def without_change(worlds: Worlds, reason: str) -> Worlds:

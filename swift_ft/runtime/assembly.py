@@ -294,7 +294,8 @@ class Assembly(Foundations):
 
     def _new_policy(self, pipeline: LoggedPipeline | None, own_work: OwnWork) -> PolicyPart | None:
         context, config = self._context, self._context.config
-        if context.rank or config.policy == "off":
+        only_returns = config.policy == "off"
+        if context.rank or (only_returns and config.on_loss != "shrink"):
             return None
         forecasts: Forecasts = no_forecast
         layered = self.attached.layered
@@ -305,11 +306,11 @@ class Assembly(Foundations):
             forecasts = LayerForecasts(self._costs.read, shape)
         elif pipeline is None and self._dealt:
             forecasts = replica_forecast
-        chooses = config.policy == "auto"
         price = None if config.policy_prices is None else Price(*config.policy_prices)
-        limits = Limits(*config.policy_limits, price)
-        measures = Measures(own_work.medians, self.profiler.workers, forecasts)
-        return PolicyPart(self._participant, limits, measures, chooses=chooses)
+        limits = Limits(*config.policy_limits, price, only_returns=only_returns)
+        layers = self._costs.read if self._costs is not None else lambda state: None
+        measures = Measures(own_work.medians, self.profiler.workers, forecasts, layers)
+        return PolicyPart(self._participant, limits, measures, chooses=config.policy != "advise")
 
     def _on_state(self, state: State) -> None:
         super()._on_state(state)

@@ -30,8 +30,18 @@ def train(
     flags: Sequence[str] = (),
 ) -> ClusterRun:
     """A run to its end, in which a loss leads to fewer workers where it can."""
-    script = [
-        str(SCRIPT),
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SAMPLE_LOG", str(folder / "samples"))
+        script = [str(SCRIPT), *options(folder, *args, iterations=iterations)]
+        run = run_cluster(folder, machines=machines, script=script, inject=inject, flags=[*SHRINK, *flags])
+    assert run.code == 0, run.output[-5000:]
+    assert len(run.events("FaultInjected")) == inject.count("kill"), "a fault did not strike"
+    return run
+
+
+def options(folder: Path, *args: str, iterations: int) -> list[str]:
+    """The script's arguments."""
+    return [
         *SMALL,
         "--dropout=0.1",
         f"--store={folder / 'store'}",
@@ -40,12 +50,6 @@ def train(
         "--checkpoint-every=4",
         *args,
     ]
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("SAMPLE_LOG", str(folder / "samples"))
-        run = run_cluster(folder, machines=machines, script=script, inject=inject, flags=[*SHRINK, *flags])
-    assert run.code == 0, run.output[-5000:]
-    assert len(run.events("FaultInjected")) == inject.count("kill"), "a fault did not strike"
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -52,9 +52,11 @@ def test_replicas() -> None:
 
 
 def test_survivors() -> None:
-    """A smaller world follows losses, or is given up at each stage, and guests come."""
+    """A smaller world follows losses, or is given up at each stage, and guests come. It grows back."""
     seen = run_seeds(JobKind.SURVIVORS, 4, 1, 400)
     check_survivors(seen, 400)
+    assert seen["grew back"] > 4, seen
+    assert seen["grew back in part"] > 0, seen
     assert seen["finished"] > 4 * seen["gave up"]
 
 
@@ -68,7 +70,9 @@ def check_survivors(seen: Counter[str], seeds: int) -> None:
 
 def test_pipelines_of_survivors() -> None:
     """Pipelines become unlike, and each layer comes from whoever holds it."""
-    check_pipelines(run_seeds(JobKind.SURVIVING_PIPELINES, 6, 1, 100), 100)
+    seen = run_seeds(JobKind.SURVIVING_PIPELINES, 6, 1, 100)
+    check_pipelines(seen, 100)
+    assert seen["grew back"] + seen["grew back in part"] > 1, seen
 
 
 def check_pipelines(seen: Counter[str], seeds: int) -> None:

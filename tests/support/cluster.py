@@ -205,11 +205,18 @@ def run_cluster(
 
 
 def run_launcher(
-    module: str, folder: Path, *, inject: str = "", machines: int = 4, flags: list[str] | None = None
+    module: str,
+    folder: Path,
+    *,
+    inject: str = "",
+    machines: int = 4,
+    flags: list[str] | None = None,
+    script: list[str] | None = None,
 ) -> ClusterRun:
     """Runs to the end with another launcher than ``swift-run``: one in which a test has changed something."""
+    full = command(folder, inject=inject, machines=machines, flags=flags, script=script)
     done = subprocess.run(
-        [sys.executable, "-m", module, *command(folder, inject=inject, machines=machines, flags=flags)[3:]],
+        [sys.executable, "-m", module, *full[3:]],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,6 +9,8 @@ from swift_ft.recovery.handlers.layouts import too_late
 from swift_ft.recovery.job_state import JobShape, Layouts, PendingLayout, Phase, RecoveryRound, State
 from swift_ft.recovery.layout.change import Change as Forecast
 from swift_ft.recovery.membership import Membership, Spare
+from swift_ft.recovery.regrowth import full_size_after
+from swift_ft.recovery.requests import requested_in
 from swift_ft.recovery.survivors import answer_of, held_of, sources_of
 from swift_ft.recovery.values import replace
 from swift_ft.recovery.worlds import Change, OfferedState, World, Worlds, without_change
@@ -40,10 +42,11 @@ def change_planned(state: State, event: ev.ChangePlanned) -> State:
         event.plan or (present.plan if len(event.machines) == state.shape.machines else ""),
         forecast=Forecast(event.before_ns, event.after_ns, event.cost_ns) if event.before_ns else None,
     )
-    change = Change(world, started_in=state.generation + 1)
+    full = full_size_after(state, event.machines, event.plan)
+    change = Change(world, started_in=state.generation + 1, full=full)
     if after_loss:
         state, change = _asking_survivors(state), replace(change, held=held_of(state))
-    return replace(state, worlds=Worlds(present, change, planned=event.world))
+    return replace(state, worlds=Worlds(present, change, planned=event.world, full=worlds.full))
 
 
 def _asking_survivors(state: State) -> State:
@@ -178,17 +181,18 @@ def _switch(state: State, change: Change) -> State:
         log_gap_before=Map(dict.fromkeys(ranks, since)),
         log_since=generation,
     )
+    membership = _in_slots(state.membership, world.machines, generation)
     return replace(
         state,
         phase=Phase.AGREEING,
         generation=generation,
         shape=_shape_of(state.shape, len(world.machines)),
-        membership=_in_slots(state.membership, world.machines, generation),
+        membership=replace(membership, requested=requested_in(state, change)),
         round=RecoveryRound(asked_in=generation),
         checkpoints=checkpoints,
         # Scripts begin with their own layout. What copies of memory there are, are of another one.
         layouts=Layouts(since=since, changes=state.layouts.changes + 1),
-        worlds=Worlds(world, planned=state.worlds.planned),
+        worlds=Worlds(world, planned=state.worlds.planned, full=change.full),
     )
 
 
@@ -225,7 +229,6 @@ def _in_slots(membership: Membership, machines: tuple[str, ...], generation: int
         started_in=Map(dict.fromkeys(range(len(machines)), generation)),
         domains=Map(domains),
         spares=spares,
-        requested=Map(),
         arrivals=membership.arrivals + len(left),
         # Who is slow is judged by the work of the present world.
         pace=Map(),

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from swift_ft.costs.job import Worker
-from swift_ft.costs.layer_profile import NANOSECONDS
+from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.costs.next_world import change_ns
+from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.next_pipelines import Sizes
 from swift_ft.recovery.policy import (
     Facts,
     Kind,
@@ -28,6 +30,7 @@ from swift_ft.recovery.policy import (
     members_of,
     spares_of,
 )
+from swift_ft.recovery.regrowth import growth_of
 from swift_ft.runtime.policy.forecasts import Forecasts, Now, no_forecast
 from swift_ft.runtime.worker.part import Part, StepInfo
 from swift_ft.runtime.worker.ports import Job
@@ -49,11 +52,13 @@ class Measures:
         medians: seconds of an iteration without waits and with them; None as long as too few are known.
         workers: what all have measured in their first iterations; None until all have.
         forecasts: times of an iteration with other machines.
+        layers: what each layer of a LayerStack costs; None as long as that is unknown.
     """
 
     medians: Callable[[], tuple[float, float] | tuple[None, None]]
     workers: Callable[[], Sequence[Worker] | None]
     forecasts: Forecasts
+    layers: Callable[[State], Sequence[LayerProfile] | None] = lambda state: None
 
 
 class PolicyPart(Part):
@@ -101,6 +106,8 @@ class PolicyPart(Part):
         self._compare(state, iteration)
         if state.phase != Phase.LIVE or state.worlds.change is not None or state.layouts.pending is not None:
             return
+        if self._limits.only_returns and state.worlds.full is None:
+            return
         if state.round.finished or (iteration % _EVERY and not state.membership.draining):
             return
         if (facts := self._facts(state, iteration)) is None:
@@ -136,6 +143,7 @@ class PolicyPart(Part):
         least = max(self._limits.least, state.shape.min_machines or 1)
         steps = state.round.statuses[0].steps
         since = max(state.worlds.present.since, state.plan.resume)
+        growth = growth_of(state, self._limits.most)
         facts = Facts(
             iteration=iteration,
             left=None if steps is None else steps - iteration,
@@ -146,6 +154,7 @@ class PolicyPart(Part):
             cost_ns=self._cost(),
             past=Past(state.worlds.planned, since, self._given_up),
             limits=replace(self._limits, least=least),
+            grown=() if growth is None else growth.machines,
         )
         return replace(facts, spent_ns=state.worlds.present.spent_until(iteration, facts.now_machine_ns))
 
@@ -167,9 +176,10 @@ class PolicyPart(Part):
             _advise(found, iteration)
 
     def _choose(self, state: State, found: Proposal, iteration: int) -> None:
-        forecast = found.forecast
+        forecast, asked_by = found.forecast, "--on-loss" if self._limits.only_returns else "--policy"
         _logger.info(
-            "--policy changes to machines %s: %s. Training is to stand still for %.2g s.%s",
+            "%s changes to machines %s: %s. Training is to stand still for %.2g s.%s",
+            asked_by,
             ", ".join(found.machines),
             found.reason,
             forecast.cost_ns / NANOSECONDS,
@@ -190,13 +200,25 @@ class PolicyPart(Part):
             ev.ChangePlanned(
                 world=state.worlds.planned + 1,
                 machines=found.machines,
+                plan=self._plan_of(state, found),
                 reason=found.reason,
-                asked_by="--policy auto",
-                before_ns=forecast.before_ns,
+                asked_by="--on-loss shrink" if self._limits.only_returns else "--policy auto",
+                # Who has asked for no policy wants no forecast compared either.
+                before_ns=0 if self._limits.only_returns else forecast.before_ns,
                 after_ns=forecast.after_ns,
                 cost_ns=forecast.cost_ns,
             )
         )
+
+    def _plan_of(self, state: State, found: Proposal) -> str:
+        """The layout of the next world; empty if its workers find one by their number."""
+        growth, full = growth_of(state, self._limits.most), state.worlds.full
+        if found.kind != Kind.RETURN or growth is None or full is None:
+            return ""
+        if not growth.pipelines:
+            return growth.plan
+        sizes = Sizes(full.layers, full.microbatches)
+        return plan_after_loss(growth.pipelines, sizes, self._measures.layers(state)).to_text()
 
     def _compare(self, state: State, iteration: int) -> None:
         """Once the next world has trained for a while: what came, beside what was forecast."""

@@ -41,7 +41,8 @@ of the world that was planned last.
     expect agent M launch | wait | rejoin | refused | leave | retire | stop
     expect agent M started_in 1 launch     expect checkpoint-needed M ...
     expect guests A:1,2 C:3 | nothing      expect smaller A C             expect why-guests ["part"]
-    expect pipelines 2 3
+    expect pipelines 2 3                   expect grows A E C | nothing   expect grown-pipelines 2 3
+    expect full 4 | nothing                expect to-ask 3
     expect task R idle | resend | load 20 | replay 20..47 | load 20 replay 20..47 [with 1,2]
     expect undo R 0,1 | nothing            expect back R,R | nothing
     expect transfers 0>2,3 1>0:4,5 1>0/4,5 | nothing

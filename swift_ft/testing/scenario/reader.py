@@ -19,6 +19,8 @@ from swift_ft.recovery.orders import (
 from swift_ft.recovery.plan import Plan, Task
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.reconcile import Transfer
+from swift_ft.recovery.regrowth import growth_of
+from swift_ft.recovery.requests import slots_to_ask
 from swift_ft.recovery.survivors import answer_of
 from swift_ft.recovery.worlds import next_todo
 from swift_ft.testing.scenario.events import read_events
@@ -178,12 +180,21 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
         lambda state: list(answer_of(state).pipelines),
         lambda line: [int(stages) for stages in line.rest()],
     ),
+    "grows": (lambda state: _growth(state)[0], Line.rest),
+    "grown-pipelines": (lambda state: _growth(state)[1], lambda line: [*map(int, line.rest())]),
+    "full": (lambda state: state.worlds.full and len(state.worlds.full.machines), _number_or_none),
+    "to-ask": (lambda state: list(slots_to_ask(state)), lambda line: [*map(int, line.rest())]),
     "guests": (
         lambda state: [f"{host}:{_listed(slots)}" for host, slots in sorted(guests_wanted(state).items())],
         lambda line: [word for word in line.rest() if word != NOTHING],
     ),
 }
 """The facts that can be compared: a reader of the state, and one of the expected value, for each."""
+
+
+def _growth(state: State) -> tuple[list[str], list[int]]:
+    growth = growth_of(state)
+    return ([], []) if growth is None else ([*growth.machines], [*growth.pipelines])
 
 
 def _listed(numbers: Iterable[int]) -> str:

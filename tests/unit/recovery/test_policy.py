@@ -120,6 +120,47 @@ def most(price: float) -> Limits:
     return Limits(price=Price(HOUR_MS, price))
 
 
+LOST = replace(JOB, spares=(Waiting("c", 100),), grown=("a", "c", "b"), left=50)
+"""A third machine was lost, and one comes."""
+
+
+def test_a_machine_that_comes_for_a_lost_one_is_taken_at_once() -> None:
+    found = proposed(LOST)
+    assert (found.kind, found.machines) == (Kind.RETURN, ("a", "c", "b"))
+    assert found.forecast == Change(100 * MS, 70 * MS, 900 * MS)
+    assert found.reason == "machines have come for lost ones: 3 train then"
+    # Without a forecast an iteration counts as long as now.
+    assert proposed(replace(LOST, forecast=())).forecast == Change(100 * MS, 100 * MS, 900 * MS)
+
+
+def test_losses_are_made_good_without_a_policy_and_nothing_else_is() -> None:
+    alone = Limits(only_returns=True)
+    assert proposed(replace(LOST, limits=alone)).kind == Kind.RETURN
+    waits = replace(JOB, iteration=500, spares=(Waiting("c", 0),), limits=alone)
+    assert stays(waits) == "no machine waits that a loss has left room for"
+    assert proposed(replace(waits, limits=Limits())).kind == Kind.GROW
+    leaves = replace(waits, members=(Member("a", leaving=True), Member("b")))
+    assert "no machine waits" in stays(leaves)
+    assert proposed(replace(leaves, limits=Limits())).kind == Kind.LEAVE
+
+
+def test_no_loss_is_made_good_at_the_end_or_right_after_a_try() -> None:
+    assert "9 are left" in stays(replace(LOST, left=9))
+    assert proposed(replace(LOST, left=10)).kind == Kind.RETURN
+    assert "was given up" in stays(replace(LOST, past=Past(1, 0, given_up=93)))
+    assert proposed(replace(LOST, past=Past(1, 0, given_up=92))).kind == Kind.RETURN
+
+
+def test_losses_are_made_good_within_the_limits() -> None:
+    assert "limits allow" in stays(replace(LOST, limits=Limits(1, 2)))
+    # Three machines for 0.9 s and for 50 iterations that take as long as now.
+    unknown = replace(LOST, forecast=())
+    assert proposed(replace(unknown, limits=most(17_700))).price == 17_700
+    dear = decide(replace(unknown, limits=most(17_699)))
+    assert isinstance(dear, Stay)
+    assert dear.too_dear
+
+
 def test_no_more_is_spent_than_training_may_cost() -> None:
     found = proposed(replace(DEAR, limits=most(IN_ALL)))
     assert (found.kind, found.price) == (Kind.GROW, IN_ALL)

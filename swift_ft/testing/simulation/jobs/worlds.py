@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swift_ft.config.run_plan import plan_from_json
+from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.next_pipelines import Sizes
+from swift_ft.recovery.regrowth import growth_of
 from swift_ft.recovery.worlds import Change
 from swift_ft.testing.simulation.faults import FAULTS
 from swift_ft.testing.simulation.job import SimulatedJob
@@ -21,6 +24,9 @@ from swift_ft.testing.simulation.store import Violation
 _PLANS = 0.02
 """The chance in each step of the simulation that an operator plans another world, while all train."""
 _TWO_AT_ONCE = 0.1
+_COMES = 0.03
+"""The chance that a machine comes for a lost one, and that worker 0 looks whether one has."""
+_GROWS = 0.3
 _AGES = 6_000
 """Steps of the simulation after which a change must have come about, or be given up."""
 _AT_EVENTS = (1, 1, 2, 3, 5, 8)
@@ -39,7 +45,8 @@ class _Operators(SimulatedJob):
     # ------------------------------------------------------------------------------------------- plans
 
     def each_tick(self) -> None:
-        """Now and then an operator plans another world."""
+        """Now and then an operator plans another world, or worker 0 one that makes losses good."""
+        self._grow_back(self.states[-1])
         state = self.states[-1]
         if state.worlds.change is not None and self.ticks - self._planned_at > _AGES:
             raise Violation(f"a change has been under way for {_AGES} steps: {state.worlds.change}")
@@ -54,6 +61,24 @@ class _Operators(SimulatedJob):
         machines = self._some_machines(self.states[-1])
         world = state.worlds.planned + self.rng.choice((1, 1, 1, 1, 1, 1, 2))
         self.append(ev.ChangePlanned(world=world, machines=machines), "an operator")
+
+    def _grow_back(self, state: State) -> None:
+        full = state.worlds.full
+        if full is None:
+            return
+        if len(full.machines) <= state.shape.machines:
+            raise Violation(f"{state.shape.machines} machines train, and {full} is to come back")
+        if self.supply and self.rng.random() < _COMES:
+            self.supply -= 1
+            self.add_machine()
+        growth = growth_of(self.states[-1])
+        if growth is None or self.rng.random() > _GROWS:
+            return
+        sizes, plan = Sizes(full.layers, full.microbatches), growth.plan
+        if growth.pipelines:
+            plan = plan_after_loss(growth.pipelines, sizes).to_text()
+        world = state.worlds.planned + 1
+        self.append(ev.ChangePlanned(world=world, machines=growth.machines, plan=plan), "worker 0")
 
     def _some_machines(self, state: State) -> tuple[str, ...]:
         here = [*sorted(state.membership.slots), *state.membership.waiting()]
@@ -86,6 +111,8 @@ class _Operators(SimulatedJob):
         difference = after.shape.machines - before.shape.machines
         size = "more" if difference > 0 else "fewer" if difference else "as many"
         self.seen[f"switched to {size} machines"] += 1
+        if before.worlds.full is not None and difference > 0:
+            self.seen["grew back in part" if after.worlds.full is not None else "grew back"] += 1
         self.provoke_fault(0.4, _AT_EVENTS)
         number, since = after.worlds.present.number, after.worlds.present.since
         takers = [w for m in self.machines for w in m.processes if w.world_number == number]
@@ -205,7 +232,9 @@ class SurvivingPipelinesJob(_Operators, PipelinesJob):
 
     def _check_switch(self, before: State, after: State) -> None:
         super()._check_switch(before, after)
-        stages = [len(pipeline.cut) for pipeline in plan_from_json(after.worlds.present.plan).pipelines]
+        plan = after.worlds.present.plan
+        cuts = [pipeline.cut for pipeline in plan_from_json(plan).pipelines] if plan else self.cuts
+        stages = [*map(len, cuts)]
         self.seen[f"unlike pipelines follow: {len({*stages}) > 1}"] += 1
         if min(stages) < self.min_stages or len(stages) != 2:
             raise Violation(f"pipelines of {stages} stages follow, and one needs {self.min_stages}")

@@ -10,12 +10,14 @@ import pytest
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.next_pipelines import Sizes, is_plan_for
 from swift_ft.recovery.policy import Limits, Price
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.worlds import OfferedState
 from swift_ft.runtime.policy.forecasts import Now, no_forecast, replica_forecast
 from swift_ft.runtime.policy.part import Measures, PolicyPart
 from swift_ft.runtime.worker.part import StepInfo
+from swift_ft.testing.scenario import Scenario
 from tests.support.journals import machine
 from tests.unit.recovery.test_next_world import live, names
 
@@ -38,6 +40,34 @@ class Journal:
 
 def half_with_three(state: State, now: Now) -> dict[int, int]:
     return {2: now.iteration_ns, 3: now.iteration_ns // 2}
+
+
+def smaller(*lines: str) -> State:
+    """Two pipelines of two stages have lost two machines, and one comes."""
+    scenario = Scenario()
+    for line in [*SMALLER.splitlines(), *lines]:
+        scenario.run_line(line.strip())
+    return scenario.state
+
+
+SMALLER = """
+    open 4 on-loss=shrink
+    join A B C D
+    report 0 nothing stages=0 holds=s0 layers=6 microbatches=8
+    report 1 nothing stages=1 holds=s1 layers=6
+    report 2 nothing stages=0 holds=s0 layers=6 pipeline=2 microbatches=8
+    report 3 nothing stages=1 holds=s1 layers=6 pipeline=2
+    lost B
+    lost C
+    plan-change plan=cuts:6@8/6@8 A D
+    prepared all
+    report 0 at 0 stages=0 holds=s0 layers=6
+    report 3 at 0 stages=1 holds=s1 layers=6 pipeline=2
+    offered 0,3 at 0
+    taken all
+    report 0 at 0 stages=0 holds=a0 layers=6 cut=6 microbatches=8
+    report 1 at 0 stages=0 holds=b0 layers=6 pipeline=1 cut=6 microbatches=8
+"""
 
 
 def part(job: Any, *, chooses: bool = True, step_s: float | None = 1.0, limits: Limits = ANY) -> PolicyPart:
@@ -63,6 +93,36 @@ def test_it_plans_what_pays(caplog: pytest.LogCaptureFixture) -> None:
     (said,) = caplog.records
     assert vars(said)["event"] == "change_chosen"
     assert vars(said)["pays_after"] == 1
+
+
+def test_a_loss_is_made_good_without_a_policy() -> None:
+    """With the plan of pipelines that would have followed one loss."""
+    job = Journal(smaller())
+    run(part(job, limits=Limits(only_returns=True)), range(12))
+    assert not job.planned
+    job = Journal(smaller("join E"))
+    run(part(job, limits=Limits(only_returns=True)), range(12))
+    (planned,) = job.planned
+    assert planned.machines == ("D", "A", "E")
+    assert is_plan_for(planned.plan, (1, 2), Sizes(6, 16))
+    assert (planned.asked_by, planned.before_ns) == ("--on-loss shrink", 0)
+    assert job.state.worlds.change is not None
+    assert job.state.worlds.change.full == job.state.worlds.full is not None
+
+
+def test_a_loss_is_made_good_by_the_policy_with_the_layout_of_before() -> None:
+    job = Journal(smaller("join E F"))
+    run(part(job), range(12))
+    (planned,) = job.planned
+    assert (planned.machines, planned.plan) == (("A", "E", "F", "D"), "")
+    assert (planned.asked_by, planned.before_ns) == ("--policy auto", 10**9)
+
+
+def test_to_make_a_loss_good_is_advised_once(caplog: pytest.LogCaptureFixture) -> None:
+    job = Journal(smaller("join E F"))
+    run(part(job, chooses=False), range(40))
+    assert not job.planned
+    assert [vars(record)["kind"] for record in caplog.records] == ["return"]
 
 
 def test_it_advises_once_for_each_change(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,125 @@
+"""Losses have made a job smaller, and machines come later: it grows back by itself, and no bit changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from swift_ft.config.run_plan import plan_from_json
+from tests.cluster.test_survivors import SHRINK, guests_of
+from tests.cluster.test_unlike_worlds import assert_same_state, at_end, options, train
+from tests.support.cluster import SLOW_UNTIL_TOLD, ClusterRun, run_launcher
+from tests.support.worlds import given_up, worlds_of
+
+ITERATIONS = 60
+LATE = "tests.cluster.scripts.late_machines"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
+    """Two pipelines of two stages that nothing disturbs."""
+    return train(tmp_path_factory.mktemp("undisturbed"), machines=4, iterations=ITERATIONS)
+
+
+def grown(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    faults: Sequence[str],
+    *flags: str,
+    machines: int = 4,
+    args: Sequence[str] = (),
+) -> ClusterRun:
+    """A run of pipelines to its end, in which machines come once all of these losses have struck."""
+    for name, value in (("EXAMPLE", "unlike_worlds"), ("QUICK", "1000"), ("LOST", str(len(faults)))):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SAMPLE_LOG", str(folder / "samples"))
+    script = [str(SLOW_UNTIL_TOLD), *options(folder, *args, iterations=ITERATIONS)]
+    all_flags, inject = [*SHRINK, *flags], "; ".join(faults)
+    run = run_launcher(LATE, folder, inject=inject, machines=machines, flags=all_flags, script=script)
+    assert len(run.events("FaultInjected")) == len(faults), "a fault did not strike"
+    return run
+
+
+def asked_by(run: ClusterRun) -> list[str]:
+    return [planned["asked_by"] for planned in run.events("ChangePlanned")]
+
+
+def stages_of(run: ClusterRun) -> list[list[int]]:
+    """The number of stages of each pipeline of each world; none for the script's own."""
+    plans = [state.worlds.present.plan for state in worlds_of(run)]
+    return [[len(one.cut) for one in plan_from_json(plan).pipelines] if plan else [] for plan in plans]
+
+
+def test_a_machine_that_comes_takes_the_slot_of_a_lost_one(
+    tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = grown(tmp_path, monkeypatch, ["kill machine=1 iteration=5 point=forward microbatch=1"])
+    assert not given_up(run), run.output[-5000:]
+    assert not guests_of(run)
+    assert [state.world_size for state in worlds_of(run)] == [3, 4]
+    assert stages_of(run) == [[1, 2], []]
+    assert asked_by(run) == ["--on-loss shrink"] * 2
+    assert "machines have come for lost ones: 4 train then" in run.output
+    # Those that were there before are where they were.
+    first, last = run.events("MachineJoined")[:4], worlds_of(run)[-1]
+    before = {joined["preferred_slot"]: joined["machine"] for joined in first}
+    assert {slot: last.members[slot] for slot in (0, 2, 3)} == {slot: before[slot] for slot in (0, 2, 3)}
+    assert len(at_end(run)) == 4
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_machines_come_one_after_the_other(
+    tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of four are lost. The first one that comes makes one loss good."""
+    faults = [
+        "kill machine=1 iteration=5 point=forward microbatch=1",
+        "kill machine=0 iteration=10 point=forward microbatch=1",
+    ]
+    run = grown(tmp_path, monkeypatch, faults)
+    assert not given_up(run), run.output[-5000:]
+    assert stages_of(run) == [[1, 2], [1, 1], [1, 2], []]
+    assert [len(state.worlds.full.machines) for state in worlds_of(run) if state.worlds.full] == [4, 4, 4]
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_merged_pipelines_part_again(
+    tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pipeline needs two machines. Of three there is one, and of four there are two."""
+    fault = "kill machine=2 iteration=5 point=backward microbatch=2"
+    run = grown(tmp_path, monkeypatch, [fault], args=["--min-stages=2"])
+    assert not given_up(run), run.output[-5000:]
+    assert stages_of(run) == [[3], []]
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_with_a_policy_that_advises_it_stays_small(
+    tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says once which change would make the loss good."""
+    fault = "kill machine=1 iteration=5 point=forward microbatch=1"
+    log = tmp_path / "log.jsonl"
+    run = grown(tmp_path, monkeypatch, [fault], "--policy", "advise", "--events-log", str(log))
+    assert [state.world_size for state in worlds_of(run)] == [3]
+    lines = map(json.loads, log.read_text().splitlines())
+    (advised,) = (line["fields"] for line in lines if line["event"] == "change_advised")
+    assert (advised["kind"], advised["machines"]) == ("return", 4)
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_a_policy_grows_it_within_its_limits(
+    tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = "kill machine=1 iteration=5 point=forward microbatch=1"
+    run = grown(tmp_path, monkeypatch, [fault], "--policy", "auto")
+    assert [state.world_size for state in worlds_of(run)] == [3, 4]
+    assert asked_by(run) == ["--on-loss shrink", "--policy auto"]
+    assert_same_state(run, undisturbed)
