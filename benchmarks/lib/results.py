@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -126,13 +126,14 @@ def of_repetitions(repetitions: int) -> str:
     return f"Medians (ranges) of {repetitions} interleaved repetitions"
 
 
-def record(subject: str, body: str, args: argparse.Namespace) -> None:
+def record(subject: str, body: str, args: argparse.Namespace, beside: str = "") -> None:
     """Writes what was measured into a file of its own, in the folder that ``--record`` names.
 
     Args:
         subject: a key of ``subjects.SUBJECTS``.
         body: what the benchmark prints: Markdown with tables.
         args: the command line, with ``record`` and maybe ``repetitions``.
+        beside: what else the host did meanwhile, in words.
     """
     title = SUBJECTS[subject].title  # before anything is written: a benchmark has to use a known name
     today = datetime.now(UTC).strftime("%Y-%m-%d")
@@ -142,7 +143,7 @@ def record(subject: str, body: str, args: argparse.Namespace) -> None:
         subject,
         today,
         next(n for n in itertools.count(1) if not (folder / f"{today}-{subject}-{n}.json").exists()),
-        _host(),
+        replace(_host(), beside=beside),
         commit=_commit(),
         command=_command(),
         repetitions=getattr(args, "repetitions", None),

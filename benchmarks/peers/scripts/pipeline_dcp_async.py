@@ -1,0 +1,69 @@
+"""A pipeline under torchrun: all start again from the newest asynchronous DCP checkpoint."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from gpt import Batches, Config, build_stage, loss_fn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+from benchmarks.peers.scripts.harness import Harness, parse_arguments
+
+# One flat key per parameter: in a nested state, the stages' lists of parameter groups would share one key.
+FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+
+
+def main() -> None:
+    """Trains one worker's stage."""
+    args = parse_arguments(__doc__, ("--store", {"type": Path}), ("--checkpoint-every", {"type": int}))
+    dist.init_process_group("gloo")
+    saving = dist.new_group(backend="gloo")  # the saving thread's own
+    saved: Any = None
+    rank, workers = dist.get_rank(), dist.get_world_size()
+    config = Config.from_args(args)
+    batches = Batches(config)
+    model = build_stage(rank, workers, config)
+    stage = PipelineStage(model, rank, workers, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, config.microbatches, loss_fn=loss_fn)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    harness = Harness(args, rank, model)
+    first = 0
+    if committed := sorted(args.store.glob("*/.metadata")):
+        loaded = state_of(model, optimizer, 0)
+        dcp.load(loaded, checkpoint_id=committed[-1].parent)
+        set_state_dict(
+            model,
+            optimizer,
+            model_state_dict=loaded["model"],
+            optim_state_dict=loaded["optimizer"],
+            options=FLAT,
+        )
+        first = loaded["iteration"]
+    for iteration in range(first, args.iterations):
+        with harness.iteration(iteration):
+            x, y = batches[iteration]
+            schedule.step(*[x] if rank == 0 else [], target=y, return_outputs=False)
+            optimizer.step()
+            optimizer.zero_grad()
+        if (iteration + 1) % args.checkpoint_every == 0:
+            state = state_of(model, optimizer, iteration + 1)
+            if saved is not None:
+                saved.result()
+            checkpoint = args.store / f"{iteration + 1:08d}"
+            saved = dcp.async_save(state, checkpoint_id=checkpoint, process_group=saving)
+    if saved is not None:
+        saved.result()
+    dist.destroy_process_group()
+
+
+def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, iteration: int) -> dict[str, Any]:
+    """Everything that a checkpoint holds."""
+    model_state, optimizer_state = get_state_dict(model, optimizer, options=FLAT)
+    return {"model": model_state, "optimizer": optimizer_state, "iteration": iteration}
+
+
+if __name__ == "__main__":
+    main()
