@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic demo-reshape test test-all test-due durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-chaos chaos chaos-changes orders soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
+.PHONY: help install demo demo-elastic demo-reshape test test-all test-due durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-peers bench-chaos chaos chaos-changes orders soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,9 +22,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(INSTALL) -e ".[test,lint,plot,docs]"
 	@touch $@
 
-# torchft has wheels for few platforms; where it is missing, benchmarks.peers.replication says so and measures the rest.
+# Some peers have wheels for few platforms; where one is missing, benchmarks.peers says so and measures the rest.
+PEERS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["bench"])
 $(VENV)/.installed-bench: $(VENV)/.installed-dev
-	-$(INSTALL) -e ".[bench]"
+	for peer in $$($(BIN)/python -c '$(PEERS)'); do $(INSTALL) "$$peer" || true; done
 	@touch $@
 
 install: $(VENV)/.installed  ## make the virtual environment, with the package in it
@@ -156,6 +157,12 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 	$(BIN)/python -m benchmarks.elastic.size
 	$(BIN)/python -m benchmarks.elastic.replicas
 	$(BIN)/python -m benchmarks.elastic.worlds
+
+# --keep goes on where a run was cut off: all of it takes an hour.
+BENCH_PEERS ?= --keep build/peers.jsonl
+bench-peers: $(VENV)/.installed-bench  ## kill machines under swift_ft and four other systems, in turns (an hour)
+	mkdir -p build
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers.table $(BENCH_PEERS)
 
 bench-chaos: $(VENV)/.installed-dev  ## run 500 random plans of faults over all topologies (an hour)
 	$(BIN)/python -m benchmarks.recovery.campaign

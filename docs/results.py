@@ -33,6 +33,18 @@ writes this page.
 - (a) The load average at the end, the run's own processes included; or what else ran.
 - All of it ran on one host, over gloo, unless a subject says otherwise. `make bench` measures on yours.
 """
+PEERS = ROOT / "docs" / "peers.md"
+_BESIDE = """\
+# Beside other systems
+
+The same training on the same machine, in turns, under swift_ft and under others that go on after a failure:
+[torchft](https://github.com/meta-pytorch/torchft), torchrun with checkpoints of
+`torch.distributed.checkpoint`, [nvidia-resiliency-ext](https://github.com/NVIDIA/nvidia-resiliency-ext) and
+[DLRover](https://github.com/intelligent-machine-learning/dlrover). `make bench-peers` measures it on yours;
+[how their terms and ours go together](migration.md). All of this page but these lines is what that command
+has written.
+
+"""
 _NO_GPU = "- Nothing was measured on a GPU yet ([docs/nccl.md](../docs/nccl.md)).\n"
 
 
@@ -41,6 +53,9 @@ def documents() -> dict[Path, str]:
     runs = read_runs()
     latest = newest(runs)
     pages = {RESULTS: today(latest), HISTORY: history(runs)}
+    if "peers" in latest:
+        run = latest["peers"]
+        pages[PEERS] = f"{_BESIDE}Measured: {_where(run)}\n\n{run_in_markdown(run)}\n"
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text()
         if quotes.places(text):

@@ -41,6 +41,9 @@ class Subject:
 
 
 _AFTER_25 = "25 iterations after the checkpoint"
+_NEW_STEP = "four replicas: failure-free step / plain PyTorch's"
+_FASTEST = "four replicas: kill to the end of the next new iteration, of the fastest peer's, in the worst row"
+_OF_TUNED = "four replicas: the same, of torchft, timeouts of 1 s's"
 
 SUBJECTS = {
     # ------------------------------------------------------------------------------------------ recovery
@@ -61,18 +64,11 @@ SUBJECTS = {
     "replication": Subject(
         "Replication",
         "benchmarks.peers.replication",
-        (
-            Pick(
-                "kill to the survivor's next completed step",
-                "kill to the survivor's next completed step",
-                "swift_ft",
-            ),
-            Pick(
-                "the same, torchft with timeouts of 1 s",
-                "kill to the survivor's next completed step",
-                "torchft, timeouts 1 s",
-            ),
-        ),
+    ),
+    "peers": Subject(
+        "Beside other systems",
+        "make bench-peers",
+        (_NEW_STEP, _FASTEST, _OF_TUNED),
     ),
     "memory-checkpoints": Subject(
         "Memory checkpoints", "benchmarks.recovery.memory", ("torchrun's recovery / ours",)
@@ -165,7 +161,7 @@ SUBJECTS = {
     # ------------------------------------------------------------------------------------------ planning
     "grouping": Subject("Grouping", "benchmarks.planning.grouping", ("optimal, random boundaries",)),
     "layouts": Subject("Layouts", "benchmarks.planning.layouts", ("all cells",)),
-    "layout-moves": Subject("Moves between layouts", "benchmarks.planning.moves", ("slowest plan",)),
+    "layout-moves": Subject("Moves between layouts", "benchmarks.planning.moves"),
     "tenplex": Subject("The changes that Tenplex measures", "benchmarks.planning.tenplex"),
     "large-change": Subject(
         "A change of 70 billion parameters",
@@ -173,9 +169,7 @@ SUBJECTS = {
         ("slowest change over NVLink and InfiniBand, of DynaTrain's 2 s",),
     ),
     "autohet": Subject("AutoHet's recoveries", "benchmarks.planning.autohet"),
-    "unlike-devices": Subject(
-        "Pipelines of unlike devices", "benchmarks.planning.devices", ("1,024 devices",)
-    ),
+    "unlike-devices": Subject("Pipelines of unlike devices", "benchmarks.planning.devices"),
     "oobleck": Subject("Oobleck's Tables 2 and 4", "benchmarks.planning.elastic", ("one loss in 10 min",)),
     "simulated": Subject(
         "Simulated and executed", "benchmarks.planning.simulated", ("simulated / executed training time",)
@@ -210,12 +204,10 @@ SUBJECTS = {
     "strangers": Subject(
         "Strangers at the ports",
         "benchmarks.scale.strangers",
-        (Pick("a step beside them / without", "with / without", "median step"),),
     ),
     "stalled-store": Subject(
         "A stalled rendezvous store",
         "benchmarks.scale.stalled_store",
-        ("step time, stalled store / healthy",),
     ),
     # --------------------------------------------------------------------------------------- correctness
     "campaign": Subject("A campaign of random faults", "benchmarks.recovery.campaign", ("wrong",)),

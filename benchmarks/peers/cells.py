@@ -38,7 +38,7 @@ class Case:
     """What is trained, and what happens to it.
 
     Attributes:
-        layout: ``data`` or ``pipeline``.
+        layout: ``data``, ``pipeline`` or ``hsdp``.
         failure: what dies; None in an undisturbed training.
         distance: completed iterations since the checkpoint.
     """
@@ -158,6 +158,7 @@ class Outcome:
         new_s: until worker 0 has completed an iteration that was not completed before.
         full_s: until as many workers as before have.
         lost: completed iterations that worker 0 repeats.
+        cpu_s: CPU time of worker 0 in a failure-free step, the median.
     """
 
     step_s: float
@@ -168,6 +169,7 @@ class Outcome:
     new_s: float | None = None
     full_s: float | None = None
     lost: int | None = None
+    cpu_s: float | None = None
 
 
 # ---------------------------------------------------------------------------------------------------- running
@@ -245,6 +247,8 @@ def _train(
             elif code and number not in lost:
                 raise CommandError(f"{system.name}: machine {number} ended with {code}\n{_ends(outputs)}")
         if time.monotonic() > deadline:
+            if system.elastic and any(line["event"] == "weights" for line in read(place.trace)):
+                return  # it went on, but the replacement has not joined
             raise CommandError(f"{system.name} was not done after {deadline_s:.0f} s\n{_ends(outputs)}")
         time.sleep(_POLL_S)
 
@@ -311,16 +315,16 @@ def evaluate(system: System, case: Case, lines: Sequence[Line], last: int) -> Ou
         if b["iteration"] == a["iteration"] + 1
     }
     saved = range(case.checkpoint_every, case.checkpoint_every + _AFTER_SAVE)
-    usual = [
-        seconds for iteration, seconds in took.items() if iteration > _WARM_UP and iteration not in saved
-    ]
+    usual = [took[one["iteration"]] for one in of_first if one["iteration"] in took and _timed(one, saved)]
     if not usual:
         raise CommandError(f"{system.name}: no steps to time")
     digests: dict[int, dict[int, str]] = {}
     for line in lines:
         if line["event"] == "weights":
             digests.setdefault(line["iteration"], {})[line["rank"]] = line["digest"]
-    found = Outcome(median(usual), max(one["peak_kb"] for one in ends) / 1024, digests)
+    used = [b["cpu"] - a["cpu"] for a, b in pairwise(of_first) if b["iteration"] in took and _timed(b, saved)]
+    peak_mb = max(one["peak_kb"] for one in ends) / 1024
+    found = Outcome(median(usual), peak_mb, digests, cpu_s=median(used))
     if not case.failure:
         return found
     after = [one for one in lines if one["at"] > killed]
@@ -340,7 +344,13 @@ def evaluate(system: System, case: Case, lines: Sequence[Line], last: int) -> Ou
         new_s=new - killed,
         full_s=None if full is None else full - killed,
         lost=max(0, case.kill_iteration - min(begun)),
+        cpu_s=found.cpu_s,
     )
+
+
+def _timed(end: Line, saved: range) -> bool:
+    """Whether the step that ended is one of those that count."""
+    return end["iteration"] > _WARM_UP and end["iteration"] not in saved
 
 
 def _killed(lines: Sequence[Line]) -> float:

@@ -103,9 +103,16 @@ def _dlrover_master(place: Place) -> Start:
     return Start([*command, "--port", str(place.port), "--node_num", str(MACHINES)], meets=True)
 
 
-PLAIN = System("plain PyTorch", {"data": "data_plain.py", "pipeline": "pipeline_plain.py"}, _torchrun)
+PLAIN = System(
+    "plain PyTorch",
+    {"data": "data_plain.py", "pipeline": "pipeline_plain.py", "hsdp": "hsdp_plain.py"},
+    _torchrun,
+)
 SWIFT = System(
-    "swift_ft", {"data": "data_swift.py", "pipeline": "pipeline_swift.py"}, _swift, settings="as they are"
+    "swift_ft",
+    {"data": "data_swift.py", "pipeline": "pipeline_swift.py", "hsdp": "hsdp_swift.py"},
+    _swift,
+    settings="as they are",
 )
 TUNED_TORCHFT = _torchft(_TORCHFT_TIMEOUT_S)
 _TORCHRUN = "a lost machine is missed after 3 s (torchrun's own: 15 s)"
@@ -114,11 +121,14 @@ SYSTEMS = (
     _torchft(None),
     TUNED_TORCHFT,
     System(
-        "torchrun + DCP", {"data": "data_dcp.py", "pipeline": "pipeline_dcp.py"}, _dcp, settings=_TORCHRUN
+        "torchrun + DCP",
+        {"data": "data_dcp.py", "pipeline": "pipeline_dcp.py", "hsdp": "hsdp_dcp.py"},
+        _dcp,
+        settings=_TORCHRUN,
     ),
     System(
         "torchrun + DCP, asynchronous",
-        {"data": "data_dcp_async.py", "pipeline": "pipeline_dcp_async.py"},
+        {"data": "data_dcp_async.py", "pipeline": "pipeline_dcp_async.py", "hsdp": "hsdp_dcp_async.py"},
         _dcp,
         settings=_TORCHRUN,
     ),

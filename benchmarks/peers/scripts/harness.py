@@ -80,7 +80,7 @@ class Harness:
             self._write("left", iteration=number)
             return
         facts = {} if attempt.workers is None else {"workers": attempt.workers}
-        self._write("end", iteration=number, peak_kb=_peak_kb(), **facts)
+        self._write("end", iteration=number, cpu=time.process_time(), peak_kb=_peak_kb(), **facts)
         if number in self._digest_at:
             self._write("weights", iteration=number, digest=digest(self._model))
 

@@ -1,0 +1,307 @@
+"""The side by side in words and numbers: from what came of its runs to tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.lib.results import Summary, Target, of_repetitions, table, target_table
+from benchmarks.peers.cells import KILLED, MACHINES, MODEL, Case, Failure, Outcome, System
+from benchmarks.peers.lines import changed_lines
+from benchmarks.peers.systems import PLAIN, SWIFT, TUNED_TORCHFT
+
+SCRIPTS = Path(__file__).parent / "scripts"
+LAYOUTS = {"data": "four replicas", "pipeline": "a pipeline of four (1F1B)", "hsdp": "HSDP, 2 x 2"}
+FAILURES: dict[Failure, str] = {
+    "spare": "a machine is lost, a spare waits",
+    "again": "a machine is lost, there is no spare: it is started again at once",
+    "process": "a worker's process is killed alone",
+}
+STEP, OF_TUNED = 1.01, 0.5
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run, or why there is none.
+
+    Attributes:
+        repetition: from 1.
+        case: what was trained, and what died.
+        system: its name.
+        outcome: what came of it; None if it failed.
+        error: the first line of what it said then.
+        load: the host's load average when it began.
+    """
+
+    repetition: int
+    case: Case
+    system: str
+    outcome: Outcome | None
+    error: str = ""
+    load: float = 0.0
+
+    @property
+    def key(self) -> tuple[int, Case, str]:
+        """What tells it from all others."""
+        return self.repetition, self.case, self.system
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Cell:
+        """Reads what ``to_json`` wrote."""
+        outcome = data["outcome"]
+        if outcome is not None:
+            digests = {int(at): {int(r): d for r, d in of.items()} for at, of in outcome["digests"].items()}
+            outcome = Outcome(**outcome | {"digests": digests})
+        return cls(
+            data["repetition"], Case(**data["case"]), data["system"], outcome, data["error"], data["load"]
+        )
+
+
+# -------------------------------------------------------------------------------------------------- numbers
+
+
+def outcomes(cells: Sequence[Cell], case: Case, system: str) -> list[Outcome]:
+    """What came of a system's runs of a case."""
+    return [one.outcome for one in cells if one.outcome and (one.case, one.system) == (case, system)]
+
+
+def _pairs(cells: Sequence[Cell], case: Case, system: str) -> Iterator[tuple[Outcome, Outcome]]:
+    """Of each repetition, a system's run and plain PyTorch's."""
+    for one in cells:
+        if one.outcome and (one.case, one.system) == (case, system):
+            for other in cells:
+                if other.outcome and other.key == (one.repetition, case, PLAIN.name):
+                    yield one.outcome, other.outcome
+
+
+def equal(outcome: Outcome, plain: Outcome, last: int) -> bool:
+    """Whether all workers that were compared have the weights of an undisturbed run, bit for bit."""
+    expected = plain.digests[last]
+    found = outcome.digests.get(last, {})
+    return bool(found) and all(digest == expected.get(rank) for rank, digest in found.items())
+
+
+def step_ratios(cells: Sequence[Cell], case: Case, system: str) -> list[float]:
+    """A failure-free step against plain PyTorch's, in runs that took turns."""
+    return [one.step_s / plain.step_s for one, plain in _pairs(cells, case, system)]
+
+
+def cpu_ratios(cells: Sequence[Cell], case: Case, system: str) -> list[float]:
+    """The same of worker 0's CPU time, which other work on the host changes less."""
+    pairs = [(one.cpu_s, plain.cpu_s) for one, plain in _pairs(cells, case, system)]
+    return [ours / theirs for ours, theirs in pairs if ours and theirs]
+
+
+RATIOS = {
+    "step / plain PyTorch's": step_ratios,
+    "CPU time of worker 0 in a step / plain PyTorch's": cpu_ratios,
+}
+READ: dict[str, tuple[Callable[[Outcome], float | None], str, int]] = {
+    "kill to the first survivor out of the interrupted iteration": (lambda one: one.detected_s, " s", 2),
+    "kill to the end of the next new iteration": (lambda one: one.new_s, " s", 2),
+    "kill to the same with all four workers": (lambda one: one.full_s, " s", 2),
+    "completed iterations that all repeat": (lambda one: one.lost, "", 0),
+    "the three steps after a checkpoint take longer by": (lambda one: one.checkpoint_s, " s", 2),
+    "a worker's most memory": (lambda one: one.peak_mb, " MiB", 0),
+}
+NEW = "kill to the end of the next new iteration"
+PRICE = "the three steps after a checkpoint take longer by"
+SHORT = {"spare": "a spare", "again": "no spare", "process": "a process"}
+_WORSE = (
+    "**What is worse with swift_ft**: all figures in which another system is ahead; of several distances the "
+    "one with the largest difference."
+)
+
+
+def judge(cells: Sequence[Cell], cases: Sequence[Case]) -> list[Target]:
+    """What is asked of swift_ft. Of several cases the worst counts."""
+    targets = []
+    for layout in dict.fromkeys(case.layout for case in cases):
+        some = [case for case in cases if case.layout == layout]
+        steps = [ratio for case in some for ratio in step_ratios(cells, case, SWIFT.name)]
+        if steps:
+            found = Summary.of(steps)
+            name = f"{LAYOUTS[layout]}: failure-free step / plain PyTorch's"
+            targets.append(Target(name, f"<= {STEP}", found.text("", 2), found.median <= STEP))
+        used = [ratio for case in some for ratio in cpu_ratios(cells, case, SWIFT.name)]
+        if used:
+            name = f"{LAYOUTS[layout]}: CPU time of worker 0 in it / in plain PyTorch's"
+            targets.append(Target(name, f"<= {STEP}", Summary.of(used).text("", 2), median(used) <= STEP))
+        best = [ratio for case in some if (ratio := _beside(cells, case, _others(cells, case))) is not None]
+        if best:
+            name = f"{LAYOUTS[layout]}: {NEW}, of the fastest peer's, in the worst row"
+            targets.append(Target(name, "< 1", f"{max(best):.3f}", max(best) < 1))
+        tuned = [ratio for case in some if (ratio := _beside(cells, case, [TUNED_TORCHFT.name])) is not None]
+        if tuned:
+            name = f"{LAYOUTS[layout]}: the same, of {TUNED_TORCHFT.name}'s"
+            targets.append(Target(name, f"<= {OF_TUNED}", f"{max(tuned):.3f}", max(tuned) <= OF_TUNED))
+    return targets
+
+
+def _others(cells: Sequence[Cell], case: Case) -> list[str]:
+    return list({one.system for one in cells if one.case == case} - {PLAIN.name, SWIFT.name})
+
+
+def _beside(cells: Sequence[Cell], case: Case, others: Sequence[str]) -> float | None:
+    """Ours against the fastest of others, by medians; None if one of them has no run."""
+    ours = [one.new_s for one in outcomes(cells, case, SWIFT.name) if one.new_s is not None]
+    theirs = [
+        median(times)
+        for name in others
+        if (times := [one.new_s for one in outcomes(cells, case, name) if one.new_s is not None])
+    ]
+    return median(ours) / min(theirs) if ours and theirs else None
+
+
+# ------------------------------------------------------------------------------------------------- reporting
+
+
+def report(
+    cells: Sequence[Cell],
+    cases: Sequence[Case],
+    systems: Sequence[System],
+    targets: Sequence[Target],
+    repetitions: int,
+) -> str:
+    """All results as Markdown."""
+    parts = [
+        f"{_intro(repetitions)}{_loads(cells)}",
+        _systems_table(systems, list(dict.fromkeys(one.layout for one in cases))),
+    ]
+    for layout in dict.fromkeys(case.layout for case in cases):
+        for failure, words in FAILURES.items():
+            some = [case for case in cases if (case.layout, case.failure) == (layout, failure)]
+            if some:
+                name = LAYOUTS[layout]
+                parts += [f"**{name[0].upper()}{name[1:]}; {words}**", _table(cells, some, systems)]
+    parts += [_WORSE, _worse_table(cells, cases, systems)]
+    return "\n\n".join([*parts, target_table(targets)])
+
+
+def _intro(repetitions: int) -> str:
+    return (
+        f"{MACHINES} machines of one host with a worker and a launcher of their own each train the GPT of "
+        f"`examples/` (`{' '.join(MODEL)}`, gloo, AdamW). The worker of rank {KILLED} gets SIGKILL in the "
+        "middle of a backward; of a machine all processes get it at once. There is one checkpoint before the "
+        "kill, so many completed iterations earlier as the row says, and nobody saves between them. Plain "
+        "PyTorch without a failure runs in turns with all others, and gives the weights and the step to "
+        "compare with; the step is that of worker 0 before the kill, outside of checkpoints. All processes "
+        "share the host's cores: a spare that computes along costs all others time here. Memory is the most "
+        "that a worker had resident, with pages that it shares with the process it was forked from. "
+        f"{of_repetitions(repetitions)}."
+    )
+
+
+def _loads(cells: Sequence[Cell]) -> str:
+    if not cells:
+        return ""
+    found = Summary.of([one.load for one in cells])
+    return f" The host's load average when a run began: {found.text('', 1)}."
+
+
+def _systems_table(systems: Sequence[System], layouts: Sequence[str]) -> str:
+    head = ["", "here", *(f"lines changed, {LAYOUTS[layout]}" for layout in layouts), "settings"]
+    rows = [
+        [one.name, one.missing() or "runs", *(_lines_of(one, layout) for layout in layouts), one.settings]
+        for one in systems
+    ]
+    return table(head, rows)
+
+
+def _lines_of(system: System, layout: str) -> str:
+    if layout not in system.scripts:
+        return system.cannot.get(layout, "not measured")
+    plain, other = ((SCRIPTS / one.scripts[layout]).read_text() for one in (PLAIN, system))
+    return str(changed_lines(plain, other))
+
+
+def _table(cells: Sequence[Cell], cases: Sequence[Case], systems: Sequence[System]) -> str:
+    rows = []
+    for case in cases:
+        at = f", {case.distance} after the checkpoint"
+        for words, ratios in RATIOS.items():
+            found = (ratios(cells, case, one.name) for one in systems)
+            rows.append([f"{words}{at}", *(Summary.of(one).text("", 2) if one else "" for one in found)])
+        for words, (read, unit, digits) in READ.items():
+            rows.append([f"{words}{at}", *(_figure(cells, case, one, read, unit, digits) for one in systems)])
+        rows.append([f"weights equal{at}", *(_equal(cells, case, one) for one in systems)])
+    return table(["", *(one.name for one in systems)], rows)
+
+
+def _worse_table(cells: Sequence[Cell], cases: Sequence[Case], systems: Sequence[System]) -> str:
+    """Of each kind of case and each figure, the row in which another system is ahead by most."""
+    rows = []
+    shown = dict.fromkeys(RATIOS, ("", 2)) | {
+        words: (unit, digits) for words, (_, unit, digits) in READ.items()
+    }
+    del shown[PRICE]  # as long as others use the same cores, it is noise
+    for kind in dict.fromkeys((case.layout, case.failure) for case in cases):
+        some = [case for case in cases if (case.layout, case.failure) == kind]
+        place = f"{LAYOUTS[kind[0]]}, {SHORT[kind[1] or 'spare']}"
+        for words, (unit, digits) in shown.items():
+            behind = [found for case in some if (found := _behind(cells, case, systems, words)) is not None]
+            if behind:
+                at, ours, best, which = max(behind, key=lambda one: one[1] - one[2])
+                figures = (f"{one:.{digits}f}{unit}" for one in (ours, best))
+                rows.append([f"{words}: {place}, {at} after the checkpoint", *figures, which])
+    return table(["figure", "swift_ft's", "the best other", "whose"], rows)
+
+
+def _behind(
+    cells: Sequence[Cell], case: Case, systems: Sequence[System], words: str
+) -> tuple[int, float, float, str] | None:
+    """The distance, our figure, the best other one and whose it is; None where ours is the best."""
+    found = {one.name: median(values) for one in systems if (values := _values(cells, case, one.name, words))}
+    if SWIFT.name not in found or len(found) == 1:
+        return None
+    ours = found.pop(SWIFT.name)
+    which = min(found, key=lambda name: found[name])
+    return (case.distance, ours, found[which], which) if found[which] < ours else None
+
+
+def _values(cells: Sequence[Cell], case: Case, system: str, words: str) -> list[float]:
+    if words in RATIOS:
+        return RATIOS[words](cells, case, system)
+    read = READ[words][0]
+    return [value for one in outcomes(cells, case, system) if (value := read(one)) is not None]
+
+
+def _figure(
+    cells: Sequence[Cell],
+    case: Case,
+    system: System,
+    read: Callable[[Outcome], float | None],
+    unit: str,
+    digits: int,
+) -> str:
+    runs = outcomes(cells, case, system.name)
+    found = [value for one in runs if (value := read(one)) is not None]
+    if found:
+        return Summary.of(found).text(unit, digits)
+    if runs:
+        full = read is READ["kill to the same with all four workers"][0]
+        return "" if not full else "never" if system.shrinks else "not in time"
+    return _why_none(cells, case, system) if read is READ[NEW][0] else ""
+
+
+def _why_none(cells: Sequence[Cell], case: Case, system: System) -> str:
+    if (missing := system.missing()) is not None:
+        return missing
+    if (why := system.why_not(case)) is not None:
+        return why
+    errors = [one.error for one in cells if (one.case, one.system) == (case, system.name)]
+    return f"failed: {errors[0]}" if errors else "not measured"
+
+
+def _equal(cells: Sequence[Cell], case: Case, system: System) -> str:
+    found = [equal(one, plain, case.last) for one, plain in _pairs(cells, case, system.name)]
+    if not found:
+        return ""
+    return "yes" if all(found) else "no" if not any(found) else f"{sum(found)} of {len(found)} runs"

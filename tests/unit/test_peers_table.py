@@ -1,0 +1,197 @@
+"""The side by side with peers: what is read from traces, what a script's changes count, what a page says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.lib.markdown import read_body
+from benchmarks.peers import report
+from benchmarks.peers.cells import MACHINES, Case, Outcome, System, evaluate
+from benchmarks.peers.lines import changed_lines
+from benchmarks.peers.report import Cell, equal, judge
+from benchmarks.peers.systems import PLAIN, SWIFT, SYSTEMS, TUNED_TORCHFT
+from benchmarks.peers.table import turns
+from examples.commands import CommandError
+
+CASE = Case("data", "spare", 1)
+FAST = Outcome(0.1, 300, {CASE.last: {0: "a", 1: "a"}}, None, 0.1, 1.0, 1.0, 0)
+SCRIPT = "\n".join(
+    [
+        '"""Trains."""',
+        "import torch",
+        "",
+        "",
+        "def main():",
+        '    """All of it."""',
+        "    for i in range(3):",
+        "        go(i)",
+        "",
+    ]
+)
+
+
+# ------------------------------------------------------------------------------------------- changed lines
+
+
+@pytest.mark.parametrize(
+    ("other", "count"),
+    [
+        (SCRIPT, 0),
+        (SCRIPT.replace("Trains", "Trains otherwise").replace("\n\n\n", "\n# a remark\n\n"), 0),
+        (SCRIPT.replace("range(3)", "range(\n        3,\n    )"), 0),
+        (SCRIPT.replace("import torch\n", "import torch\nimport swift_ft\n"), 1),
+        (SCRIPT.replace("go(i)", "go(i)\n        save(i)"), 1),
+        (SCRIPT.replace("go(i)", "with step:\n            go(i)"), 2),
+        (SCRIPT.replace("        go(i)\n", "        pass\n"), 1),
+        (SCRIPT.replace("import torch\n", ""), 1),
+    ],
+)
+def test_changed_lines_of_a_script(other: str, count: int) -> None:
+    assert changed_lines(SCRIPT, other) == count
+
+
+def test_each_system_has_its_scripts_and_changes_some_lines() -> None:
+    for system in SYSTEMS:
+        for layout, name in system.scripts.items():
+            plain, other = ((report.SCRIPTS / one).read_text() for one in (PLAIN.scripts[layout], name))
+            assert 0 < changed_lines(plain, other) < 60, name
+
+
+# --------------------------------------------------------------------------------------------------- traces
+
+
+def _trace(*, lost: int = 0, pause: float = 2.0) -> list[dict[str, Any]]:
+    """Four workers with steps of 1 s; rank 1 dies in the middle of one, and all go on after a pause."""
+    lines: list[dict[str, Any]] = []
+
+    def step(rank: int, iteration: int, at: float) -> None:
+        lines.append({"event": "begin", "rank": rank, "at": at, "iteration": iteration})
+        lines.append(
+            {
+                "event": "end",
+                "rank": rank,
+                "at": at + 1,
+                "iteration": iteration,
+                "peak_kb": 2048,
+                "cpu": at / 2,
+            }
+        )
+
+    for rank in range(MACHINES):
+        for iteration in range(CASE.kill_iteration):
+            step(rank, iteration, iteration)
+        lines.append(
+            {"event": "begin", "rank": rank, "at": CASE.kill_iteration, "iteration": CASE.kill_iteration}
+        )
+    killed = CASE.kill_iteration + 0.5
+    lines.append({"event": "kill", "rank": 1, "at": killed, "iteration": CASE.kill_iteration})
+    lines.append({"event": "left", "rank": 0, "at": killed + 0.25, "iteration": CASE.kill_iteration})
+    for rank in range(MACHINES):
+        for number, iteration in enumerate(range(CASE.kill_iteration - lost, CASE.last + 1)):
+            step(rank, iteration, killed + pause + number)
+        end = killed + pause + 10
+        lines.append({"event": "weights", "rank": rank, "at": end, "iteration": CASE.last, "digest": "a"})
+    return sorted(lines, key=lambda line: float(line["at"]))
+
+
+def test_a_trace_tells_what_a_loss_has_cost() -> None:
+    found = evaluate(SWIFT, CASE, _trace(), CASE.last)
+    assert (found.step_s, found.cpu_s, found.peak_mb) == (1.0, 0.5, 2.0)
+    assert (found.detected_s, found.new_s, found.full_s, found.lost) == (0.25, 3.0, 3.0, 0)
+
+
+def test_repeated_iterations_are_lost_ones_and_no_new_ones() -> None:
+    found = evaluate(SWIFT, CASE, _trace(lost=1), CASE.last)
+    assert (found.new_s, found.lost) == (4.0, 1)
+
+
+def test_where_workers_may_be_fewer_only_all_of_them_count_as_full() -> None:
+    lines = _trace()
+    for line in lines:
+        if line["event"] == "end":
+            line["workers"] = 3 if line["iteration"] < CASE.last else 4
+    found = evaluate(replace(SWIFT, elastic=True), CASE, lines, CASE.last)
+    assert (found.new_s, found.full_s) == (3.0, 7.0)
+
+
+def test_a_kill_that_did_not_strike_is_an_error() -> None:
+    with pytest.raises(CommandError, match="no worker was killed"):
+        evaluate(SWIFT, CASE, [line for line in _trace() if line["event"] != "kill"], CASE.last)
+
+
+def test_weights_are_equal_only_if_all_that_were_compared_are() -> None:
+    plain = replace(FAST, digests={7: {0: "a", 1: "b", 2: "c"}})
+    assert equal(replace(FAST, digests={7: {0: "a", 1: "b"}}), plain, 7)
+    assert not equal(replace(FAST, digests={7: {0: "a", 1: "a"}}), plain, 7)
+    assert not equal(replace(FAST, digests={}), plain, 7)
+
+
+# --------------------------------------------------------------------------------------------------- tables
+
+
+def _cells(seconds: Mapping[str, float]) -> list[Cell]:
+    return [
+        Cell(1, CASE, PLAIN.name, replace(FAST, detected_s=None, new_s=None, full_s=None, lost=None)),
+        *(Cell(1, CASE, name, replace(FAST, new_s=new, full_s=new)) for name, new in seconds.items()),
+    ]
+
+
+def test_a_cell_is_the_same_after_it_was_kept() -> None:
+    for cell in (*_cells({SWIFT.name: 1.0}), Cell(2, CASE, SWIFT.name, None, "it failed", 3.5)):
+        assert Cell.from_json(json.loads(json.dumps(cell.to_json()))) == cell
+
+
+def test_targets_take_the_fastest_peer_and_the_worst_row() -> None:
+    slower = Case("data", "spare", 25)
+    cells = _cells({SWIFT.name: 1.0, TUNED_TORCHFT.name: 4.0, "dlrover": 9.0})
+    more = [replace(one, case=slower) for one in _cells({SWIFT.name: 1.0, TUNED_TORCHFT.name: 0.5})]
+    met = {target.limit: target for target in judge(cells, [CASE])}
+    missed = {target.limit: target for target in judge([*cells, *more], [CASE, slower])}
+    assert (met["< 1"].measured, met["< 1"].met, met["<= 0.5"].met) == ("0.250", True, True)
+    assert (missed["< 1"].measured, missed["< 1"].met, missed["<= 0.5"].met) == ("2.000", False, False)
+
+
+def test_the_tables_say_why_a_figure_is_missing_and_what_is_worse() -> None:
+    absent = System("a peer", {"data": "data_dcp.py"}, SWIFT.machine, needs=("no-such-peer", "1.0"))
+    unable = System("no spares", {"data": "data_dcp.py"}, SWIFT.machine, cannot={"spare": "no: it has none"})
+    broken = System("broken", {"data": "data_dcp.py"}, SWIFT.machine)
+    faster = System("faster", {"data": "data_dcp.py"}, SWIFT.machine)
+    cells = [
+        *_cells({SWIFT.name: 1.0, faster.name: 0.25}),
+        Cell(1, CASE, broken.name, None, "it ended with 1"),
+    ]
+    systems = [SWIFT, absent, unable, broken, faster]
+    body = read_body(report.report(cells, [CASE], systems, judge(cells, [CASE]), 1))
+    about, figures, worse = body.tables
+    by_name = {row[0]: dict(zip(figures.columns, row, strict=True)) for row in figures.rows}
+    new = by_name[f"{report.NEW}, 1 after the checkpoint"]
+    missing = "not installed: pip install no-such-peer==1.0"
+    assert [row[1] for row in about.rows] == ["runs", missing, "runs", "runs", "runs"]
+    assert (new["a peer"], new["no spares"], new["broken"]) == (
+        missing,
+        "no: it has none",
+        "failed: it ended with 1",
+    )
+    assert by_name["weights equal, 1 after the checkpoint"]["faster"] == "yes"
+    row = next(row for row in worse.rows if str(row[0]).startswith(report.NEW))
+    assert (row[1:3], row[3]) == (tuple(map(_seconds, (1.0, 0.25))), "faster")
+
+
+def _seconds(value: float) -> Any:
+    return read_body(f"| a | b |\n| --- | --- |\n| x | {value:.2f} s |").tables[0].rows[0][1]
+
+
+def test_all_take_turns_and_those_that_cannot_are_left_out(tmp_path: Path) -> None:
+    absent = System("a peer", {"data": "data_dcp.py"}, SWIFT.machine, needs=("no-such-peer", "1.0"))
+    other = System("other", {"data": "data_dcp.py"}, SWIFT.machine)
+    cases = [CASE, Case("pipeline", "spare", 1), Case("data", "again", 1)]
+    order = [(case.layout, system.name) for case, system, _ in turns(cases, [SWIFT, absent, other], 1)]
+    assert order[:3] == [("data", name) for name in (PLAIN.name, SWIFT.name, "other")]
+    assert order[3:5] == [("pipeline", SWIFT.name), ("pipeline", PLAIN.name)]
+    assert order[5:] == [("data", name) for name in ("other", PLAIN.name, SWIFT.name)]
