@@ -155,9 +155,10 @@ class Outcome:
         digests: by worker, of its parameters after the iteration that is asked for.
         checkpoint_s: how much longer the steps after a checkpoint took together.
         detected_s: until the first survivor has left the interrupted iteration.
-        new_s: until worker 0 has completed an iteration that was not completed before.
+        new_s: until worker 0, or in elastic systems any survivor, has completed an iteration that was not
+            completed before.
         full_s: until as many workers as before have.
-        lost: completed iterations that worker 0 repeats.
+        lost: completed iterations that these repeat.
         cpu_s: CPU time of worker 0 in a failure-free step, the median.
     """
 
@@ -329,11 +330,14 @@ def evaluate(system: System, case: Case, lines: Sequence[Line], last: int) -> Ou
         return found
     after = [one for one in lines if one["at"] > killed]
     left = [one["at"] for one in after if one["event"] == "left"]
-    new = _ended(after, 0, case.kill_iteration)
-    begun = [one["iteration"] for one in after if one["event"] == "begin" and one["rank"] == 0]
+    survivors = {one["file"] for one in lines if one["at"] < killed and one["rank"] != KILLED}
+    # An elastic worker that starts anew gets its peers' state; of others, each one starts anew.
+    counted = [one for one in after if (one["file"] in survivors if system.elastic else one["rank"] == 0)]
+    new = _ended(counted, case.kill_iteration)
+    begun = [one["iteration"] for one in counted if one["event"] == "begin"]
     full = _full_at(system, case, lines, killed)
     if new is None or last not in digests:
-        raise CommandError(f"{system.name}: worker 0 did not go on after the kill")
+        raise CommandError(f"{system.name}: nobody went on after the kill")
     paid = [took[iteration] for iteration in saved if iteration in took]
     return Outcome(
         found.step_s,
@@ -360,21 +364,17 @@ def _killed(lines: Sequence[Line]) -> float:
     raise CommandError("no worker was killed")
 
 
-def _ended(after: Sequence[Line], rank: int, since: int) -> float | None:
-    times = (
-        float(one["at"])
-        for one in after
-        if one["event"] == "end" and one["rank"] == rank and one["iteration"] >= since
-    )
-    return min(times, default=None)
+def _ended(some: Sequence[Line], since: int) -> float | None:
+    ends = (one for one in some if one["event"] == "end" and one["iteration"] >= since)
+    return min((float(one["at"]) for one in ends), default=None)
 
 
 def _full_at(system: System, case: Case, lines: Sequence[Line], killed: float) -> float | None:
     """When as many workers as before had completed a new iteration; None if they did not."""
     after = [one for one in lines if one["at"] > killed]
     if system.elastic:
-        complete = [one for one in after if one.get("workers") == MACHINES]
-        return _ended(complete, 0, case.kill_iteration)
-    times = [_ended(after, rank, case.kill_iteration) for rank in range(MACHINES)]
+        return _ended([one for one in after if one.get("workers") == MACHINES], case.kill_iteration)
+    by_rank = [[one for one in after if one["rank"] == rank] for rank in range(MACHINES)]
+    times = [_ended(some, case.kill_iteration) for some in by_rank]
     known = [one for one in times if one is not None]
     return max(known) if len(known) == MACHINES else None

@@ -97,6 +97,8 @@ def _trace(*, lost: int = 0, pause: float = 2.0) -> list[dict[str, Any]]:
             step(rank, iteration, killed + pause + number)
         end = killed + pause + 10
         lines.append({"event": "weights", "rank": rank, "at": end, "iteration": CASE.last, "digest": "a"})
+    for line in lines:
+        line["file"] = str(line["rank"])
     return sorted(lines, key=lambda line: float(line["at"]))
 
 
@@ -118,6 +120,12 @@ def test_where_workers_may_be_fewer_only_all_of_them_count_as_full() -> None:
             line["workers"] = 3 if line["iteration"] < CASE.last else 4
     found = evaluate(replace(SWIFT, elastic=True), CASE, lines, CASE.last)
     assert (found.new_s, found.full_s) == (3.0, 7.0)
+
+
+def test_an_elastic_worker_that_starts_anew_has_lost_nothing() -> None:
+    elastic = replace(SWIFT, elastic=True)
+    anew = {"event": "begin", "rank": 0, "at": CASE.kill_iteration + 1.0, "iteration": 0, "file": "0-again"}
+    assert evaluate(elastic, CASE, [*_trace(), anew], CASE.last).lost == 0
 
 
 def test_a_kill_that_did_not_strike_is_an_error() -> None:
