@@ -79,6 +79,10 @@ class Action(StrEnum):
     """The machine's network is cut and back again every second."""
     THROTTLE = "throttle"
     """The machine sends ``mbit`` megabits a second at most."""
+    RELOAD = "reload"
+    """A planned change: the job goes on in new processes on the same machines, as after a reload."""
+    MOVE = "move"
+    """A planned change: a spare takes the machine's slot, or else the next machine does, for its own."""
 
 
 OF_STORES = frozenset(
@@ -97,6 +101,8 @@ OF_STORES = frozenset(
 """Calls of the store go wrong, in a worker, in all workers of a machine, or everywhere."""
 OF_NETWORKS = frozenset({Action.UNPLUG, Action.MUTE, Action.DEAF, Action.FLAP, Action.THROTTLE})
 """Of machines with networks of their own (``swift-run --networks``)."""
+OF_CHANGES = frozenset({Action.RELOAD, Action.MOVE})
+"""Another world takes over, as if an operator had asked for it. Nothing is hurt."""
 DEFAULT_SECONDS = {
     Action.FREEZE: 3.0,
     Action.SUSPEND: 3.0,
@@ -108,7 +114,7 @@ DEFAULT_FACTOR = 3.0
 DEFAULT_EACH_S = 0.2
 DEFAULT_MBIT = 10.0
 _OF_A_WORKER = {Action.FREEZE, Action.SLOW, Action.CLOCK, Action.FLIP, Action.TRUNCATE, Action.VANISH}
-_OF_A_MACHINE = {Action.SUSPEND, *OF_NETWORKS}
+_OF_A_MACHINE = {Action.SUSPEND, *OF_NETWORKS, *OF_CHANGES}
 _WITH_A_PEER = {Action.UNPLUG, Action.MUTE, Action.DEAF}
 
 

@@ -76,6 +76,24 @@ def moved(state: State, machine: str, to: str | None = None) -> tuple[str, ...]:
     return _staying(state, tuple((to or spares[0]) if member == machine else member for member in present))
 
 
+def moved_somewhere(state: State, slot: int) -> tuple[str, ...]:
+    """The machines once a spare has taken a slot, or else the machine exchanges it with the next.
+
+    Raises:
+        UsageError: if there is neither a spare nor another machine, or a machine cannot take part.
+    """
+    machines = same_machines(state)
+    if slot >= len(machines):
+        raise UsageError(f"there is no slot {slot}: the job has {counted(len(machines), 'machine')}")
+    if _spares(state):
+        return moved(state, machines[slot])
+    if len(machines) == 1:
+        raise UsageError("no spare waits, and there is no other machine")
+    other = (slot + 1) % len(machines)
+    exchanged = {slot: machines[other], other: machines[slot]}
+    return tuple(exchanged.get(place, machine) for place, machine in enumerate(machines))
+
+
 def resized(state: State, count: int) -> tuple[str, ...]:
     """The machines of a world of so many: those that train now, by slot, and then those that wait.
 

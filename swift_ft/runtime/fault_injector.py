@@ -15,14 +15,16 @@ import torch
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.coordination.participant import Participant
-from swift_ft.errors import SwiftError
+from swift_ft.errors import SwiftError, UsageError
 from swift_ft.faults import Action, Fault, Target, parse_faults, strikes
 from swift_ft.faults.failpoints import Point, hit, listen
-from swift_ft.faults.fault import ALL, DEFAULT_FACTOR, DEFAULT_MBIT, OF_NETWORKS, OF_STORES
+from swift_ft.faults.fault import ALL, DEFAULT_FACTOR, DEFAULT_MBIT, OF_CHANGES, OF_NETWORKS, OF_STORES
 from swift_ft.host.networks import Networks
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.handlers.worlds import all_prepared
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.next_world import check_changeable, moved_somewhere, same_machines
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.storage.store import Store
 from swift_ft.storage.troubles import Troubles
@@ -41,6 +43,7 @@ _LIVE_ONLY = {
 
 
 _COMMIT_S = 20.0
+_PREPARED_S = 60.0
 logger = logging.getLogger(__name__)
 
 
@@ -143,6 +146,8 @@ class FaultInjector:
                 return self._store is not None and strikes.newest_file(self._store) is not None
             case Action.VANISH:
                 return self._store is not None and self._store.exists()
+        if fault.action in OF_CHANGES:
+            return bool(_machines_after(self._participant.state, fault))
         if fault.action in OF_NETWORKS:
             there = fault.peer is None or bool(self._address_of(fault.peer))
             return there and Networks.of_this_process() is not None
@@ -189,6 +194,9 @@ class FaultInjector:
         if fault.action in OF_NETWORKS:
             self._harm_network(fault)
             return
+        if fault.action in OF_CHANGES:
+            self._change(fault)
+            return
         match fault.action:
             case Action.FREEZE:
                 strikes.freeze(fault.lasts_s)
@@ -200,6 +208,26 @@ class FaultInjector:
                 strikes.jump(fault.lasts_s)
             case _:
                 self._harm_store(fault)
+
+    def _change(self, fault: Fault) -> None:
+        """Ask for another world, and hold this one up until it is prepared: a short run would be over."""
+        state = self._participant.state
+        change = ev.ChangePlanned(
+            world=state.worlds.planned + 1,
+            machines=_machines_after(state, fault),
+            reload=fault.action == Action.RELOAD,
+            reason=f"injected: {fault}",
+            asked_by="--inject",
+        )
+        self._participant.append(change)
+
+        def decided(now: State) -> bool:
+            under_way = now.worlds.change
+            return now.phase != Phase.LIVE or under_way is None or all_prepared(now, under_way)
+
+        with waiting("the next world, which an injected change has asked for", _PREPARED_S):
+            if self._participant.wait_for(decided, _PREPARED_S) is None:
+                logger.warning("the next world is not prepared within %g s: the job goes on", _PREPARED_S)
 
     def _harm_network(self, fault: Fault) -> None:
         found = Networks.of_this_process()
@@ -232,6 +260,15 @@ class FaultInjector:
         file = strikes.newest_file(self._store)
         assert file is not None, fault
         (strikes.flip if fault.action == Action.FLIP else strikes.truncate)(file)
+
+
+def _machines_after(state: State, fault: Fault) -> tuple[str, ...]:
+    """The machines of the world that a fault asks for, by slot; empty if the job cannot change now."""
+    try:
+        check_changeable(state)
+        return same_machines(state) if fault.action == Action.RELOAD else moved_somewhere(state, fault.index)
+    except UsageError:
+        return ()
 
 
 def inject_faults(

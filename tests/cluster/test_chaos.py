@@ -145,6 +145,31 @@ def test_each_kind_of_fault_strikes_and_is_survived(plan: str, capfd: pytest.Cap
     assert run["plan"] == "; ".join(map(str, parse_faults(plan)))
 
 
+@pytest.mark.parametrize(
+    ("plan", "spares"),
+    [
+        ("reload machine=0 iteration=2; kill machine=1 iteration=any point=take", "1"),
+        pytest.param("move machine=1 iteration=2 point=optimizer", "1", marks=pytest.mark.thorough),
+        pytest.param("move machine=1 iteration=2 point=reduce", "0", marks=pytest.mark.thorough),
+        pytest.param(
+            "kill machine=1 iteration=1; reload machine=0 iteration=3; "
+            "kill worker=0 iteration=any point=offer",
+            "1",
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_a_change_comes_among_faults(plan: str, spares: str, tmp_path: Path) -> None:
+    # Another world takes over some iterations after its workers are prepared.
+    script = (SCRIPT, "--iterations", "14", "--store", "{folder}/store")
+    training = Training((*LAUNCH[:-1], spares), script, "{folder}/store", 120)
+    plain = run_trial(training, new(tmp_path / "plain"))
+    trial = run_trial(training, new(tmp_path / "faults"), parse_faults(plan), plain)
+    assert (trial.outcome, trial.missed) == (Outcome.IDENTICAL, ()), (trial.reason, trial.missed)
+    events = json.loads((tmp_path / "faults" / "events.json").read_text())["events"]
+    assert "SwitchRequested" in {event["event"] for event in events}
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trial:
     return run_trial(Training(LAUNCH, (SCRIPT,), "", 120), tmp_path_factory.mktemp("undisturbed"))

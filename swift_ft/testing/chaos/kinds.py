@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
 from swift_ft.faults import Action
-from swift_ft.faults.fault import OF_NETWORKS, OF_STORES
+from swift_ft.faults.fault import OF_CHANGES, OF_NETWORKS, OF_STORES
 from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.plans import WEIGHTS
 
@@ -36,8 +36,14 @@ _WORDS = {
     Action.DEAF: "nothing that is sent to a machine arrives",
     Action.FLAP: "a machine's network is cut and back again every second",
     Action.THROTTLE: "a machine sends some megabits a second at most",
+    Action.RELOAD: "a planned change: new processes on the same machines take the state over",
+    Action.MOVE: "a planned change: a spare, or another machine, takes a machine's slot",
 }
-_GROUPS = {"store": OF_STORES | {Action.FLIP, Action.TRUNCATE, Action.VANISH}, "network": OF_NETWORKS}
+_GROUPS = {
+    "store": OF_STORES | {Action.FLIP, Action.TRUNCATE, Action.VANISH},
+    "network": OF_NETWORKS,
+    "change": OF_CHANGES,
+}
 """Names that stand for several kinds."""
 
 
@@ -79,7 +85,8 @@ def weights_of(names: Sequence[str], *, networks: bool = False) -> dict[Action, 
     """The weights with which kinds are drawn.
 
     Args:
-        names: of kinds; ``store`` and ``network`` stand for several, ``all`` for all that there are here.
+        names: of kinds; ``store``, ``network`` and ``change`` stand for several, ``all`` for all that there
+            are here.
         networks: the machines have networks of their own.
 
     Raises:

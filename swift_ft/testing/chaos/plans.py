@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from swift_ft.faults import Action, Fault, Target
 from swift_ft.faults.failpoints import Point
-from swift_ft.faults.fault import ALL, OF_NETWORKS, OF_STORES
+from swift_ft.faults.fault import ALL, OF_CHANGES, OF_NETWORKS, OF_STORES
 
 _T = TypeVar("_T")
 
@@ -24,9 +24,10 @@ _IN_A_RECOVERY = (Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.TRANS
 WEIGHTS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
 """The actions that are drawn unless others are asked for, and how often in comparison with each other."""
 _TARGETS = {Target.MACHINE: 3, Target.WORKER: 1, Target.AGENT: 1}
+_IN_A_CHANGE = (Point.PREPARED, Point.OFFER, Point.TAKE)
 _POINTS = {_IN_A_STEP: 4, _OF_REPLICAS: 2, _OF_CHECKPOINTS: 1, _IN_A_RECOVERY: 3}
 _WITH_COPIES = {**_POINTS, _OF_COPIES: 2}
-_OF_A_MACHINE = (Action.SUSPEND, *sorted(OF_NETWORKS))
+_OF_A_MACHINE = (Action.SUSPEND, *sorted(OF_NETWORKS), *sorted(OF_CHANGES))
 _OF_A_WORKER = (
     Action.BREAK,
     Action.FREEZE,
@@ -93,6 +94,8 @@ def random_plan(shape: Shape, seed: int, attempt: int = 0) -> tuple[Fault, ...]:
     first = _random_fault(shape, draw, points)
     more = draw.randint(0, shape.most - 1)
     kinds = _passed(_WITH_COPIES if shape.copies else _POINTS, shape.points)
+    if OF_CHANGES & shape.weights.keys():
+        kinds[_IN_A_CHANGE] = 3
     return (first, *(_random_fault(shape, draw, _choose(draw, kinds)) for _ in range(more)))
 
 
@@ -116,6 +119,8 @@ def _random_fault(shape: Shape, draw: random.Random, points: tuple[Point, ...]) 
         target = Target.MACHINE
     else:
         target = _choose(draw, _TARGETS)
+    if action in OF_CHANGES and point not in _IN_A_STEP:  # nobody may ask for one in a recovery or a change
+        point = Point.BETWEEN
     of_a_microbatch = point in (Point.FORWARD, Point.BACKWARD) and shape.microbatches > 1
     if action in OF_STORES:
         target = draw.choice((Target.MACHINE, Target.WORKER))
@@ -143,7 +148,7 @@ def _iteration(shape: Shape, draw: random.Random, point: Point) -> int | None:
     """One of all iterations, or of those few in which a point is passed; None for the first of these."""
     if shape.points and point in _OF_CHECKPOINTS and shape.checkpoints:
         return draw.choice(shape.checkpoints)
-    if shape.points and point in (*_OF_COPIES, *_IN_A_RECOVERY):
+    if point in _IN_A_CHANGE or (shape.points and point in (*_OF_COPIES, *_IN_A_RECOVERY)):
         draw.randrange(shape.iterations)
         return None
     return draw.randrange(shape.iterations)

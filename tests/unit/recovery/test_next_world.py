@@ -7,7 +7,7 @@ import pytest
 from swift_ft.errors import UsageError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.next_world import check_changeable, moved, resized, same_machines
+from swift_ft.recovery.next_world import check_changeable, moved, moved_somewhere, resized, same_machines
 from swift_ft.recovery.protocol import step, step_all
 from tests.support.journals import checkpoint, machine, opening
 
@@ -45,6 +45,16 @@ def test_a_spare_takes_the_slot_of_who_moves() -> None:
     state = live(3, 2)
     assert moved(state, machine(1)) == names(0, 3, 2)
     assert moved(state, machine(1), machine(4)) == names(0, 4, 2)
+
+
+def test_a_machine_moves_to_a_spare_or_else_to_the_next_slot() -> None:
+    assert moved_somewhere(live(3, 2), 1) == names(0, 3, 2)
+    assert moved_somewhere(live(3), 0) == names(1, 0, 2)
+    assert moved_somewhere(live(3), 2) == names(2, 1, 0)
+    with pytest.raises(UsageError, match="no spare waits, and there is no other machine"):
+        moved_somewhere(live(1), 0)
+    with pytest.raises(UsageError, match="there is no slot 3: the job has 3 machines"):
+        moved_somewhere(live(3, 1), 3)
 
 
 def test_who_is_asked_to_leave_takes_no_slot_and_may_be_moved() -> None:

@@ -20,10 +20,12 @@ from swift_ft.errors import UsageError
 from swift_ft.faults import failpoints, parse_faults
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.protocol import step, step_all
 from swift_ft.runtime.fault_injector import InjectedError, inject_faults
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.storage.store import Store
+from tests.support.journals import machine, opening
 from tests.support.waiting import wait_until
 
 
@@ -129,6 +131,55 @@ def test_a_fault_waits_for_a_checkpoint(newest: int | None, phase: Phase) -> Non
         of = SimpleNamespace(committed=before)
         assert not condition(SimpleNamespace(checkpoints=of, phase=Phase.LIVE))
     assert worker.broken == 1
+
+
+@pytest.mark.parametrize(
+    ("action", "machines", "reload"), [("reload", (0, 1, 2), True), ("move", (0, 3, 2), False)]
+)
+def test_a_planned_change_is_asked_for_and_waited_for(
+    action: str, machines: tuple[int, ...], reload: bool
+) -> None:
+    worker = Worker(f"{action} machine=1 iteration=5")
+    state = trains(3, spares=1)
+    worker.participant.state = state
+    looks: list[bool] = []
+
+    def wait_for(condition: Callable[[State], bool], timeout_s: float) -> State:
+        """Of the next world two workers of three are prepared, then the last one."""
+        after = step(state, worker.journal[-1])
+        for rank in range(3):
+            looks.append(condition(after))
+            after = step(after, ev.NextPrepared(rank=rank, world=1))
+        looks.append(condition(after))
+        assert condition(step(after, ev.MachineLost(machine=machine(0), reason="power")))
+        return after
+
+    worker.participant.wait_for = wait_for
+    hit(Point.BETWEEN, 5)
+    injected, planned = worker.journal
+    assert injected == ev.FaultInjected(fault=f"{action} machine=1 iteration=5 point=between")
+    assert isinstance(planned, ev.ChangePlanned)
+    assert planned.machines == tuple(map(machine, machines))
+    assert (planned.world, planned.reload) == (1, reload)
+    assert looks == [False, False, False, True]
+
+
+def test_no_change_is_asked_for_where_none_can_be() -> None:
+    worker = Worker("reload machine=1 iteration=5; move machine=1 iteration=6")
+    state = trains(3, spares=1)
+    worker.participant.state = step(state, ev.MachineLost(machine=machine(0), reason="power"))
+    hit(Point.BETWEEN, 5)
+    change = ev.ChangePlanned(world=1, machines=tuple(map(machine, range(3))))
+    worker.participant.state = step(state, change)
+    hit(Point.BETWEEN, 6)
+    assert worker.journal == []  # they count as faults that never struck
+
+
+def trains(machines: int, spares: int) -> State:
+    """A job whose workers train."""
+    state = step_all(State(), opening(machines, spares=spares))
+    ready = (ev.WorkerReady(rank=rank, generation=state.generation) for rank in range(machines))
+    return step_all(state, ready)
 
 
 def test_a_process_that_is_stopped_says_at_what_moment(

@@ -10,7 +10,7 @@ import pytest
 from swift_ft.errors import UsageError
 from swift_ft.faults import Action, Target, parse_faults
 from swift_ft.faults.failpoints import Point
-from swift_ft.faults.fault import ALL, OF_NETWORKS, OF_STORES
+from swift_ft.faults.fault import ALL, OF_CHANGES, OF_NETWORKS, OF_STORES
 from swift_ft.testing.chaos.kinds import kinds, weights_of
 from swift_ft.testing.chaos.plans import WEIGHTS, Shape, random_plan
 
@@ -54,6 +54,13 @@ def test_all_kinds_that_are_asked_for_are_drawn_and_can_be_read() -> None:
     plans = [random_plan(everything, seed) for seed in range(500)]
     faults = [fault for plan in plans for fault in plan]
     assert {fault.action for fault in faults} == set(Action) - {Action.RAISE}
+    in_a_change = {Point.PREPARED, Point.OFFER, Point.TAKE}
+    assert in_a_change < {fault.point for fault in faults}
+    assert {fault.iteration for fault in faults if fault.point in in_a_change} == {None}  # the first there is
+    changes = [fault for fault in faults if fault.action in OF_CHANGES]
+    assert {fault.point for fault in changes} <= {
+        *(Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN)
+    }
     of_stores = [fault for fault in faults if fault.action in OF_STORES]
     assert {fault.target for fault in of_stores} == {Target.MACHINE, Target.WORKER}
     assert {fault.index == ALL for fault in of_stores} == {True, False}
@@ -63,6 +70,7 @@ def test_all_kinds_that_are_asked_for_are_drawn_and_can_be_read() -> None:
     assert {kind.name for kind in kinds()} == {*map(str, Action)} - {"raise"}
     assert not OF_NETWORKS & weights_of(["all"]).keys()
     assert weights_of(["store"]).keys() > OF_STORES
+    assert weights_of(["change"]).keys() == OF_CHANGES
     with pytest.raises(UsageError, match="there is no fault 'fire': --list-faults shows all"):
         weights_of(["kill", "fire"])
 
