@@ -49,7 +49,7 @@ def shares_requested(state: State, event: ev.SharesRequested) -> State:
     shares, before = event.shares, state.layouts.shares
     if _other_change(state) or too_late(state, event):
         return state
-    if not shares or min(shares) < 1 or state.world_size % len(shares):
+    if min(shares, default=0) < 1 or state.world_size % len(shares):
         return state
     # A global batch of another size would be another training.
     if before and (len(shares), sum(shares)) != (len(before[-1].samples), sum(before[-1].samples)):
