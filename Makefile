@@ -99,9 +99,9 @@ $(TORCH_VENV)/.installed: pyproject.toml constraints.txt
 	@touch $@
 
 test-torch: $(TORCH_VENV)/.installed  ## run what depends on torch with TORCH=2.14.1 [PYTHON=python3.12]
-	OMP_NUM_THREADS=1 $(TORCH_BIN)/python -m pytest -n 2 tests/unit/torch_adapters tests/unit/undo \
+	OMP_NUM_THREADS=1 $(TORCH_BIN)/python -m pytest -n 2 --thorough tests/unit/torch_adapters tests/unit/undo \
 		tests/unit/runtime tests/unit/checkpoint tests/unit/test_package.py
-	$(TORCH_BIN)/python -m pytest -n 2 --dist loadfile $(addprefix tests/cluster/test_, support.py kills.py \
+	$(TORCH_BIN)/python -m pytest -n 2 --dist loadfile --budget 3200 $(addprefix tests/cluster/test_, support.py kills.py \
 		failures.py replicas.py hybrid.py sharded.py sharded_stages.py tensor_parallel.py layouts.py \
 		layer_replicas.py memory_checkpoints.py parallel_recovery.py script_communication.py guests.py)
 	$(TORCH_BIN)/python -m examples.demo
