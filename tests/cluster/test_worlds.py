@@ -231,3 +231,22 @@ def test_a_pipeline_of_shards_is_cut_otherwise(
     script = [*training(tmp_path, EXAMPLES / f"{example}.py", iterations=ITERATIONS + 2), "--parts", parts]
     resumed = run_cluster(tmp_path, machines=len(slots), script=script, flags=["--resume"])
     assert resumed.code == 0, resumed.output[-3000:]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("starved", "why"),
+    [("raises", "OutOfMemoryError: CUDA out of memory"), ("killed", "was killed by SIGKILL")],
+)
+def test_a_next_world_without_memory_is_given_up(
+    starved: str, why: str, changed: Any, references: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is prepared. The present one trains on, and says why."""
+    monkeypatch.setenv("STARVED", starved)
+    run = changed("starved_next", (3, [0, 1, 2], []), machines=2, spares=1)
+    assert not worlds_of(run)
+    assert not run.events("SwitchRequested")
+    assert not run.recoveries
+    assert all(why in reason for reason in given_up(run))
+    assert f"world 1 does not take over: {given_up(run)[0]}" in run.output
+    assert_identical(run, references("train_elastic", 2))

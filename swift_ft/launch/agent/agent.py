@@ -102,14 +102,21 @@ class MachineAgent(ElasticAgent):
                 self._selector.register(source, selectors.EVENT_READ)
         self._heard = WorkerChannels(self._selector, self._run_end.hear)
         heard_next = WorkerChannels(self._selector, self._run_end.hear)
-        self._next = NextWorld(
-            self, settings, standby, spec.rdzv_handler, logs_specs, heard_next, self._note_report
-        )
         self._watch = WorkerWatch(
             spec.rdzv_handler,
             self._heard,
             heartbeat_timeout_s=settings.config.heartbeat_timeout_s,
             machine_silence_s=settings.config.machine_silence_s,
+        )
+        self._next = NextWorld(
+            self,
+            settings,
+            standby,
+            spec.rdzv_handler,
+            logs_specs,
+            heard_next,
+            self._note_report,
+            self._watch.oom_kills,
         )
         self._guests = Guests(standby, spec.rdzv_handler, settings.config.elastic_wait_s)
         self._auditor = Auditor(settings, standby, spec.rdzv_handler, self._selector)

@@ -11,6 +11,7 @@ from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from swift_ft.errors import UsageError
 from swift_ft.launch.agent.room import why_no_room
+from swift_ft.launch.detection.kernel import OomKills
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
@@ -49,6 +50,7 @@ class NextWorld:
         logs: where their output goes.
         heard: listens to them; what they say of their logs and their store, the agent has to know, too.
         on_other: called with a report of the standby that is of none of them.
+        oom_kills: what the kernel has killed on this machine, whoever asks first.
 
     Attributes:
         number: of the world whose workers run here; None if there are none.
@@ -67,6 +69,7 @@ class NextWorld:
         logs: MachineLogs,
         heard: WorkerChannels,
         on_other: Callable[[dict[str, int]], object],
+        oom_kills: OomKills,
     ) -> None:
         self._agent = agent
         self._settings = settings
@@ -74,6 +77,7 @@ class NextWorld:
         self._membership = membership
         self._logs = logs
         self._on_other = on_other
+        self._oom_kills = oom_kills
         self._since = 0.0
         self._waits_for_place = False
         self.number: int | None = None
@@ -174,7 +178,8 @@ class NextWorld:
         assert self.group is not None
         code, rank = self.processes.exit_codes[local_rank], self.group.workers[local_rank].global_rank
         if code < 0:
-            why = f"was killed by {signal.Signals(-code).name}"
+            name, kernel = signal.Signals(-code).name, self._oom_kills.look()
+            why = f"was killed by {name}: {kernel}" if kernel else f"was killed by {name}"
         else:
             why = self.heard.failed.get(local_rank, {}).get("failed", f"ended with exit code {code}")
         return f"worker {rank} of the next world on machine {self._membership.machine}: {why}"

@@ -48,7 +48,7 @@ class WorkerWatch:
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._machine_silence_s = machine_silence_s
         self._stopped = StoppedWorkers()
-        self._oom_kills = OomKills()
+        self.oom_kills = OomKills()
 
     @property
     def pause_s(self) -> float:
@@ -84,7 +84,7 @@ class WorkerWatch:
 
     def _report_death(self, reason: str, cause: Cause, evidence: Sequence[str]) -> None:
         """Report a loss by a signal, and whether it was the kernel's for want of memory."""
-        why = self._oom_kills.look()
+        why = self.oom_kills.look()
         self.report_loss(f"{reason}: {why}" if why else reason, Cause.MEMORY if why else cause, evidence)
 
     def ended(self, local_rank: int, rank: int, code: int, said: str = "") -> None:
@@ -169,7 +169,7 @@ class WorkerWatch:
             ranks: their ranks in the job, by local rank.
             read_exits: notes in `processes` which have ended.
         """
-        self._oom_kills.look()  # those of now are no reason for a death later on
+        self.oom_kills.look()  # those of now are no reason for a death later on
         state = self._membership.follower.state
         silence_s = self._heartbeat_timeout_s * state.patience
         silent = self._heard.silent(silence_s)

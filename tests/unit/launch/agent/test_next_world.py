@@ -36,7 +36,10 @@ class Agent:
         membership: Any = SimpleNamespace(machine="A", bootstrap=bootstrap, follower=follower)
         heard = WorkerChannels(selectors.DefaultSelector())
         nothing: Any = None
-        self.next = NextWorld(self, nothing, nothing, membership, nothing, heard, nothing)  # type: ignore[arg-type]
+        self.killed: str = ""  # what the kernel says
+        kernel: Any = SimpleNamespace(look=lambda: self.killed)
+        workers: Any = self
+        self.next = NextWorld(workers, nothing, nothing, membership, nothing, heard, nothing, kernel)
 
     def workers_in(self, *_: object) -> NoReturn:
         raise AssertionError
@@ -89,3 +92,31 @@ def test_a_worker_that_a_signal_stops_gives_the_change_up() -> None:
         1,
         "a worker of the next world on machine A (process 7) was stopped by a signal",
     )
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "killed", "why"),
+    [
+        (-9, "", "the kernel was out of memory", "was killed by SIGKILL: the kernel was out of memory"),
+        (-9, "", "", "was killed by SIGKILL"),
+        (1, "OutOfMemoryError: CUDA out of memory", "", "OutOfMemoryError: CUDA out of memory"),
+        (3, "", "", "ended with exit code 3"),
+    ],
+)
+def test_how_a_worker_of_the_next_world_has_ended(
+    code: int, said: str, killed: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The present world trains on, and the change is given up with the cause."""
+    agent = Agent(PLACE)
+    agent.killed = killed
+    following: Any = agent.next
+    following.processes = SimpleNamespace(owns=lambda _: True, note=lambda _: 0, exit_codes={0: code})
+    following.group = SimpleNamespace(workers=[SimpleNamespace(global_rank=2)])
+    following.number = 1
+    monkeypatch.setattr(following.heard, "read", lambda local_rank: None)
+    if said:
+        following.heard.failed[0] = {"failed": said}
+    assert agent.next.note({"ended": 1})
+    (event,) = agent.events
+    assert isinstance(event, ev.ChangeGivenUp)
+    assert event.reason == f"worker 2 of the next world on machine A: {why}"
