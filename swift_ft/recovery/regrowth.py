@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.next_pipelines import Sizes, pipelines_of, sizes_of
-from swift_ft.recovery.survivors import alike
+from swift_ft.recovery.survivors import alike, shares_of
 from swift_ft.recovery.worlds import FullSize
 
 
@@ -56,7 +56,7 @@ def growth_of(state: State, most: int | None = None) -> Growth | None:
     own = tuple(filled[slot] for slot in sorted(filled))
     formed = pipelines_of(state, full.pipelines, Sizes(full.layers, full.microbatches), filled)
     if formed is None:
-        growth = Growth(alike(state, own, len(full.pipelines)))
+        growth = Growth(alike(state, own, full.shares))
     else:
         each = state.shape.workers_per_machine
         stages = tuple(len(machines) * each for machines in formed.machines)
@@ -91,7 +91,7 @@ def _full_size(state: State) -> FullSize:
     members, pipelines = state.membership.members, state.layouts.pipelines
     sizes = sizes_of(state) if pipelines else Sizes(0, 0)
     machines = tuple(members.get(slot, "") for slot in range(state.shape.machines))
-    return FullSize(machines, state.worlds.present.plan, pipelines, *sizes)
+    return FullSize(machines, state.worlds.present.plan, shares_of(state), pipelines, *sizes)
 
 
 def _filled(state: State, full: FullSize, most: int) -> dict[int, str]:

@@ -60,7 +60,7 @@ def answer_of(state: State) -> Answer:
     own = _own_machines(state)
     formed = next_pipelines(state, own)
     if formed is None:
-        answer = Answer(alike(state, own, len(state.layouts.pipelines)))
+        answer = Answer(alike(state, own, shares_of(state)))
     elif formed.reason:
         return Answer(why_guests=formed.reason)
     else:
@@ -118,16 +118,18 @@ def _own_machines(state: State) -> tuple[str, ...]:
     )
 
 
-def alike(state: State, own: tuple[str, ...], pipelines: int) -> tuple[str, ...]:
-    """As many of the machines as can share what is held as it is shared now.
+def shares_of(state: State) -> int:
+    """The number of parts in which the state is held: pipelines of a LayerStack, or else shards."""
+    return max(1, len(state.layouts.pipelines)) if state.layouts.placed else len({*held_of(state).values()})
+
+
+def alike(state: State, own: tuple[str, ...], shares: int) -> tuple[str, ...]:
+    """As many of the machines as can have equally many workers for each share.
 
     Args:
         own: the machines that there are.
-        pipelines: how many there are; 0 or 1 without replicas of a LayerStack.
+        shares: a script has as many pipelines as before, and as many shards: without a plan none are unlike.
     """
-    # A script has as many pipelines as before, and as many shards: it makes no unlike ones without a plan.
-    layered = bool(state.layouts.placed)
-    shares = max(1, pipelines) if layered else len({*held_of(state).values()})
     each, count = state.shape.workers_per_machine, len(own)
     while count and count * each % shares:
         count -= 1

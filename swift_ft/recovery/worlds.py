@@ -77,6 +77,7 @@ class FullSize:
     Attributes:
         machines: of each slot, empty for those that were lost.
         plan: its layout; empty if its workers find one by their number.
+        shares: the parts in which workers hold the state: pipelines of a LayerStack, or shards.
         pipelines: of a LayerStack, that are replicas of each other: the ranks of each. Empty if there is one.
         layers: how many that has.
         microbatches: of all pipelines in an iteration; 0 if the script does not take them from a plan.
@@ -84,6 +85,7 @@ class FullSize:
 
     machines: tuple[str, ...]
     plan: str = ""
+    shares: int = 1
     pipelines: tuple[tuple[int, ...], ...] = ()
     layers: int = 0
     microbatches: int = 0

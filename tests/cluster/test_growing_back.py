@@ -10,8 +10,9 @@ import pytest
 
 from swift_ft.config.run_plan import plan_from_json
 from tests.cluster.test_survivors import SHRINK, guests_of
+from tests.cluster.test_survivors import train as train_anew
 from tests.cluster.test_unlike_worlds import assert_same_state, at_end, options, train
-from tests.support.cluster import SLOW_UNTIL_TOLD, ClusterRun, run_launcher
+from tests.support.cluster import SLOW_UNTIL_TOLD, ClusterRun, assert_identical, run_launcher, training
 from tests.support.worlds import given_up, worlds_of
 
 ITERATIONS = 60
@@ -31,15 +32,20 @@ def grown(
     *flags: str,
     machines: int = 4,
     args: Sequence[str] = (),
+    then: str = "",
 ) -> ClusterRun:
-    """A run of pipelines to its end, in which machines come once all of these losses have struck."""
+    """A run of pipelines to its end, in which machines come once all of these losses have struck.
+
+    Then another fault may.
+    """
     for name, value in (("EXAMPLE", "unlike_worlds"), ("QUICK", "1000"), ("LOST", str(len(faults)))):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SAMPLE_LOG", str(folder / "samples"))
     script = [str(SLOW_UNTIL_TOLD), *options(folder, *args, iterations=ITERATIONS)]
-    all_flags, inject = [*SHRINK, *flags], "; ".join(faults)
+    all_flags, every = [*SHRINK, *flags], [*faults, then] if then else faults
+    inject = "; ".join(every)
     run = run_launcher(LATE, folder, inject=inject, machines=machines, flags=all_flags, script=script)
-    assert len(run.events("FaultInjected")) == len(faults), "a fault did not strike"
+    assert len(run.events("FaultInjected")) == len(every), "a fault did not strike"
     return run
 
 
@@ -100,6 +106,30 @@ def test_merged_pipelines_part_again(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("second", "sizes"),
+    [
+        ("kill worker=3 iteration=any point=prepared", [3, 4]),
+        ("kill worker=3 iteration=any point=take", [3, 4]),
+        ("kill machine=3 iteration=any point=take", [3]),
+    ],
+)
+def test_a_loss_while_it_grows(
+    second: str, sizes: list[int], tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is tried again where a next worker ends. Where a machine is lost, the one that came replaces it.
+
+    Only the larger world has a worker 3.
+    """
+    first = "kill machine=1 iteration=5 point=forward microbatch=1"
+    run = grown(tmp_path, monkeypatch, [first], then=second)
+    assert len(given_up(run)) == 1
+    assert [state.world_size for state in worlds_of(run)] == sizes
+    assert not guests_of(run)
+    assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
 def test_with_a_policy_that_advises_it_stays_small(
     tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,3 +153,29 @@ def test_a_policy_grows_it_within_its_limits(
     assert [state.world_size for state in worlds_of(run)] == [3, 4]
     assert asked_by(run) == ["--on-loss shrink", "--policy auto"]
     assert_same_state(run, undisturbed)
+
+
+@pytest.mark.thorough
+def test_shards_grow_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One replica of two shards is left, and a machine waits until another one comes.
+
+    All files are those of a run that was resumed with fewer workers, and with all of them.
+    """
+    example, late, again = ("train_hsdp", "--layers=2"), tmp_path / "late", tmp_path / "again"
+    for name, value in (("EXAMPLE", example[0]), ("QUICK", "1000"), ("LOST", "1")):
+        monkeypatch.setenv(name, value)
+    script = [*training(late, SLOW_UNTIL_TOLD, iterations=ITERATIONS), example[1]]
+    fault = "kill machine=1 iteration=5 point=between"
+    run = run_launcher(LATE, late, inject=fault, machines=4, flags=SHRINK, script=script)
+    few, all_again = worlds_of(run)
+    assert not given_up(run), run.output[-5000:]
+    assert (few.world_size, all_again.world_size) == (2, 4)
+    assert len(few.membership.spares) == 1
+    since, until = few.worlds.present.since, all_again.worlds.present.since
+    for machines, iterations in ((4, since), (2, until), (4, ITERATIONS)):
+        for left in [*again.glob("weights/*")]:
+            left.unlink()
+        flags = ["--resume"] if iterations > since else []
+        every = "--checkpoint-every=1"
+        resumed = train_anew(again, *example, every, machines=machines, iterations=iterations, flags=flags)
+    assert_identical(run, resumed)

@@ -14,6 +14,7 @@ from swift_ft.cli import run
 from swift_ft.coordination.follower import Follower
 from swift_ft.launch.cluster import Cluster
 from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.regrowth import growth_of
 
 GO = Path(os.environ["SWIFT_TEST_FOLDER"]) / "go"
 LOST = int(os.environ["LOST"])
@@ -42,7 +43,7 @@ class LateCluster(Cluster):
         if state.worlds.full is None:
             GO.touch()
             return
-        have_come = membership.arrivals >= self._job.opened.machines + self.came and not membership.spares
+        have_come = membership.arrivals >= self._job.opened.machines + self.came and growth_of(state) is None
         if have_come and self.came < LOST and state.worlds.change is None:
             self._start_machine(None, self._job.opened.machines + self.came)
             self.came += 1

@@ -38,10 +38,9 @@ SHARDS = """
     report 3 at 30 holds=s1
     offered 0,2,3 at 30
     taken all
-    report 0 at 30 holds=s0
-    report 1 at 30 holds=s1
+    report all at 30
 """
-"""Two replicas of two shards: one is left, and a machine waits."""
+"""Two replicas of two shards: one is left, which shares nothing with anybody, and a machine waits."""
 
 
 def after(*lines: str) -> State:
