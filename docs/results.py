@@ -42,7 +42,9 @@ The same training on the same machine, in turns, under swift_ft and under others
 `torch.distributed.checkpoint`, [nvidia-resiliency-ext](https://github.com/NVIDIA/nvidia-resiliency-ext) and
 [DLRover](https://github.com/intelligent-machine-learning/dlrover). `make bench-peers` measures it on yours;
 [how their terms and ours go together](migration.md). All of this page but these lines is what that command
-has written.
+has written; `python -m benchmarks.peers.draw` draws the picture.
+
+![Seconds from the kill to the next new iteration, by system](../benchmarks/figures/peers.png)
 
 """
 _NO_GPU = "- Nothing was measured on a GPU yet ([docs/nccl.md](../docs/nccl.md)).\n"

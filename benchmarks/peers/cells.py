@@ -115,6 +115,7 @@ class System:
         shrinks: without a spare, the world stays smaller.
         needs: the distribution that has to be installed, and its version.
         settings: how it is set up, in words.
+        fails: parts of it that do not run without a GPU or with this torch, and what they say.
     """
 
     name: str
@@ -126,6 +127,7 @@ class System:
     shrinks: bool = False
     needs: tuple[str, str] | None = None
     settings: str = ""
+    fails: Mapping[str, str] = field(default_factory=dict)
 
     def missing(self) -> str | None:
         """Why it cannot run here at all; None if it can."""

@@ -175,6 +175,9 @@ def report(
         f"{_intro(repetitions)}{_loads(cells)}",
         _systems_table(systems, list(dict.fromkeys(one.layout for one in cases))),
     ]
+    failing = [[one.name, *failure] for one in systems for failure in one.fails.items()]
+    if failing:
+        parts += ["**What does not run on this host**", table(["", "", "what it says"], failing)]
     for layout in dict.fromkeys(case.layout for case in cases):
         for failure, words in FAILURES.items():
             some = [case for case in cases if (case.layout, case.failure) == (layout, failure)]
@@ -194,7 +197,9 @@ def _intro(repetitions: int) -> str:
         "PyTorch without a failure runs in turns with all others, and gives the weights and the step to "
         "compare with; the step is that of worker 0 before the kill, outside of checkpoints. All processes "
         "share the host's cores: a spare that computes along costs all others time here. Memory is the most "
-        "that a worker had resident, with pages that it shares with the process it was forked from. "
+        "that a worker had resident, with pages that it shares with the process it was forked from. Replicas "
+        "that load a checkpoint into a new DDP do not get the same bits: it forms other buckets in its first "
+        "iteration, and sums in another order (with buckets that stay, they do). "
         f"{of_repetitions(repetitions)}."
     )
 

@@ -63,9 +63,14 @@ def _torchft(timeout_s: float | None) -> System:
         {"pipeline": "no: it protects replicas, and one pipeline has none"},
         elastic=True,
         needs=("torchft", "0.2.0"),
-        settings="as they are; its DDP's hook is patched, or survivors die with gloo"
+        settings="as they are"
         if timeout_s is None
-        else f"Manager, process group, heartbeats and joining: {timeout_s:.0f} s; the same patch",
+        else f"those of Manager, process group, heartbeats and joining: {timeout_s:.0f} s",
+        fails={
+            "its DDP": "with gloo, survivors fail an assertion in its communication hook; here it is patched"
+        }
+        if timeout_s is None
+        else {},
     )
 
 
@@ -142,18 +147,30 @@ SYSTEMS = (
         },
         shrinks=True,
         needs=("nvidia-resiliency-ext", "0.4.1"),
-        settings="in-process restart, heartbeats 3 s (its own: 30 s), looks each 0.1 s (1 s), collectives "
-        "give up after 5 s, or workers hang with gloo; local checkpoints in a folder that all share, since "
-        "their copies on other machines need CUDA, and a state of ours, since its own refuses CPU tensors",
+        settings="in-process restart: heartbeats 3 s (its own: 30 s), looks each 0.1 s (1 s), collectives "
+        "give up after 5 s; local checkpoints: in a folder that all share",
+        fails={
+            "versions after 0.4.1": "no matching distribution for Python 3.11 with glibc 2.36",
+            "`BasicTensorAwareStateDict`": "`assert state_dict_value.is_cuda`; here a state of ours does not",
+            "copies of local checkpoints elsewhere": "they are sent by `ten.cuda()`; not used here",
+            "the wrapper's abort": "ends NCCL; with gloo, a worker whose own peers live waits for a timeout",
+        },
     ),
     System(
         "dlrover",
-        {"data": "data_dlrover.py", "pipeline": "pipeline_dlrover.py"},
+        {"data": "data_dlrover.py"},
         _dlrover,
         _dlrover_master,
-        {"spare": "no: its master starts machines anew, none waits"},
+        {
+            "spare": "no: its master starts machines anew, none waits",
+            "pipeline": "no: flash checkpoints of parts are for Megatron-LM, DeepSpeed and FSDP",
+        },
         needs=("dlrover", "0.6.1"),
-        settings="elastic agent and flash checkpoint; the master is started by hand, since "
-        "`dlrover-run --standalone` fails with torch 2.13",
+        settings="elastic agent and flash checkpoint, each machine with shared memory of its own",
+        fails={
+            "`pip install dlrover[torch]` alone": "No module named 'grpc'; `[k8s]` brings it",
+            "`dlrover-run --standalone`": "TypeError: SubprocessHandler.__init__() missing 1 required "
+            "positional argument: 'numa_options'; here the master is started by hand",
+        },
     ),
 )

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.lib.figures import Figure
 from benchmarks.lib.markdown import read_body
+from benchmarks.lib.runs import Table, newest, read_runs
 from benchmarks.peers import report
 from benchmarks.peers.cells import MACHINES, Case, Outcome, System, evaluate
+from benchmarks.peers.draw import seconds
 from benchmarks.peers.lines import changed_lines
 from benchmarks.peers.report import Cell, equal, judge
 from benchmarks.peers.systems import PLAIN, SWIFT, SYSTEMS, TUNED_TORCHFT
@@ -167,7 +170,13 @@ def test_targets_take_the_fastest_peer_and_the_worst_row() -> None:
 
 def test_the_tables_say_why_a_figure_is_missing_and_what_is_worse() -> None:
     absent = System("a peer", {"data": "data_dcp.py"}, SWIFT.machine, needs=("no-such-peer", "1.0"))
-    unable = System("no spares", {"data": "data_dcp.py"}, SWIFT.machine, cannot={"spare": "no: it has none"})
+    unable = System(
+        "no spares",
+        {"data": "data_dcp.py"},
+        SWIFT.machine,
+        cannot={"spare": "no: it has none"},
+        fails={"a part": "No module named 'x'"},
+    )
     broken = System("broken", {"data": "data_dcp.py"}, SWIFT.machine)
     faster = System("faster", {"data": "data_dcp.py"}, SWIFT.machine)
     cells = [
@@ -176,7 +185,8 @@ def test_the_tables_say_why_a_figure_is_missing_and_what_is_worse() -> None:
     ]
     systems = [SWIFT, absent, unable, broken, faster]
     body = read_body(report.report(cells, [CASE], systems, judge(cells, [CASE]), 1))
-    about, figures, worse = body.tables
+    about, failing, figures, worse = body.tables
+    assert failing.rows == (("no spares", "a part", "No module named 'x'"),)
     by_name = {row[0]: dict(zip(figures.columns, row, strict=True)) for row in figures.rows}
     new = by_name[f"{report.NEW}, 1 after the checkpoint"]
     missing = "not installed: pip install no-such-peer==1.0"
@@ -193,6 +203,18 @@ def test_the_tables_say_why_a_figure_is_missing_and_what_is_worse() -> None:
 
 def _seconds(value: float) -> Any:
     return read_body(f"| a | b |\n| --- | --- |\n| x | {value:.2f} s |").tables[0].rows[0][1]
+
+
+def test_the_picture_has_the_times_of_each_table() -> None:
+    columns = ("", "swift_ft", "other", "absent")
+    row = (
+        f"{report.NEW}, 25 after the checkpoint",
+        Figure(1.5, unit="s"),
+        Figure(20.0, unit="s"),
+        "no: it has none",
+    )
+    run = replace(newest(read_runs())["peers"], tables=(Table(columns, (row,), "**Four replicas; lost**"),))
+    assert seconds(run) == {"Four replicas; lost": {"swift_ft": 1.5, "other": 20.0}}
 
 
 def test_all_take_turns_and_those_that_cannot_are_left_out(tmp_path: Path) -> None:
