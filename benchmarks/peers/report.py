@@ -121,7 +121,7 @@ _WORSE = (
 
 
 def judge(cells: Sequence[Cell], cases: Sequence[Case]) -> list[Target]:
-    """What is asked of swift_ft. Of several cases the worst counts."""
+    """What is asked of swift_ft. Of several cases and repetitions the worst counts."""
     targets = []
     for layout in dict.fromkeys(case.layout for case in cases):
         some = [case for case in cases if case.layout == layout]
@@ -129,11 +129,11 @@ def judge(cells: Sequence[Cell], cases: Sequence[Case]) -> list[Target]:
         if steps:
             found = Summary.of(steps)
             name = f"{LAYOUTS[layout]}: failure-free step / plain PyTorch's"
-            targets.append(Target(name, f"<= {STEP}", found.text("", 2), found.median <= STEP))
+            targets.append(Target(name, f"<= {STEP}", found.text("", 2), found.high <= STEP))
         used = [ratio for case in some for ratio in cpu_ratios(cells, case, SWIFT.name)]
         if used:
             name = f"{LAYOUTS[layout]}: CPU time of worker 0 in it / in plain PyTorch's"
-            targets.append(Target(name, f"<= {STEP}", Summary.of(used).text("", 2), median(used) <= STEP))
+            targets.append(Target(name, f"<= {STEP}", Summary.of(used).text("", 2), max(used) <= STEP))
         best = [ratio for case in some if (ratio := _beside(cells, case, _others(cells, case))) is not None]
         if best:
             name = f"{LAYOUTS[layout]}: {NEW}, of the fastest peer's, in the worst row"
@@ -195,7 +195,9 @@ def _intro(repetitions: int) -> str:
         "middle of a backward; of a machine all processes get it at once. There is one checkpoint before the "
         "kill, so many completed iterations earlier as the row says, and nobody saves between them. Plain "
         "PyTorch without a failure runs in turns with all others, and gives the weights and the step to "
-        "compare with; the step is that of worker 0 before the kill, outside of checkpoints. All processes "
+        "compare with; the step is that of worker 0 before the kill, outside of checkpoints. Repeated "
+        "iterations are those of worker 0; a replacement in swift_ft's pipeline computes its stage's share of "
+        "all since the checkpoint again, alone or with helpers. All processes "
         "share the host's cores: a spare that computes along costs all others time here. Memory is the most "
         "that a worker had resident, with pages that it shares with the process it was forked from. Replicas "
         "that load a checkpoint into a new DDP do not get the same bits: it forms other buckets in its first "
