@@ -196,11 +196,11 @@ def _intro(repetitions: int) -> str:
         "kill, so many completed iterations earlier as the row says, and nobody saves between them. Plain "
         "PyTorch without a failure runs in turns with all others, and gives the weights and the step to "
         "compare with; the step is that of worker 0 before the kill, outside of checkpoints. Repeated "
-        "iterations are those of worker 0; a replacement in swift_ft's pipeline computes its stage's share of "
+        "iterations are those of worker 0; a replacement in swift_ft's pipeline computes its stage of "
         "all since the checkpoint again, alone or with helpers. All processes "
         "share the host's cores: a spare that computes along costs all others time here. Memory is the most "
         "that a worker had resident, with pages that it shares with the process it was forked from. Replicas "
-        "that load a checkpoint into a new DDP do not get the same bits: it forms other buckets in its first "
+        "that load a checkpoint into a new DDP do not get the same bits: it has other buckets in its first "
         "iteration, and sums in another order (with buckets that stay, they do). "
         f"{of_repetitions(repetitions)}."
     )
