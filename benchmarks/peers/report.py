@@ -181,6 +181,7 @@ def report(
     for layout in dict.fromkeys(case.layout for case in cases):
         for failure, words in FAILURES.items():
             some = [case for case in cases if (case.layout, case.failure) == (layout, failure)]
+            some.sort(key=lambda case: case.distance)
             if some:
                 name = LAYOUTS[layout]
                 parts += [f"**{name[0].upper()}{name[1:]}; {words}**", _table(cells, some, systems)]

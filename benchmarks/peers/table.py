@@ -39,6 +39,7 @@ def main() -> int:
     add("--systems", nargs="+", metavar="NAME", help="beside plain PyTorch; default: all")
     add("--deadline", type=float, default=240.0, metavar="S", help="for one run, default: %(default)s")
     add("--keep", type=Path, metavar="FILE", help="append each run to it, and repeat none that it holds")
+    add("--no-more", action="store_true", help="run nothing: the tables of what --keep holds")
     add("--beside", default="", metavar="WORDS", help="what else the host does meanwhile, for the record")
     args = parser.parse_args()
     chosen = [one for one in SYSTEMS if not args.systems or one.name in args.systems]
@@ -55,7 +56,10 @@ def main() -> int:
     ]
     cases.sort(key=lambda case: case.distance != middle)  # what a run that is cut off has, too
     cells = [*_kept(args.keep)]
-    for case, system, repetition in turns(cases, chosen, args.repetitions):
+    if args.no_more:
+        held = {one.case for one in cells}
+        cases = [case for case in cases if case in held]
+    for case, system, repetition in () if args.no_more else turns(cases, chosen, args.repetitions):
         if (repetition, case, system.name) in {one.key for one in cells}:
             continue
         cells.append(cell := measure(system, case, repetition, args.deadline))
