@@ -157,10 +157,10 @@ class Outcome:
         digests: by worker, of its parameters after the iteration that is asked for.
         checkpoint_s: how much longer the steps after a checkpoint took together.
         detected_s: until the first survivor has left the interrupted iteration.
-        new_s: until worker 0, or in elastic systems any survivor, has completed an iteration that was not
-            completed before.
+        new_s: until worker 0, or in elastic systems any one, has completed an iteration that was not completed
+            before.
         full_s: until as many workers as before have.
-        lost: completed iterations that these repeat.
+        lost: completed iterations that are repeated.
         cpu_s: CPU time of worker 0 in a failure-free step, the median.
     """
 
@@ -332,11 +332,7 @@ def evaluate(system: System, case: Case, lines: Sequence[Line], last: int) -> Ou
         return found
     after = [one for one in lines if one["at"] > killed]
     left = [one["at"] for one in after if one["event"] == "left"]
-    survivors = {one["file"] for one in lines if one["at"] < killed and one["rank"] != KILLED}
-    # An elastic worker that starts anew gets its peers' state; of others, each one starts anew.
-    counted = [one for one in after if (one["file"] in survivors if system.elastic else one["rank"] == 0)]
-    new = _ended(counted, case.kill_iteration)
-    begun = [one["iteration"] for one in counted if one["event"] == "begin"]
+    new = _ended([one for one in after if system.elastic or one["rank"] == 0], case.kill_iteration)
     full = _full_at(system, case, lines, killed)
     if new is None or last not in digests:
         raise CommandError(f"{system.name}: nobody went on after the kill")
@@ -349,9 +345,18 @@ def evaluate(system: System, case: Case, lines: Sequence[Line], last: int) -> Ou
         detected_s=min(left) - killed if left else None,
         new_s=new - killed,
         full_s=None if full is None else full - killed,
-        lost=max(0, case.kill_iteration - min(begun)),
+        lost=_lost(system, case, after),
         cpu_s=found.cpu_s,
     )
+
+
+def _lost(system: System, case: Case, after: Sequence[Line]) -> int:
+    """Completed iterations that are repeated after a kill."""
+    if system.elastic:  # a worker that starts anew gets its peers' state in its iteration 0
+        again = {one["iteration"] for one in after if one["event"] == "end"}
+        return len(again & set(range(1, case.kill_iteration)))
+    begun = [one["iteration"] for one in after if one["event"] == "begin" and one["rank"] == 0]
+    return max(0, case.kill_iteration - min(begun))
 
 
 def _timed(end: Line, saved: range) -> bool:

@@ -100,8 +100,6 @@ def _trace(*, lost: int = 0, pause: float = 2.0) -> list[dict[str, Any]]:
             step(rank, iteration, killed + pause + number)
         end = killed + pause + 10
         lines.append({"event": "weights", "rank": rank, "at": end, "iteration": CASE.last, "digest": "a"})
-    for line in lines:
-        line["file"] = str(line["rank"])
     return sorted(lines, key=lambda line: float(line["at"]))
 
 
@@ -125,10 +123,12 @@ def test_where_workers_may_be_fewer_only_all_of_them_count_as_full() -> None:
     assert (found.new_s, found.full_s) == (3.0, 7.0)
 
 
-def test_an_elastic_worker_that_starts_anew_has_lost_nothing() -> None:
+def test_an_elastic_worker_that_starts_anew_has_lost_nothing_unless_all_begin_again() -> None:
     elastic = replace(SWIFT, elastic=True)
-    anew = {"event": "begin", "rank": 0, "at": CASE.kill_iteration + 1.0, "iteration": 0, "file": "0-again"}
-    assert evaluate(elastic, CASE, [*_trace(), anew], CASE.last).lost == 0
+    at = CASE.kill_iteration + 1.0
+    anew = [{"event": "end", "rank": 0, "at": at + number, "iteration": number} for number in range(3)]
+    assert evaluate(elastic, CASE, [*_trace(), *anew[:1]], CASE.last).lost == 0
+    assert evaluate(elastic, CASE, [*_trace(), *anew], CASE.last).lost == 2
 
 
 def test_a_kill_that_did_not_strike_is_an_error() -> None:
