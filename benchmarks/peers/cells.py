@@ -157,8 +157,7 @@ class Outcome:
         digests: by worker, of its parameters after the iteration that is asked for.
         checkpoint_s: how much longer the steps after a checkpoint took together.
         detected_s: until the first survivor has left the interrupted iteration.
-        new_s: until worker 0, or in elastic systems any one, has completed an iteration that was not completed
-            before.
+        new_s: until worker 0 (in elastic systems, any) has completed an iteration that none had before.
         full_s: until as many workers as before have.
         lost: completed iterations that are repeated.
         cpu_s: CPU time of worker 0 in a failure-free step, the median.
@@ -355,7 +354,7 @@ def _lost(system: System, case: Case, after: Sequence[Line]) -> int:
     if system.elastic:  # a worker that starts anew gets its peers' state in its iteration 0
         again = {one["iteration"] for one in after if one["event"] == "end"}
         return len(again & set(range(1, case.kill_iteration)))
-    begun = [one["iteration"] for one in after if one["event"] == "begin" and one["rank"] == 0]
+    begun = [int(one["iteration"]) for one in after if one["event"] == "begin" and one["rank"] == 0]
     return max(0, case.kill_iteration - min(begun))
 
 
