@@ -41,9 +41,7 @@ class Subject:
 
 
 _AFTER_25 = "25 iterations after the checkpoint"
-_NEW_STEP = "four replicas: failure-free step / plain PyTorch's"
-_FASTEST = "four replicas: kill to the end of the next new iteration, of the fastest peer's, in the worst row"
-_OF_TUNED = "four replicas: the same, of torchft, timeouts of 1 s's"
+
 
 SUBJECTS = {
     # ------------------------------------------------------------------------------------------ recovery
@@ -68,7 +66,6 @@ SUBJECTS = {
     "peers": Subject(
         "Beside other systems",
         "make bench-peers",
-        (_NEW_STEP, _FASTEST, _OF_TUNED),
     ),
     "memory-checkpoints": Subject(
         "Memory checkpoints", "benchmarks.recovery.memory", ("torchrun's recovery / ours",)
@@ -139,12 +136,10 @@ SUBJECTS = {
     "machine-count": Subject(
         "How many machines",
         "benchmarks.elastic.size",
-        ("an iteration of 1 to 4 machines / what swift-plan size says",),
     ),
     "smaller-forecast": Subject(
         "The forecast of a job with one machine less",
         "benchmarks.elastic.forecast",
-        ("an iteration of 3 machines / its forecast, of 4 losses",),
     ),
     "layer-replicas": Subject("Pipelines that are replicas", "benchmarks.elastic.replicas"),
     "loss-beside-torchft": Subject(
@@ -177,7 +172,6 @@ SUBJECTS = {
     "paper": Subject(
         "Figures 9 to 11 and table 3 of the paper",
         "benchmarks.paper.figures",
-        (Pick("pipeline, 4 groups: shorter by", "pipeline: logging, 4 groups", "shorter by"),),
     ),
     # --------------------------------------------------------------------------------------------- scale
     "protocol": Subject(

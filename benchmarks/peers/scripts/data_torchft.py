@@ -19,23 +19,23 @@ def main() -> None:
         ("--replica", {"type": int}),
         ("--replicas", {"type": int}),
         ("--fixed", {"action": "store_true", "help": "as many take part at all times, others are spares"}),
-        ("--timeout", {"type": float, "help": "of everything that has one, in seconds; default: torchft's"}),
+        (
+            "--timeout",
+            {"type": float, "help": "of the manager and the process group, in seconds; default: torchft's"},
+        ),
     )
     config = Config.from_args(args)
     batches = Batches(config)
     module = build_stage(0, 1, config)
     inner = torch.optim.AdamW(module.parameters(), lr=1e-3)
-    timeouts: dict[str, timedelta] = {}
-    if args.timeout is not None:
-        names = ("timeout", "quorum_timeout", "connect_timeout")
-        timeouts = dict.fromkeys(names, timedelta(seconds=args.timeout))
+    timeouts = {} if args.timeout is None else {"timeout": timedelta(seconds=args.timeout)}
 
     def load(state: dict[str, Any]) -> None:
         module.load_state_dict(state["model"])
         inner.load_state_dict(state["optimizer"])
 
     manager = Manager(
-        pg=ProcessGroupGloo(**{"timeout": timeouts["timeout"]} if timeouts else {}),
+        pg=ProcessGroupGloo(**timeouts),
         load_state_dict=load,
         state_dict=lambda: {"model": module.state_dict(), "optimizer": inner.state_dict()},
         min_replica_size=args.replicas if args.fixed else 1,
