@@ -65,7 +65,7 @@ def _torchft(timeout_s: float | None) -> System:
         needs=("torchft", "0.2.0"),
         settings="as they are"
         if timeout_s is None
-        else f"those of Manager, process group, heartbeats and joining: {timeout_s:.0f} s; a quorum may take 60 s "
+        else f"those of Manager, process group, heartbeats and joining: {timeout_s:.0f} s; a quorum: 60 s "
         "(with 1 s, all survivors gave up in some runs, and the job began from nothing)",
         fails={
             "its DDP": "with gloo, survivors fail an assertion in its communication hook; here it is patched"
