@@ -125,15 +125,10 @@ def judge(cells: Sequence[Cell], cases: Sequence[Case]) -> list[Target]:
     targets = []
     for layout in dict.fromkeys(case.layout for case in cases):
         some = [case for case in cases if case.layout == layout]
-        steps = [ratio for case in some for ratio in step_ratios(cells, case, SWIFT.name)]
-        if steps:
-            found = Summary.of(steps)
-            name = f"{LAYOUTS[layout]}: failure-free step / plain PyTorch's"
-            targets.append(Target(name, f"<= {STEP}", found.text("", 2), found.high <= STEP))
-        used = [ratio for case in some for ratio in cpu_ratios(cells, case, SWIFT.name)]
-        if used:
-            name = f"{LAYOUTS[layout]}: CPU time of worker 0 in it / in plain PyTorch's"
-            targets.append(Target(name, f"<= {STEP}", Summary.of(used).text("", 2), max(used) <= STEP))
+        for words, ratios in RATIOS.items():
+            if found := [ratio for case in some for ratio in ratios(cells, case, SWIFT.name)]:
+                name = f"{LAYOUTS[layout]}: {words}, in the worst row"
+                targets.append(Target(name, f"<= {STEP}", f"{max(found):.2f}", max(found) <= STEP))
         best = [ratio for case in some if (ratio := _beside(cells, case, _others(cells, case))) is not None]
         if best:
             name = f"{LAYOUTS[layout]}: {NEW}, of the fastest peer's, in the worst row"
