@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import log_directory
@@ -18,6 +18,7 @@ from swift_ft.recovery.audit_orders import interval_of
 from swift_ft.recovery.audits import Wrong
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.plan import RecoveryMode
+from swift_ft.recovery.regrowth import missing_of
 from swift_ft.recovery.world_changes import WorldChange
 from swift_ft.storage.files import FileFacts
 from swift_ft.units import counted, named
@@ -106,6 +107,7 @@ class RunStatus:
         audits: what spares have found out about the checkpoints (`--audit`), one line each.
         wrong: steps that came out unlike when they were computed again, one line each.
         worlds: the last change to another world, in a line; empty if none was planned.
+        smaller: the size that losses have taken from the job, in a line; empty if they have not.
         problems: what is missing or damaged, one line each.
     """
 
@@ -131,6 +133,7 @@ class RunStatus:
     audits: tuple[str, ...]
     wrong: tuple[str, ...]
     worlds: str
+    smaller: str
     problems: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -165,6 +168,7 @@ def run_status(
     journal = read_journal(run.store, run.run_id, on_file)
     files, checkpoints = _files(run)
     state, later = journal.last_state(), journal.after_gaps()
+    run = _of_present_world(run, state)
     verdict = end_of(journal)
     committed = checkpoints[-1] if checkpoints else None
     logs = dict(_logs(run, state, files, committed or 0))
@@ -195,6 +199,7 @@ def run_status(
         audits=tuple(_audits(state)),
         wrong=tuple(_wrong(state)),
         worlds=_worlds(journal.history.worlds),
+        smaller=_smaller(state),
         problems=journal.shortcomings,
     )
 
@@ -230,6 +235,13 @@ def _wrong(state: State) -> Iterator[str]:
             Wrong.NOBODY: "nothing shows who was wrong",
         }[one.wrong]
         yield f"iteration {one.iteration} of machine {one.slot} differed in an audit, {who}: {one.tensors}"
+
+
+def _smaller(state: State) -> str:
+    if not (missing := missing_of(state)):
+        return ""
+    lost = counted(len(missing), "machine")
+    return f"losses have made it smaller by {lost}: it goes back to {missing.stop} as others come"
 
 
 def _worlds(changes: Sequence[WorldChange]) -> str:
@@ -271,6 +283,13 @@ def newest_iteration(
         if isinstance(entry.event, ev.StatusReported | ev.PartPersisted | ev.ScriptExited):
             found.append(entry.event.iteration or 0)
     return max(found)
+
+
+def _of_present_world(run: RunStore, state: State) -> RunStore:
+    """The run with the machines of its present world: its record is written when that has taken over."""
+    if not state.worlds.present.number:
+        return run
+    return replace(run, topology={**run.topology, "machines": state.shape.machines})
 
 
 def _phase(state: State, later: Later | None) -> str:

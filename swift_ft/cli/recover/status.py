@@ -62,8 +62,7 @@ def _lines(status: RunStatus) -> Iterator[str]:
     yield f"logs: {format_bytes(status.log_bytes)}, {budget}"
     yield from status.audits
     yield from status.wrong
-    if status.worlds:
-        yield status.worlds
+    yield from filter(None, (status.worlds, status.smaller))
     if status.spares:
         yield f"machines that wait: {', '.join(status.spares)}"
 

@@ -14,6 +14,7 @@ from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.status import run_status
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Event
+from swift_ft.testing.scenario import Scenario
 from tests.support.journals import BEGAN, RUN, checkpoint, machine, opening, store_with
 
 SEGMENTS = {
@@ -122,6 +123,44 @@ def lose(number: int) -> list[Event]:
         for rank in range(3)
     ]
     return [*events, *(ev.WorkerReady(rank=rank, generation=generation) for rank in range(3))]
+
+
+class Told(Scenario):
+    """Keeps the events of its lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+
+    def apply(self, event: Event) -> None:
+        self.events.append(event)
+        super().apply(event)
+
+
+SMALLER = """
+    open 4 on-loss=shrink
+    join A B C D
+    report all nothing holds=m
+    committed 20
+    lost B
+    plan-change A C D
+    prepared all
+    report 0,2,3 at 30 holds=m
+    offered 0,2,3 at 30
+    taken all
+    report all at 30 holds=m
+"""
+
+
+def test_a_run_that_losses_have_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = Told()
+    for line in SMALLER.splitlines():
+        told.run_line(line)
+    store_with(str(tmp_path), told.events, machines=4)  # its workers have not noted the smaller world yet
+    assert main(["status", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "losses have made it smaller by 1 machine: it goes back to 4 as others come" in out
+    assert shown(tmp_path, capsys)["smaller"]
 
 
 def test_a_store_without_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
