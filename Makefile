@@ -44,7 +44,7 @@ test: test-packages test-unit  ## run the tests; slow ones take turns, a third o
 	$(BIN)/python -m pytest -n 2 --dist loadfile --instafail --within 35 tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
 
 test-all: test-packages  ## run all tests with all their cases (an hour and a half)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --thorough --instafail tests/unit tests/simulation
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --thorough --instafail tests/unit tests/simulation
 	$(BIN)/python -m pytest -n 2 --dist loadfile --thorough --instafail \
 		tests/cluster tests/theirs tests/stores tests/deploy tests/gpu
 
@@ -64,7 +64,7 @@ test-packages: $(VENV)/.installed-dev  ## install what the HDFS tests need, wher
 	$(BIN)/python -m tests.support.install_hadoop
 
 test-unit: $(VENV)/.installed-dev  ## run the tests that need one process only
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --instafail --within 20 tests/simulation tests/unit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --instafail --within 20 tests/unit tests/simulation
 
 test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hour)
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_support.py
