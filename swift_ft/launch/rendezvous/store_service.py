@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import socket
 import time
@@ -29,6 +30,7 @@ from swift_ft.network.addresses import endpoint, listen_address, split_endpoint
 from swift_ft.torch_adapters.connections import connections_to, tcp_connections
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore, TCPStore, serve_store
 
+_LISTENS_S = 60.0
 _logger = logging.getLogger(__name__)
 
 
@@ -69,7 +71,12 @@ class StoreService:
         os.close(report_w)
         os.close(lifeline_r)
         with os.fdopen(report_r) as report:
-            answer = report.read()
+            # A child that was forked beside threads may wait for a lock that one of them had.
+            if select.select([report], [], [], _LISTENS_S)[0]:
+                answer = report.read()
+            else:
+                answer = f"it has said nothing for {_LISTENS_S:g} s"
+                os.kill(self.pid, signal.SIGKILL)
         if not answer.isdigit():
             os.waitpid(self.pid, 0)
             raise RendezvousLostError(

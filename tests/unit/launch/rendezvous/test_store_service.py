@@ -5,11 +5,14 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from swift_ft.config import detection_timings as timings
+from swift_ft.errors import RendezvousLostError
+from swift_ft.launch.rendezvous import store_service
 from swift_ft.launch.rendezvous.store_service import StoreService
 from tests.support.waiting import wait_until
 
@@ -72,3 +75,11 @@ def test_it_ends_after_machines_that_say_nothing(
         launcher.kill()
     wait_until(service.ended, "its end")
     made.clear()
+
+
+def test_one_that_never_listens_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork beside threads may wait for a lock that one of them had."""
+    monkeypatch.setattr(store_service, "_LISTENS_S", 0.3)
+    monkeypatch.setattr(store_service, "_serve_child", lambda *_: time.sleep(600))
+    with pytest.raises(RendezvousLostError, match="it has said nothing for"):
+        StoreService("127.0.0.1", 0)
