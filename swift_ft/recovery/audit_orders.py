@@ -44,8 +44,7 @@ def has_stages(state: State) -> bool:
 
 def auditors(state: State) -> set[str]:
     """The spares that may audit: no guests, and none that is asked to leave."""
-    membership = state.membership
-    return {m for m in membership.spares if m not in membership.hosts and m not in membership.draining}
+    return {*state.membership.own_spares()}
 
 
 def open_claims(state: State) -> dict[int, str]:

@@ -148,6 +148,10 @@ class Membership:
 
         return sorted(self.spares, key=turn)
 
+    def own_spares(self) -> list[str]:
+        """Those of :meth:`waiting` that are no guests and are not asked to leave."""
+        return [spare for spare in self.waiting() if spare not in self.hosts and spare not in self.draining]
+
     def without(self, machine: str) -> Membership:
         """The membership once a machine's slot is empty."""
         # Its devices go with it: the next machine in this slot is judged by its own work (decision 21).

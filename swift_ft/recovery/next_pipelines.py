@@ -8,6 +8,7 @@ many pipelines as before where the machines suffice for them, so that the next l
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from swift_ft.config.run_plan import plan_from_json
@@ -26,6 +27,10 @@ class NextPipelines(NamedTuple):
 
     machines: tuple[tuple[str, ...], ...] = ()
     reason: str = ""
+
+    def dealt(self, each: int) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The machines by slot, and the number of stages of each pipeline, ``each`` workers a machine."""
+        return tuple(chain(*self.machines)), tuple(len(machines) * each for machines in self.machines)
 
 
 class Sizes(NamedTuple):

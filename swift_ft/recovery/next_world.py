@@ -63,7 +63,7 @@ def moved(state: State, machine: str, to: str | None = None) -> tuple[str, ...]:
     """
     if state.slot_of(machine) is None:
         raise UsageError(f"{machine} has no slot to move: it waits as a spare")
-    spares = _spares(state)
+    spares = state.membership.own_spares()
     if to is not None and to not in spares:
         waits = f"the spares are {', '.join(spares)}" if spares else "there is no spare"
         raise UsageError(f"{to} is no spare that could take a slot: {waits}")
@@ -85,7 +85,7 @@ def moved_somewhere(state: State, slot: int) -> tuple[str, ...]:
     machines = same_machines(state)
     if slot >= len(machines):
         raise UsageError(f"there is no slot {slot}: the job has {counted(len(machines), 'machine')}")
-    if _spares(state):
+    if state.membership.own_spares():
         return moved(state, machines[slot])
     if len(machines) == 1:
         raise UsageError("no spare waits, and there is no other machine")
@@ -107,7 +107,7 @@ def resized(state: State, count: int) -> tuple[str, ...]:
         raise UsageError(f"the job needs at least {least} machines, not {count}: see swift-run --nnodes")
     membership = state.membership
     own = [m for m in _present(state) if m not in membership.hosts and m not in membership.draining]
-    there = [*own, *_spares(state)]
+    there = [*own, *membership.own_spares()]
     if count > len(there):
         raise UsageError(
             f"the job has {counted(len(there), 'machine')}, {len(there) - len(own)} of them as spares: start "
@@ -118,13 +118,6 @@ def resized(state: State, count: int) -> tuple[str, ...]:
 
 def _present(state: State) -> tuple[str, ...]:
     return tuple(machine for _, machine in sorted(state.membership.members.items()))
-
-
-def _spares(state: State) -> list[str]:
-    """Machines of their own that wait and are not asked to leave, the earliest first."""
-    membership = state.membership
-    waiting = (m for m in membership.waiting() if m not in membership.hosts)
-    return [machine for machine in waiting if machine not in membership.draining]
 
 
 def _staying(state: State, machines: tuple[str, ...]) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ Only losses are made good. Who changes the job to another size, or layout, on pu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 from typing import NamedTuple
 
 from swift_ft.recovery.job_state import Phase, State
@@ -58,9 +57,7 @@ def growth_of(state: State, most: int | None = None) -> Growth | None:
     if formed is None:
         growth = Growth(alike(state, own, full.shares))
     else:
-        each = state.shape.workers_per_machine
-        stages = tuple(len(machines) * each for machines in formed.machines)
-        growth = Growth(tuple(chain(*formed.machines)), stages)
+        growth = Growth(*formed.dealt(state.shape.workers_per_machine))
     return growth if len(growth.machines) > state.shape.machines else None
 
 
@@ -98,8 +95,7 @@ def _filled(state: State, full: FullSize, most: int) -> dict[int, str]:
     """The machines in the slots of the full size: each in the one that it had, others where one is empty."""
     membership = state.membership
     there = [machine for _, machine in sorted(membership.members.items())]
-    waiting = (m for m in membership.waiting() if m not in membership.hosts and m not in membership.draining)
-    there = [*there, *waiting][:most]
+    there = [*there, *membership.own_spares()][:most]
     filled = {slot: machine for slot, machine in enumerate(full.machines) if machine in there}
     others: Iterator[str] = (machine for machine in there if machine not in full.machines)
     empty = (slot for slot in range(len(full.machines)) if slot not in filled)

@@ -13,7 +13,6 @@ what comes after a failure is what would have come without the try.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import chain
 from typing import NamedTuple
 
 from immutables import Map
@@ -64,9 +63,7 @@ def answer_of(state: State) -> Answer:
     elif formed.reason:
         return Answer(why_guests=formed.reason)
     else:
-        each = state.shape.workers_per_machine
-        stages = tuple(len(machines) * each for machines in formed.machines)
-        answer = Answer(tuple(chain(*formed.machines)), stages)
+        answer = Answer(*formed.dealt(state.shape.workers_per_machine))
     if len(answer.machines) < (least := state.shape.min_machines or 1):
         return Answer(why_guests=f"fewer than {least} machines could share its work")
     return answer

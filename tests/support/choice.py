@@ -37,7 +37,7 @@ from zlib import crc32
 
 import pytest
 
-from tests.support.durations import of_file
+from tests.support.durations import SLOW_S, of_file
 
 MARK = "thorough"
 BUDGET_S = 1200
@@ -46,8 +46,6 @@ BUDGET_S = 1200
 One case of each function and habit takes three times as many.
 """
 TURNS = 3
-SLOW_S = 2.0
-"""A test of one process that takes longer takes turns."""
 WEEK = timedelta(days=7)
 _UNKNOWN_S = 20.0
 _CHOSEN_FROM = (("cluster",), ("stores",), ("theirs",))

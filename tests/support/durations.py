@@ -26,7 +26,8 @@ DURATIONS = Path(__file__).parents[1] / "durations.json"
 LAST_RUNS = Path(__file__).parents[1] / "last_runs.json"
 _RECORDED = ("cluster", "theirs", "stores", "deploy", "gpu")
 """Folders of tests/. All others have tests of one process only."""
-_SLOW_S = 2.0
+SLOW_S = 2.0
+"""A test of one process that takes longer takes turns (`choice.py`)."""
 _NOISE_S = 1.0
 _NOISE = 1 / 4
 _COLLECTED = "swift_collected"
@@ -67,7 +68,7 @@ def merged(
     whole = {of_file(test) for test in kept}
     gone = {test for test in known if of_file(test) in whole or not (root / of_file(test)).exists()} - {*kept}
     new = {test: _without_noise(known.get(test), s) for test, s in measured.items()}
-    gone |= {test for test, s in new.items() if not _of_many_processes(test) and s < _SLOW_S}
+    gone |= {test for test, s in new.items() if not _of_many_processes(test) and s < SLOW_S}
     return {test: s for test, s in {**known, **new}.items() if test not in gone}
 
 

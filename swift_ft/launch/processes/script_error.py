@@ -13,20 +13,21 @@ from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 
 def whose_fault(error: BaseException) -> dict[str, Any]:
-    """The facts that a worker sends of it: its ``cause``, and ``at`` which place of the program it came."""
+    """The facts that a worker sends of it.
+
+    Returns:
+        ``failed``, the error as the last line of its traceback says it, in whatever process that was; its
+        ``cause``; and ``at`` which place of the program it came.
+    """
     cause = cause_of_error([one.__name__ for one in type(error).__mro__], str(error))
     if cause == Cause.SCRIPT and is_broken_communication(error):
         cause = Cause.NETWORK
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if is_own_file(frame.filename)]
     where = [f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}" for frame in theirs[-1:]]
-    if cause == Cause.SCRIPT and (sample := bad_sample(error)) is not None:
+    sample = bad_sample(error)
+    if cause == Cause.SCRIPT and sample is not None:
         cause = Cause.DATA
         where = [*([sample.place] if sample.place else where), sample.words]
-    return {"cause": cause.value, "at": where}
-
-
-def in_words(error: BaseException) -> str:
-    """An error as the last line of its traceback says it, in whatever process that was."""
-    sample = bad_sample(error)
-    return sample.error if sample is not None and sample.error else f"{type(error).__name__}: {error}"
+    told = sample.error if sample is not None else ""
+    return {"failed": (told or f"{type(error).__name__}: {error}")[:2000], "cause": cause.value, "at": where}

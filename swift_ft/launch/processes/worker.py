@@ -25,7 +25,7 @@ from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.log_handlers import show_log
 from swift_ft.launch.processes.main_module import run_main, show_error
 from swift_ft.launch.processes.script_end import finish
-from swift_ft.launch.processes.script_error import in_words, whose_fault
+from swift_ft.launch.processes.script_error import whose_fault
 from swift_ft.launch.processes.sessionless import SessionlessSteps
 from swift_ft.launch.processes.stacks import offer_stack
 from swift_ft.network import JobSecret, hold_secret
@@ -198,7 +198,7 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
             channel.send(lost=lost)
             _end_process(1)
         show_error(error)
-        channel.send(failed=in_words(error)[:2000], exit_code=1, **whose_fault(error))
+        channel.send(exit_code=1, **whose_fault(error))
         return 1
     return 0
 
