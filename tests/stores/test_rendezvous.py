@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 
 import pytest
@@ -13,15 +12,15 @@ from benchmarks.lib.etcd import EtcdCluster
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.coordination.block_log import BlockLog, block_log_in
 from swift_ft.coordination.store_client import connect as connect_to
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.testing.block_log_conformance import BlockLogConformanceTests
 from swift_ft.testing.rendezvous_conformance import Connect, RendezvousConformanceTests
+from tests.support.store_processes import store_process
 
 
 class TestEmbedded(RendezvousConformanceTests):
     @pytest.fixture
     def connect(self) -> Iterator[Connect]:
-        with closing(StoreService("127.0.0.1", 0)) as service:
+        with store_process() as service:
             yield partial(connect_to, service.address)
 
 
@@ -34,7 +33,7 @@ class TestEtcd(RendezvousConformanceTests):
 class TestBlocksInTheEmbeddedStore(BlockLogConformanceTests):
     @pytest.fixture
     def open_log(self) -> Iterator[Callable[[], BlockLog]]:
-        with closing(StoreService("127.0.0.1", 0)) as service:
+        with store_process() as service:
             yield lambda: block_log_in(connect_to(service.address, "run"))
 
 

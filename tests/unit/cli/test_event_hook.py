@@ -18,7 +18,7 @@ import pytest
 from swift_ft.cli.event_hook import EventHook
 from swift_ft.cli.event_stream import Line
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.rendezvous.store_service import StoreService
+from tests.support.store_processes import StoreProcess, store_process
 from tests.support.waiting import wait_until
 
 TELLER = Path(__file__).parent / "scripts" / "tells_a_story.py"
@@ -32,11 +32,10 @@ def failures() -> list[str]:
 
 
 @pytest.fixture
-def service() -> Iterator[StoreService]:
+def service() -> Iterator[StoreProcess]:
     """A rendezvous store in a process of its own."""
-    service = StoreService("127.0.0.1", 0)
-    yield service
-    service.close()
+    with store_process() as service:
+        yield service
 
 
 def line(event: str, level: str = "warning", position: int | None = 7) -> Line:
@@ -126,7 +125,7 @@ def test_more_events_than_may_wait_are_left_out(failures: list[str], tmp_path: P
 
 
 def test_launchers_run_it_once_per_event_of_the_journal(
-    service: StoreService, tmp_path: Path, failures: list[str]
+    service: StoreProcess, tmp_path: Path, failures: list[str]
 ) -> None:
     hooks = [EventHook(f"cat >> {tmp_path / 'out'}", failures.append) for _ in range(3)]
     for hook in hooks:
@@ -144,7 +143,7 @@ def test_launchers_run_it_once_per_event_of_the_journal(
 
 
 def test_without_a_store_it_is_run_all_the_same(
-    service: StoreService, tmp_path: Path, failures: list[str]
+    service: StoreProcess, tmp_path: Path, failures: list[str]
 ) -> None:
     hook = EventHook(f"cat >> {tmp_path / 'out'}", failures.append)
     hook.agree_in(partial(connect, service.address, "job", timeout_s=2.0))

@@ -19,9 +19,9 @@ from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.notes import Notes, write_notes
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from tests.support.journals import read_now
+from tests.support.store_processes import StoreProcess, store_process
 
 _DEADLINE_S = 120.0
 
@@ -29,7 +29,7 @@ _DEADLINE_S = 120.0
 class Job:
     """A run of two machines, whose journal is written here."""
 
-    def __init__(self, store: StoreService) -> None:
+    def __init__(self, store: StoreProcess) -> None:
         client = partial(connect, store.address)
         self.endpoint = str(store.address)
         self.run_id = find_run(client, "job7")
@@ -55,15 +55,14 @@ class Job:
 
 
 @pytest.fixture
-def service() -> Iterator[StoreService]:
+def service() -> Iterator[StoreProcess]:
     """A rendezvous store in a process of its own."""
-    service = StoreService("127.0.0.1", 0)
-    yield service
-    service.close()
+    with store_process() as service:
+        yield service
 
 
 @pytest.fixture
-def job(service: StoreService) -> Job:
+def job(service: StoreProcess) -> Job:
     """A run that has just lost a machine."""
     return Job(service)
 
@@ -112,7 +111,7 @@ def test_ctrl_c_leaves_the_run_alone(job: Job) -> None:
     assert len([*read_now(job.journal)]) == 10, "the view wrote into the journal"
 
 
-def test_ctrl_c_ends_the_view_of_a_frozen_store(job: Job, service: StoreService) -> None:
+def test_ctrl_c_ends_the_view_of_a_frozen_store(job: Job, service: StoreProcess) -> None:
     process = view(job.endpoint)
     until(process, "generation 2")
     os.kill(service.pid, signal.SIGSTOP)
@@ -124,7 +123,7 @@ def test_ctrl_c_ends_the_view_of_a_frozen_store(job: Job, service: StoreService)
         os.kill(service.pid, signal.SIGCONT)
 
 
-def test_a_store_that_dies_ends_the_view(job: Job, service: StoreService) -> None:
+def test_a_store_that_dies_ends_the_view(job: Job, service: StoreProcess) -> None:
     process = view(job.endpoint)
     until(process, "generation 2")
     os.kill(service.pid, signal.SIGKILL)

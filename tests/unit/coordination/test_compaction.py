@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
-from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -17,7 +16,6 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import Journal, open_journal
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
@@ -25,6 +23,7 @@ from swift_ft.recovery.protocol import step
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.support.journals import RUN, checkpoint, machine, opening
+from tests.support.store_processes import StoreProcess, store_process
 
 Connect = Callable[[], RendezvousStore]
 
@@ -42,13 +41,13 @@ class AtOnce(Executor):
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[StoreService]:
-    with closing(StoreService("127.0.0.1", 0)) as made:
+def service() -> Iterator[StoreProcess]:
+    with store_process() as made:
         yield made
 
 
 @pytest.fixture
-def client(service: StoreService, request: pytest.FixtureRequest) -> Connect:
+def client(service: StoreProcess, request: pytest.FixtureRequest) -> Connect:
     """Opens clients of a store that is empty for each test."""
     return partial(connect, service.address, request.node.name)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 
 import pytest
@@ -14,12 +13,12 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import MOST_EVENTS, Journal, Outbox, open_journal
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.entries import Entry
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.support.journals import read_now
+from tests.support.store_processes import StoreProcess, store_process
 from tests.support.waiting import wait_until
 
 Connect = Callable[[], RendezvousStore]
@@ -28,13 +27,13 @@ _DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[StoreService]:
-    with closing(StoreService("127.0.0.1", 0)) as made:
+def service() -> Iterator[StoreProcess]:
+    with store_process() as made:
         yield made
 
 
 @pytest.fixture
-def client(service: StoreService, request: pytest.FixtureRequest) -> Connect:
+def client(service: StoreProcess, request: pytest.FixtureRequest) -> Connect:
     """Opens clients of a store that is empty for each test."""
     return partial(connect, service.address, request.node.name)
 
@@ -143,10 +142,9 @@ def test_the_newest_snapshot_stays(client: Connect) -> None:
 
 
 def test_a_journal_that_is_lost_says_so() -> None:
-    service = StoreService("127.0.0.1", 0)
-    journal = open_journal(partial(connect, service.address, "lost"), by="a")
-    journal.append(fault(1))
-    service.close()
+    with store_process() as service:
+        journal = open_journal(partial(connect, service.address, "lost"), by="a")
+        journal.append(fault(1))
     with pytest.raises(RendezvousLostError, match="does not answer"):
         journal.append(fault(2))
     with pytest.raises(RendezvousLostError, match="does not answer"):

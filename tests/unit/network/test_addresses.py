@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from swift_ft.config.run_config import RunConfig
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.network import JobSecret, Port
 from swift_ft.network.addresses import endpoint, is_this_host, listen_address, own_address, split_endpoint
 from swift_ft.network.page_server import PageServer
 from swift_ft.network.peer_server import PeerServer
 from swift_ft.torch_adapters.rendezvous_store import TCPStore, serve_store
+from tests.support.store_processes import store_process
 
 _LISTENING = "0A"
 ALL = {"00000000", "0" * 32}
@@ -47,7 +47,7 @@ def segments(host: str) -> Iterator[int]:
 
 @contextmanager
 def service(host: str) -> Iterator[int]:
-    with closing(StoreService(host, 0)) as made:
+    with store_process(host) as made:
         yield made.address.port
 
 

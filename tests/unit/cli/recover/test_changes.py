@@ -22,19 +22,19 @@ from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, UsageError
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step, step_all
 from tests.support.journals import machine, opening, read_now
+from tests.support.store_processes import StoreProcess, store_process
 
 MACHINES, SPARES = 3, 2
 STOP = 47
 
 
 @pytest.fixture
-def service() -> Iterator[StoreService]:
-    with contextlib.closing(StoreService("127.0.0.1", 0)) as made:
+def service() -> Iterator[StoreProcess]:
+    with store_process() as made:
         client = connect(made.address, find_run(partial(connect, made.address), "run"))
         client.set(store_keys.job_secret(), "the token that the launchers have agreed on")
         yield made
@@ -48,7 +48,7 @@ class Job:
         act: what somebody in it does after each change of the state, by events.
     """
 
-    def __init__(self, service: StoreService, act: Callable[[State], list[ev.Event]] | None = None) -> None:
+    def __init__(self, service: StoreProcess, act: Callable[[State], list[ev.Event]] | None = None) -> None:
         client = partial(connect, service.address)
         self.at = ["--timeout", "30", "--rdzv-endpoint", str(service.address)]
         self._act = act
@@ -141,7 +141,7 @@ def names(*numbers: int) -> tuple[str, ...]:
     return tuple(machine(number) for number in numbers)
 
 
-def test_a_spare_takes_over(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_spare_takes_over(service: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(service, obey)
     assert main(["move", "1", *job.at]) == 0
     (change,) = job.planned()
@@ -178,7 +178,7 @@ def test_the_phases_in_words() -> None:
 
 @pytest.mark.parametrize(("count", "machines", "left"), [("2", (0, 1), [2]), ("5", (0, 1, 2, 3, 4), [])])
 def test_another_number_of_machines(
-    service: StoreService,
+    service: StoreProcess,
     count: str,
     machines: tuple[int, ...],
     left: list[int],
@@ -196,7 +196,7 @@ def test_another_number_of_machines(
     assert len(job.planned()) == 1
 
 
-def test_another_layout(service: StoreService, tmp_path: Path) -> None:
+def test_another_layout(service: StoreProcess, tmp_path: Path) -> None:
     job = Job(service, obey)
     assert main(["reshape", "--plan", "dp=2,pp=2", *job.at]) == 0
     assert main(["reshape", "--plan", "tp=2,pp=2", *job.at, "--", "train.py", "--lr", "0.1"]) == 0
@@ -233,7 +233,7 @@ def test_a_plan_for_half_a_machine_is_refused() -> None:
         machines_in("dp=3", 2)
 
 
-def test_another_script(service: StoreService) -> None:
+def test_another_script(service: StoreProcess) -> None:
     job = Job(service, obey)
     assert main(["reload", *job.at]) == 0
     assert main(["reload", *job.at, "--", "train.py", "--lr", "0.1"]) == 0
@@ -243,7 +243,7 @@ def test_another_script(service: StoreService) -> None:
     ]
 
 
-def test_a_change_that_fails_says_why(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_change_that_fails_says_why(service: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(state: State) -> list[ev.Event]:
         if state.worlds.change is None:
             return []
@@ -257,7 +257,7 @@ def test_a_change_that_fails_says_why(service: StoreService, capsys: pytest.Capt
     )
 
 
-def test_a_lost_machine_is_the_reason(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_machine_is_the_reason(service: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     def lose(state: State) -> list[ev.Event]:
         lost = ev.MachineLost(machine=machine(3), reason="power")
         return [] if state.worlds.change is None else [lost]
@@ -269,7 +269,7 @@ def test_a_lost_machine_is_the_reason(service: StoreService, capsys: pytest.Capt
     assert (facts["iteration"], facts["pause_s"]) == (None, None)
 
 
-def test_a_run_that_ends_is_the_reason(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_ends_is_the_reason(service: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     def end(state: State) -> list[ev.Event]:
         return (
             [] if state.worlds.change is None else [ev.JobClosed(reason="stopped by SIGINT", exit_code=130)]
@@ -279,7 +279,7 @@ def test_a_run_that_ends_is_the_reason(service: StoreService, capsys: pytest.Cap
     assert "world 1 was given up: the run has ended: stopped by SIGINT" in capsys.readouterr().err
 
 
-def test_what_takes_too_long_is_given_up(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_takes_too_long_is_given_up(service: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(service, prepare)
     assert main(["move", "1", *job.at, "--timeout", "0.5"]) == 1
     assert "world 1 was given up: it had not happened within 0.5 s" in capsys.readouterr().err
@@ -297,7 +297,7 @@ def _ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_ctrl_c")
-def test_ctrl_c_gives_it_up(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_gives_it_up(service: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(state: State) -> list[ev.Event]:
         if state.worlds.change is not None and len(state.worlds.change.prepared) == MACHINES:
             os.kill(os.getpid(), signal.SIGINT)
@@ -311,7 +311,7 @@ def test_ctrl_c_gives_it_up(service: StoreService, capsys: pytest.CaptureFixture
     assert f"world 1 was given up: {given_up.reason}" in capsys.readouterr().err
 
 
-def test_dry_run_asks_for_nothing(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_asks_for_nothing(service: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(service, obey)
     assert main(["move", "2", "--dry-run", *job.at]) == 0
     assert capsys.readouterr().out.startswith("ChangePlanned(world=1, machines=('m-0.0', 'm-1.0', 'm-3.0')")
@@ -336,7 +336,7 @@ def test_dry_run_asks_for_nothing(service: StoreService, capsys: pytest.CaptureF
     ],
 )
 def test_what_cannot_be_is_one_line(
-    service: StoreService, command: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    service: StoreProcess, command: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(service)
     assert main([*command, *job.at]) == 2
@@ -349,7 +349,7 @@ def test_what_cannot_be_is_one_line(
     "content", ["no JSON", "[1]", '{"machines": "three"}', '{"workers": 0}', '{"pipelines": 3}']
 )
 def test_a_plan_that_is_none(
-    service: StoreService, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    service: StoreProcess, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "plan.json"
     file.write_text(content)
@@ -358,7 +358,7 @@ def test_a_plan_that_is_none(
     assert "the plan" in line
 
 
-def test_one_change_at_a_time(service: StoreService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_change_at_a_time(service: StoreProcess, capsys: pytest.CaptureFixture[str]) -> None:
     job = Job(service)
     job.follower.append(ev.ChangePlanned(world=1, machines=names(0, 1, 3)))
     for command in (["move", "1"], ["scale", "2"], ["reshape", "--plan", "dp=3"], ["reload"]):

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 
 import pytest
@@ -15,9 +14,9 @@ from swift_ft.cli.recover.main import main
 from swift_ft.coordination.journal import Journal, open_journal
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from tests.support.journals import read_now
+from tests.support.store_processes import StoreProcess, store_process
 from tests.support.waiting import wait_until
 
 HOSTS = ("node1.cluster", "node2.cluster", "node2.cluster", "10.0.0.3", "node4.cluster")
@@ -25,12 +24,12 @@ SETUP = ("torch: 2", "--nnodes: 3", "--max-failures: 7", "--resume: True", "--fr
 
 
 @pytest.fixture
-def service() -> Iterator[StoreService]:
-    with closing(StoreService("127.0.0.1", 0)) as made:
+def service() -> Iterator[StoreProcess]:
+    with store_process() as made:
         yield made
 
 
-def opened(service: StoreService, setup: tuple[str, ...] = SETUP) -> Journal:
+def opened(service: StoreProcess, setup: tuple[str, ...] = SETUP) -> Journal:
     """The journal of a run of three machines and two spares, on some hosts."""
     client = partial(connect, service.address)
     journal = open_journal(partial(client, find_run(client, "run")), by="test")
@@ -59,7 +58,7 @@ def asked(journal: Journal) -> list[str]:
     ],
 )
 def test_a_machine_is_found_by_its_slot_its_name_and_its_host(
-    service: StoreService, name: str, machine: str, capsys: pytest.CaptureFixture[str]
+    service: StoreProcess, name: str, machine: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     others = {*threading.enumerate()}  # of tests before, whose stores are gone
     journal = opened(service)
@@ -84,7 +83,7 @@ def test_a_machine_is_found_by_its_slot_its_name_and_its_host(
     ],
 )
 def test_no_other_machine_is_asked(
-    service: StoreService, name: str, words: str, capsys: pytest.CaptureFixture[str]
+    service: StoreProcess, name: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
     assert main(["drain", name, "--rdzv-endpoint", str(service.address)]) == 2
@@ -101,7 +100,7 @@ def test_no_other_machine_is_asked(
     ],
 )
 def test_a_number_of_machines_that_cannot_be(
-    service: StoreService, machines: str, words: str, capsys: pytest.CaptureFixture[str]
+    service: StoreProcess, machines: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
     assert main(["scale", machines, "--same-workers", "--rdzv-endpoint", str(service.address)]) == 2
@@ -111,7 +110,7 @@ def test_a_number_of_machines_that_cannot_be(
 
 
 def test_the_first_that_does_not_leave_ends_it(
-    service: StoreService, capsys: pytest.CaptureFixture[str]
+    service: StoreProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
     endpoint = str(service.address)
@@ -121,7 +120,7 @@ def test_the_first_that_does_not_leave_ends_it(
 
 
 def test_as_many_as_there_are_is_nothing_to_do(
-    service: StoreService, capsys: pytest.CaptureFixture[str]
+    service: StoreProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
     assert main(["scale", "5", "--same-workers", "--rdzv-endpoint", str(service.address)]) == 0
@@ -130,7 +129,7 @@ def test_as_many_as_there_are_is_nothing_to_do(
 
 
 def test_a_rendezvous_store_that_ends_is_one_line(
-    service: StoreService, capsys: pytest.CaptureFixture[str]
+    service: StoreProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal = opened(service)
 
@@ -147,7 +146,7 @@ def test_a_rendezvous_store_that_ends_is_one_line(
 
 
 def test_a_flag_that_is_not_common_to_all_machines_is_not_taken_from_a_journal(
-    service: StoreService, monkeypatch: pytest.MonkeyPatch
+    service: StoreProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reaches the rendezvous store can write there, and --on-event runs a command."""
     opened(service, (*SETUP, "--on-event: touch /tmp/mine", "--no-python: True"))

@@ -12,7 +12,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +28,10 @@ from swift_ft.coordination.store_client import connect
 from swift_ft.launch.agent.endpoint import AgentEndpoint
 from swift_ft.launch.agent.status import AgentStatus, WorkerFacts
 from swift_ft.launch.detection.store_watch import StoreWatch
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
+from tests.support.clean_fork import CLEAN_FORK
+from tests.support.store_processes import store_process
 
 DEPLOY = Path(__file__).parents[4] / "deploy"
 _DEADLINE_S = 60.0
@@ -141,21 +144,17 @@ def test_a_loop_that_does_not_turn_is_not_healthy(agent: Agent) -> None:
 
 
 def test_a_frozen_store_is_not_healthy(agent: Agent) -> None:
-    service = StoreService("127.0.0.1", 0)
-    store = connect(service.address, "job")
-    watch = StoreWatch(store, "the store", limit_s=_DEADLINE_S * 10)
-    agent.status.observe_store(watch.silence_s, 5.0)
-    try:
+    with (
+        store_process() as service,
+        closing(StoreWatch(connect(service.address, "job"), "the store", limit_s=_DEADLINE_S * 10)) as watch,
+    ):
+        agent.status.observe_store(watch.silence_s, 5.0)
         assert agent.get("/healthz") == (200, "ok\n")
         os.kill(service.pid, signal.SIGSTOP)
         _, text = becomes(503, partial(agent.get, "/healthz"))
         assert re.fullmatch(r"the rendezvous store has not answered for \d+ s\n", text)
         os.kill(service.pid, signal.SIGCONT)
         assert becomes(200, partial(agent.get, "/healthz")) == (200, "ok\n")
-    finally:
-        os.kill(service.pid, signal.SIGCONT)
-        watch.close()
-        service.close()
 
 
 def becomes(code: int, get: Any) -> tuple[int, str]:
@@ -167,14 +166,14 @@ def becomes(code: int, get: Any) -> tuple[int, str]:
 
 
 def test_a_stopped_process_answers_no_probe() -> None:
-    ready_r, ready_w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.write(ready_w, f"{Agent().endpoint.port}\n".encode())
-        threading.Event().wait(_DEADLINE_S)
-        os._exit(0)
+    ours, theirs = CLEAN_FORK.Pipe()
+    process = CLEAN_FORK.Process(target=_serve_an_endpoint, args=(theirs,), daemon=True)
+    process.start()
+    pid = process.pid
+    assert pid is not None
     try:
-        port = int(os.read(ready_r, 100))
+        assert ours.poll(_DEADLINE_S)
+        port = ours.recv()
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1.0)
@@ -182,10 +181,8 @@ def test_a_stopped_process_answers_no_probe() -> None:
         url = f"http://127.0.0.1:{port}/healthz"
         assert urllib.request.urlopen(url, timeout=_DEADLINE_S).read() == b"ok\n"
     finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        os.close(ready_r)
-        os.close(ready_w)
+        process.kill()
+        process.join()
 
 
 def test_a_port_in_use_is_said_and_no_reason_to_stop(caplog: pytest.LogCaptureFixture) -> None:
@@ -247,3 +244,8 @@ def test_panels_do_not_overlap() -> None:
     assert len(cells) == len(set(cells))
     assert max(x for x, _ in cells) < 24
     assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def _serve_an_endpoint(told: Connection) -> None:
+    told.send(Agent().endpoint.port)
+    threading.Event().wait(_DEADLINE_S)

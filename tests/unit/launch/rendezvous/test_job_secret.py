@@ -8,17 +8,14 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.coordination.store_client import connect
 from swift_ft.launch.rendezvous.job_secret import agreed_secret, given_secret
 from swift_ft.launch.rendezvous.setup import setup_of
-from swift_ft.launch.rendezvous.store_service import StoreService
 from swift_ft.network import JobSecret
 from swift_ft.recovery.events import JobOpened
+from tests.support.store_processes import store_process
 
 
 def test_launchers_without_a_token_agree_on_a_secret_and_warn(caplog: pytest.LogCaptureFixture) -> None:
-    service = StoreService("127.0.0.1", 0)
-    try:
+    with store_process() as service:
         agreed = [agreed_secret(connect(service.address, run), RunConfig()) for run in ("a", "a", "b")]
-    finally:
-        service.close()
     assert agreed[0] == agreed[1] != agreed[2]
     warnings = [record for record in caplog.records if getattr(record, "event", "") == "no_token"]
     assert len(warnings) == 3

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,6 +13,7 @@ from swift_ft.config import detection_timings as timings
 from swift_ft.errors import RendezvousLostError
 from swift_ft.launch.rendezvous import store_service
 from swift_ft.launch.rendezvous.store_service import StoreService
+from tests.support.clean_fork import CLEAN_FORK
 from tests.support.waiting import wait_until
 
 SHORT_S, LONG_S = 0.3, 3600.0
@@ -35,37 +35,29 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture
-def made() -> Iterator[list[StoreService]]:
-    """Those that have not ended."""
-    services: list[StoreService] = []
-    yield services
-    for service in services:
-        service.close()
-
-
 @pytest.mark.parametrize(
     ("how", "linger_s", "abandoned_s"), [("ends", SHORT_S, LONG_S), ("stays", LONG_S, SHORT_S)]
 )
-def test_it_ends_after_machines_that_say_nothing(
-    how: str, linger_s: float, abandoned_s: float, made: list[StoreService], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_ends_after_machines_that_say_nothing(how: str, linger_s: float, abandoned_s: float) -> None:
     """Whether their run has ended or not. As long as one of them is connected, it serves.
 
     A connection that the process had which has started it is none of theirs.
     """
-    for name, seconds in (
-        ("STORE_ALONE_LOOK_S", 0.05),
-        ("STORE_ENDED_ALONE_S", linger_s),
-        ("STORE_ALONE_S", abandoned_s),
-    ):
-        monkeypatch.setattr(timings, name, seconds)
+    parent = CLEAN_FORK.Process(target=_outlive_a_launcher, args=(how, linger_s, abandoned_s))
+    parent.start()
+    parent.join()
+    assert parent.exitcode == 0
+
+
+def _outlive_a_launcher(how: str, linger_s: float, abandoned_s: float) -> None:
+    timings.STORE_ALONE_LOOK_S = 0.05
+    timings.STORE_ENDED_ALONE_S = linger_s
+    timings.STORE_ALONE_S = abandoned_s
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         socket.create_connection(listener.getsockname()),
     ):
         service = StoreService("127.0.0.1", 0, until_over="job")
-    made.append(service)
     command = [sys.executable, "-c", LAUNCHER, str(service.address), how]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
@@ -74,7 +66,6 @@ def test_it_ends_after_machines_that_say_nothing(
             wait_until(service.ended, "its end", 5 * SHORT_S)
         launcher.kill()
     wait_until(service.ended, "its end")
-    made.clear()
 
 
 def test_one_that_never_listens_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
