@@ -23,6 +23,7 @@ from typing import Any
 
 from docs.generated import write_or_check
 from docs.house import MODULES, PACKAGE, ROOT
+from swift_ft.checkpoint.layer_costs import measured_costs
 from swift_ft.cli import group, simulate, store
 from swift_ft.cli.chaos import main as chaos
 from swift_ft.cli.news import KINDS
@@ -167,6 +168,9 @@ MEANINGS = {
     "recording_not_written": "The store does not say what a process did in a recovery: its trace says less.",
     "recordings_not_read": "The report of --events-out is without what processes did in recoveries.",
     "profile_not_archived": "The store does not say what a worker measured: estimates say less.",
+    "layer_costs_found": "A LayerStack gets the costs that a run of the store has measured.",
+    "layer_costs_left_out": "A run's costs of layers are damaged: an older run's are taken.",
+    "layer_costs_not_kept": "The store does not say what layers cost: later runs begin without it.",
     "worker_record_not_written": "The store does not say which stages a worker has: no offline replay.",
     "worker_fenced": "A worker found that it has been replaced, and ended.",
     "worker_came_back": "A silent worker answered just after it was reported: the deadline was too short.",
@@ -354,7 +358,7 @@ def _front_door() -> Iterator[str]:
     """What ``swift_ft`` itself exports, except the metrics."""
     yield from (*_callable("Session", Session), *_methods("session", Session))
     yield from ("### `Step`", "", *_describe(Step))
-    for exported in (LogBudget, wrap_optimizer, undo_support, deterministic):
+    for exported in (LogBudget, wrap_optimizer, undo_support, deterministic, measured_costs):
         yield from _callable(exported.__name__, exported)
     for batches in (IndexedBatches, GlobalBatches, FileSamples, LoaderBatches):
         yield from _callable(f"data.{batches.__name__}", batches)

@@ -36,20 +36,23 @@ def main() -> None:
     parser.add_argument("--store", default="runs/elastic", help="a path or a URL, default: %(default)s")
     parser.add_argument("--pipelines", type=int, help="that are replicas, default: those of a plan, or 1")
     parser.add_argument("--exact", action="store_true", help="bits that no number of microbatches changes")
-    parser.add_argument("--costs", help="layers.json: what each layer costs, default: all alike")
+    parser.add_argument(
+        "--costs", help="of each layer: layers.json, or 'earlier' for those of the run before, default: equal"
+    )
     parser.add_argument("--checkpoint-every", type=int, default=20, help="default: %(default)s iterations")
     args = parser.parse_args()
     config = Config.from_args(args)
     device = join(args)
 
+    count = config.layers + 2
     model = swift_ft.LayerStack(
         lambda number: build_layer(number, config).to(device),
-        count=config.layers + 2,
+        count=count,
         stages_per_worker=1 if args.schedule in ONE_STAGE else 2,
         v_shaped=args.schedule in V_SHAPED,
         pipelines=args.pipelines,
         exact=args.exact,
-        costs=args.costs,
+        costs=swift_ft.measured_costs(args.store, count) if args.costs == "earlier" else args.costs,
     )
     stages = [
         PipelineStage(part, index, model.num_stages, device, group=model.group)

@@ -9,6 +9,7 @@ from swift_ft.config.plain_python import say_mistakes_in_one_line
 if TYPE_CHECKING:
     __version__: str
     from swift_ft import data as data
+    from swift_ft.checkpoint.layer_costs import measured_costs
     from swift_ft.determinism import deterministic
     from swift_ft.logging import LogBudget
     from swift_ft.optim import wrap_optimizer
@@ -27,6 +28,7 @@ __all__ = [
     "Step",
     "degrees",
     "deterministic",
+    "measured_costs",
     "undo_support",
     "wrap_optimizer",
 ]
@@ -39,6 +41,7 @@ _HOMES = {
     "Step": "swift_ft.runtime.steps",
     "degrees": "swift_ft.runtime.degrees",
     "deterministic": "swift_ft.determinism",
+    "measured_costs": "swift_ft.checkpoint.layer_costs",
     "undo_support": "swift_ft.undo.support",
     "wrap_optimizer": "swift_ft.optim",
 }

@@ -149,7 +149,7 @@ class Membership:
         return sorted(self.spares, key=turn)
 
     def own_spares(self) -> list[str]:
-        """Those of :meth:`waiting` that are no guests and are not asked to leave."""
+        """Those of :meth:`waiting`, without guests and without those that were asked to leave."""
         return [spare for spare in self.waiting() if spare not in self.hosts and spare not in self.draining]
 
     def without(self, machine: str) -> Membership:

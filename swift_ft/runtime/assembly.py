@@ -376,7 +376,8 @@ class Assembly(Foundations):
         reshare = new_reshare(context, self._dealt, self._costs, pipeline, sharded=sharded)
         if rebalance is None and reshare is None:
             return None
-        return Requests(self._participant, context.rank, rebalance, reshare)
+        keep = self._records.write_layers
+        return Requests(self._participant, context.rank, rebalance, reshare, self._costs, keep)
 
     @staticmethod
     def _layout_of(layers: Repartition | None) -> Callable[[State], StageLayers | None]:

@@ -124,6 +124,26 @@ def test_by_what_layers_were_measured_to_cost(tmp_path: Path, undisturbed: Refer
     assert change["layers"][2] == 1, run.output[-3000:]
 
 
+def test_a_run_begins_with_what_the_run_before_has_measured(tmp_path: Path, undisturbed: References) -> None:
+    """Each dear layer is alone from the first iteration on, also on a machine that takes another's place."""
+    args = (*DROPOUT, "--costs", "earlier")
+    stopped = "raise worker=0 iteration=13 point=forward"
+    first = run_layers(tmp_path, *args, machines=2, inject=stopped, script=DEAR, iterations=MEASURED)
+    assert first.code == 1, first.output[-3000:]
+    run = run_cluster(
+        tmp_path,
+        *args,
+        machines=3,
+        inject="kill machine=1 iteration=15 point=backward",
+        flags=["--resume"],
+        script=training(tmp_path, DEAR, iterations=MEASURED),
+    )
+    assert_same_layers(run, undisturbed(*DROPOUT, iterations=MEASURED))
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay"], run.output[-3000:]
+    assert [len(layers) for layers in layers_of(run)] == [8, 1, 1]
+    assert not run.report["layouts"], "the layers have moved"
+
+
 def test_four_then_three_then_two_then_one(tmp_path: Path, undisturbed: References) -> None:
     losses = [
         "kill machine=0 iteration=3 point=backward microbatch=1",

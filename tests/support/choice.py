@@ -12,7 +12,8 @@ three days have all of them. These run, whatever they take:
 What is left of the budget is spent on cases that add most in a second: first on values of parameters that no
 chosen case of their function has, then on pairs of values that none has together.
 
-Tests of one process that take over two seconds take turns, too. All others run each time.
+Tests of one process that take over three seconds take turns, too. All others run each time, and so do those
+that lie in `tests/unit` itself: any change can break what they hold, the house's order and its pages.
 
 What is new or failed lately is all that counts as a risk. No subject is preferred: nothing that was measured
 says of which subjects the tests fail more often.
@@ -99,7 +100,7 @@ def chosen(
     left_out |= {
         item.nodeid
         for item in unmarked
-        if item.nodeid in slow and not _is_chosen_from(item) and waits(item, item.nodeid)
+        if item.nodeid in slow and _takes_turns(item) and waits(item, item.nodeid)
     }
     return _divided(all_items, {item.nodeid for item in unmarked} - left_out)
 
@@ -217,6 +218,11 @@ def _pairs(case: pytest.Item) -> list[Hashable]:
 def _function(item: pytest.Item) -> str:
     """A test's name without its case."""
     return item.nodeid.partition("[")[0]
+
+
+def _takes_turns(item: pytest.Item) -> bool:
+    """Whether a test of one process is one that may wait if it is slow."""
+    return not _is_chosen_from(item) and Path(of_file(item.nodeid)).parent.parts != ("tests", "unit")
 
 
 def _is_chosen_from(item: pytest.Item) -> bool:

@@ -26,7 +26,7 @@ DURATIONS = Path(__file__).parents[1] / "durations.json"
 LAST_RUNS = Path(__file__).parents[1] / "last_runs.json"
 _RECORDED = ("cluster", "theirs", "stores", "deploy", "gpu")
 """Folders of tests/. All others have tests of one process only."""
-SLOW_S = 2.0
+SLOW_S = 3.0
 """A test of one process that takes longer takes turns (`choice.py`)."""
 _NOISE_S = 1.0
 _NOISE = 1 / 4

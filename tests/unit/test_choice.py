@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from tests.support.choice import TURNS, chosen, in_order_of_files, overdue, turn_of, turn_on
-from tests.support.durations import DURATIONS, durations_in, of_file
+from tests.support.durations import DURATIONS, SLOW_S, durations_in, of_file
 
 CLUSTER, STORES = "tests/cluster/test_a.py", "tests/stores/test_a.py"
 HABITS = "tests/cluster/habits/test_a.py"
@@ -188,13 +188,21 @@ def test_a_file_that_is_named_needs_no_turn() -> None:
 
 
 def test_slow_tests_of_one_process_take_turns() -> None:
-    unit = [Item("tests/unit/test_a.py", "test_x", x=x) for x in range(60)]
-    durations = all_of(unit[:30], 2.0) | all_of(unit[30:45], 1.9)  # quick ones have no duration, as a rule
+    unit = [Item("tests/unit/host/test_a.py", "test_x", x=x) for x in range(60)]
+    quick = SLOW_S - 0.1  # has no duration, as a rule
+    durations = all_of(unit[:30], SLOW_S) | all_of(unit[30:45], quick)
     turns = [run_of(unit, durations, budget_s=0, turn=turn) for turn in range(TURNS)]
     assert all(turn[-30:] == names(unit[30:]) for turn in turns)
     assert sorted(chain(*(turn[:-30] for turn in turns))) == sorted(names(unit[:30]))
     assert all(len(turn) < 50 for turn in turns)
     assert len(run_of(unit, durations, budget_s=0, turn=0, failed=names(unit))) == 60
+
+
+def test_what_holds_the_house_in_order_needs_no_turn() -> None:
+    """Any change may break it."""
+    unit = [Item("tests/unit/test_a.py", "test_x", x=x) for x in range(30)]
+    for turn in range(TURNS):
+        assert run_of(unit, all_of(unit, SLOW_S), budget_s=0, turn=turn) == names(unit)
 
 
 def test_what_has_not_passed_for_a_week_is_due_and_the_oldest_first() -> None:

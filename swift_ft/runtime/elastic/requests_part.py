@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Sequence
 
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.recovery import events as ev
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.elastic.layer_profiler import LayerCosts, layer_keys
@@ -27,20 +29,33 @@ class Requests(Part):
         rank: the worker that asks.
         rebalance: says when layers should move; None where none can.
         reshare: says when replicas should get other shares of a batch; None where they have none.
+        costs: of the layers of a LayerStack; None without one.
+        keep_layers: takes them, once they are known, for later runs.
     """
 
     name = "requests"
 
     def __init__(
-        self, job: Job, rank: int, rebalance: Rebalance | None, reshare: Reshare | ShareMicrobatches | None
+        self,
+        job: Job,
+        rank: int,
+        rebalance: Rebalance | None,
+        reshare: Reshare | ShareMicrobatches | None,
+        costs: LayerCosts | None,
+        keep_layers: Callable[[Sequence[LayerProfile]], None],
     ) -> None:
         self._job = job
         self._rank = rank
         self._rebalance = rebalance
         self._reshare = reshare
+        self._unkept = costs
+        self._keep_layers = keep_layers
 
     def boundary(self, step: StepInfo) -> None:
         state, rank, generation = self._job.state, self._rank, step.generation
+        if self._unkept is not None and (layers := self._unkept.read(state)) is not None:
+            self._keep_layers(layers)
+            self._unkept = None
         # In the future, so that all workers learn of it before they are there (decision 15).
         stop = step.completed + ev.REQUESTED_AHEAD
         if self._reshare is not None and (shares := self._reshare.wanted(state, step.completed)):

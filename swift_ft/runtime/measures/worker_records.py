@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from swift_ft.checkpoint.layer_costs import keep_layers
 from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
 from swift_ft.checkpoint.worker_history import WorkerHistory, write_history
 from swift_ft.checkpoint.worker_profile import write_profile
 from swift_ft.checkpoint.worker_record import WorkerRecord, write_record
 from swift_ft.costs.job import Worker
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.storage.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -112,4 +115,19 @@ class WorkerRecords:
                 self._store.url,
                 self._store.redacted(error),
                 extra={"event": "profile_not_archived", "rank": self._rank},
+            )
+
+    def write_layers(self, layers: Sequence[LayerProfile]) -> None:
+        """Write the costs of the model's layers soon. Returns at once."""
+        self._background.submit(self._write_layers, layers)
+
+    def _write_layers(self, layers: Sequence[LayerProfile]) -> None:
+        try:
+            keep_layers(self._store, self._run_id, layers)
+        except Exception as error:  # training needs none of it
+            _logger.warning(
+                "The costs of layers could not be kept in %s: %s. A later run begins without them.",
+                self._store.url,
+                self._store.redacted(error),
+                extra={"event": "layer_costs_not_kept"},
             )
