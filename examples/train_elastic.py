@@ -44,15 +44,17 @@ def main() -> None:
     config = Config.from_args(args)
     device = join(args)
 
-    count = config.layers + 2
+    costs = args.costs
+    if costs == "earlier":
+        costs = swift_ft.measured_costs(args.store, config.layers + 2)
     model = swift_ft.LayerStack(
         lambda number: build_layer(number, config).to(device),
-        count=count,
+        count=config.layers + 2,
         stages_per_worker=1 if args.schedule in ONE_STAGE else 2,
         v_shaped=args.schedule in V_SHAPED,
         pipelines=args.pipelines,
         exact=args.exact,
-        costs=swift_ft.measured_costs(args.store, count) if args.costs == "earlier" else args.costs,
+        costs=costs,
     )
     stages = [
         PipelineStage(part, index, model.num_stages, device, group=model.group)

@@ -13,7 +13,7 @@ from swift_ft.checkpoint.sliced_part import SlicedPart, fits, is_sharded, load_s
 from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.state_payload import FetchRanges
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import DamagedCheckpointError
+from swift_ft.errors import DamagedCheckpointError, TopologyMismatchError
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.dcp.verified_files import NearFiles
@@ -78,8 +78,13 @@ class PartLoader:
         if others and (len(parts) != workers or self._is_of_another_mesh(parts[rank])):
             return self._load_slices(parts, rank)
         part = parts[min(parts)] if replicas else self._folder.part_of(iteration, rank)
-        with self._named(part):
-            self._load_part(part)
+        try:
+            with self._named(part):
+                self._load_part(part)
+        except TopologyMismatchError:
+            if not others or not self._is_sliced(part):
+                raise
+            return self._load_slices(parts, rank)
         return part
 
     @contextmanager
@@ -120,6 +125,11 @@ class PartLoader:
             return False
         with self._named(part):
             return not fits(SlicedPart(self._folder.reader(part, self._files)), self._state)
+
+    def _is_sliced(self, part: SavedPart) -> bool:
+        """Whether a part has slices of tensors, which a worker without any cannot load as they are."""
+        with self._named(part):
+            return SlicedPart(self._folder.reader(part, self._files)).is_sliced
 
     def _load_slices(self, parts: Mapping[int, SavedPart], rank: int) -> SavedPart:
         """Load this worker's ranges from the parts that have them. Replicas share a part."""

@@ -18,6 +18,7 @@ import torch
 
 from swift_ft.checkpoint.layered_part import StateReader, file_by_layer, kinds_of
 from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.stages import StagesHere, check_names, parts_for
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
 from swift_ft.errors import CheckpointError, TopologyMismatchError
@@ -52,10 +53,17 @@ class SlicedPart:
         content = {"plain": {"bytes": io.BytesIO()}}
         reader.fill(content)
         self.plain: Mapping[str, Any] = unpack(content["plain"]["bytes"].getvalue())
+        stages = self.plain.get("stages", {"own": [], "count": 0})  # an earlier version wrote none
+        self.stages = StagesHere(tuple(stages["own"]), stages["count"])
         keys = {name: _keys_of(saved) for name, saved in self.plain["optimizers"].items()}
         kinds = kinds_of(reader)
         self._stored = {_named(path, keys): path for path in kinds}
         self.kinds = {path: kinds[stored] for path, stored in self._stored.items()}
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether it has parts of tensors."""
+        return any(self.description(path) is not None for path in self.kinds)
 
     def description(self, path: StatePath) -> Description | None:
         """Of what a tensor is a part; None if it is whole."""
@@ -120,6 +128,8 @@ def is_sharded(state: TrainingState) -> bool:
 
 def fits(part: SlicedPart, state: TrainingState) -> bool:
     """Whether a part has the very shards of the state's parameters."""
+    if part.stages.count and part.stages != state.stages:
+        return False
     for name, module in state.modules.items():
         for key, tensor in model_state(module).items():
             path: StatePath = ("models", name, key)
@@ -135,27 +145,37 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
 
     Args:
         parts: by rank.
-        own: the part for what is not sharded.
+        own: the part for what is not sharded, unless it is of another stage.
 
     Raises:
-        TopologyMismatchError: the checkpoint does not fit this model, or its shards are not ranges.
+        TopologyMismatchError: the checkpoint does not fit this model, its shards are not ranges, or two of
+            its stages have other tensors of one name.
         CheckpointError: the parts do not cover a tensor.
     """
+    parts = parts_for(state.stages, parts)
+    if own not in parts:
+        own = min(parts)
     saved = state.to_save()
     here = unpack(saved["plain"]["bytes"].getvalue())
     shards, keys = here["shards"], _keys_of_all(here["optimizers"], parts)
     wanted: dict[StatePath, _Wanted] = {}
-    for name, model in saved["models"].items():
-        for key, tensor in model.items():
-            if isinstance(tensor, torch.Tensor):
-                path: StatePath = ("models", name, key)
-                wanted[path] = _wanted(path, tensor, shards["models"].get(name, {}).get(key), parts, own)
+    tensors: dict[StatePath, torch.Tensor] = {
+        ("models", name, key): tensor
+        for name, model in saved["models"].items()
+        for key, tensor in model.items()
+        if isinstance(tensor, torch.Tensor)
+    }
+    check_names(tensors, parts)
+    for path, tensor in tensors.items():
+        description = shards["models"].get(path[1], {}).get(path[2])
+        wanted[path] = _wanted(path, tensor, description, parts, own)
     described: dict[str, Any] = {name: {"state": {}} for name in state.optimizers}
     for path, index, parameter in _optimizer_tensors(parts, state, keys):
         like = describe(parameter) if any(part.description(path) for part in parts.values()) else None
         wanted[path] = _wanted(path, None if like is None else parameter, like, parts, own)
         if like is not None:
             described[path[1]]["state"].setdefault(str(index), {})[path[4]] = like
+    check_names(wanted.keys() - tensors.keys(), parts)
     loaded = _filled(wanted, parts, own)
     plain = parts[own].plain
     rest = {

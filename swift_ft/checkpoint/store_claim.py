@@ -214,8 +214,6 @@ def _decide(
 
 def _check_topology(store: Store, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
     """Whether a checkpoint can be read, and the same samples follow."""
-    if (theirs.get("sharded") or ours.get("sharded")) and ours["stages"] == theirs["stages"] == 1:
-        return
     if differences := _differences(theirs, ours):
         raise TopologyMismatchError(
             f"The checkpoint in {store.url} was made with another topology ({differences}): "
@@ -247,16 +245,12 @@ def keep_topology(store: Store, run_id: str, topology: dict[str, Any]) -> None:
 def check_next_world(rendezvous: RendezvousStore, topology: dict[str, Any]) -> None:
     """Whether this worker's world can take the state of the present one over, and the same samples follow.
 
-    Shards can be cut otherwise, in stages of a pipeline too.
-
     Raises:
         TopologyMismatchError: it cannot.
     """
     if not rendezvous.check([store_keys.topology()]):  # nothing of the run has trained yet
         return
     theirs = json.loads(rendezvous.get(store_keys.topology()))
-    if theirs.get("sharded") or topology.get("sharded"):
-        return
     if differences := _differences(theirs, topology):
         raise TopologyMismatchError(
             f"The job's state cannot be dealt anew for another topology ({differences})."
@@ -268,10 +262,12 @@ def _differences(theirs: dict[str, Any], ours: dict[str, Any]) -> str:
     """The differences for which a state, or the order of its samples, cannot go on; empty if it can.
 
     Layers and ranges are read from whichever parts have them, and each replica has all of them: there may be
-    more or fewer workers. ``redealt`` is in the record of replicas, and of pipelines that may be replicas:
-    whether their batches follow them.
+    more or fewer workers. Shards are ranges, in stages of a pipeline too. ``redealt`` is in the record of
+    replicas, and of pipelines that may be replicas: whether their batches follow them.
     """
     same_layers = theirs.get("layers") == ours.get("layers")
+    if same_layers and (theirs.get("sharded") or ours.get("sharded")):
+        return ""
     if theirs.get("layers") and same_layers and theirs.get("pipelines", 1) == ours.get("pipelines", 1):
         return ""
     if theirs.get("redealt") and ours.get("redealt") and same_layers:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from swift_ft.checkpoint.optimizer_groups import fit_groups, load_optimizer
 from swift_ft.checkpoint.plain_classes import KnownClasses
 from swift_ft.checkpoint.plain_values import classes_in
+from swift_ft.checkpoint.stages import StagesHere
 from swift_ft.checkpoint.state_digest import StateDigests, differing, tensor_digests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
@@ -50,6 +51,7 @@ class TrainingState:
         containers: optimizers that call others and have no state of their own: those others are protected.
         tree: all modules within those of the state.
         carried: the variables of the script, once the session has started.
+        stages: of the pipeline that the worker has.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -61,6 +63,7 @@ class TrainingState:
         self.containers = [optimizer for optimizer in whole.values() if contained(optimizer)]
         self.tree = ModuleTree(self.modules)
         self.carried: Carried | None = None
+        self.stages = StagesHere()
         large = self.modules.keys() | optimizers.keys()
         self.small = {name: part for name, part in parts.items() if name not in large}
 
@@ -206,6 +209,7 @@ class TrainingState:
             "carried": self.carried.to_save() if self.carried is not None else {},
             "digests": {**(digests or {})},
             "shards": {"models": shards, "optimizers": of_optimizers},
+            "stages": {"own": [*self.stages.own], "count": self.stages.count},
         }
         return {
             "models": {name: _localized(tensors) for name, tensors in models.items()},

@@ -354,7 +354,6 @@ class Assembly(Foundations):
                 end_segment=self.log.roll,
                 exact=lambda: self.attached.exact,
                 saving=self._history.saving,
-                pipelined=self.attached.pipeline is not None,
             ),
         )
 

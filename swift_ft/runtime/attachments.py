@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.checkpoint.completeness import Completeness
+from swift_ft.checkpoint.stages import StagesHere
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config.extensions import Extensions, load
@@ -118,6 +119,8 @@ class Attachments:
         # Logged as well, for a replay without the job (decision 65).
         self.between.log = NotedResults(self.context.rank, self.log.messages, lambda: script.absence)
         self._check_layers()
+        if self.pipeline.stack is None:  # whose layers have numbers of their own
+            self.state.stages = StagesHere((*sorted(self.pipeline.modules),), self.pipeline.num_stages)
         for index, module in self.pipeline.modules.items():
             self.completeness.attach(f"stage {index}", module)
         self.profiler.attach_stages(self.pipeline.modules)

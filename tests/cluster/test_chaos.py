@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from swift_ft.cli.chaos.main import main
+from swift_ft.errors import SwiftError
 from swift_ft.faults import fail_at, parse_faults
 from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.habits import Habit, random_habits
+from swift_ft.testing.chaos.plain_trial import compared_with_torchrun
 from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
 from tests.support.cluster import EXAMPLES, SMALL
 from tests.support.missing import skip_for_missing
+from tests.support.waiting import wait_until
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "small_replicas.py")
 PLACES = ("--iterations", "4", "--checkpoint-every", "2", "--store", "{folder}/store")
@@ -59,6 +62,18 @@ def test_a_failure_is_told_from_a_crash(tmp_path: Path) -> None:
     script.write_text("import time; time.sleep(1000)")
     hung = run_trial(Training(LAUNCH, (str(script),), "{folder}/store", 5), new(tmp_path / "hung"))
     assert hung.outcome == Outcome.HUNG
+
+
+def test_a_torchrun_that_hangs_leaves_no_worker(tmp_path: Path) -> None:
+    script, told = tmp_path / "script.py", tmp_path / "pid"
+    script.write_text(f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(1000)")
+    undisturbed = Trial("", Outcome.IDENTICAL, 0, "", {}, tmp_path)
+    with pytest.raises(SwiftError, match=r"Plain torchrun did not end within 15 s"):
+        compared_with_torchrun(
+            Training(LAUNCH, (str(script),), "", 15), new(tmp_path / "run"), 1, undisturbed
+        )
+    worker = Path("/proc", told.read_text())
+    wait_until(lambda: not worker.exists(), "the end of the worker")
 
 
 def test_habits_are_planted_into_both_runs(tmp_path: Path) -> None:

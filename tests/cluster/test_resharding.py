@@ -12,7 +12,7 @@ from swift_ft.checkpoint.manifest import MANIFEST
 from swift_ft.recovery.layout.mesh import Layout, held_by, tiles_of
 from swift_ft.recovery.layout.tensors import StateTensor, kept_for
 from swift_ft.recovery.moves.reads import FilesOfPart, plan_reads, planned_bytes
-from tests.support.cluster import CHECKPOINT_EVERY, ClusterRun, run_cluster, training
+from tests.support.cluster import CHECKPOINT_EVERY, EXAMPLES, ClusterRun, one_line, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "resharded.py"
 AT = 2 * CHECKPOINT_EVERY
@@ -112,3 +112,33 @@ def test_the_state_is_what_it_was(
     assert sum(plan["own_disk"].values()) > 0
     assert (sum(plan["peers"].values()) > 0) == (then > 1)
     assert (sum(plan["store"].values()) > 0) == (then < first)
+
+
+def of_stages(folder: Path, script: str, machines: int, parts: int, iterations: int) -> ClusterRun:
+    """A pipeline whose stages are divided, resumed where its store has a checkpoint."""
+    places = training(folder, script_of(script), iterations=iterations)
+    flags = ["--spares", "0", "--auto-resume"]
+    return run_cluster(folder, machines=machines, flags=flags, script=[*places, "--parts", str(parts)])
+
+
+def script_of(name: str) -> Path:
+    """An example, or a script of these tests."""
+    return (EXAMPLES if name.startswith("train_") else SCRIPT.parent) / f"{name}.py"
+
+
+def test_stages_that_name_their_layers_alike(tmp_path: Path) -> None:
+    """Each resumes with the layers of the same stage. In other stages nobody could say which is meant."""
+    ends = []
+    for script in ("train_tensor_parallel", "stages_named_alike"):
+        folder = tmp_path / script
+        assert of_stages(folder, script, 4, 2, AT).code == 0
+        resumed = of_stages(folder, script, 2, 1, AT + 4)
+        assert resumed.code == 0, resumed.output[-3000:]
+        ends.append([torch.load(folder / "weights" / f"rank{rank}.pt") for rank in range(2)])
+    for named, anonymous in zip(*ends, strict=True):
+        assert named.keys() != anonymous.keys()
+        pairs = zip(named.values(), anonymous.values(), strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs)
+    refused = of_stages(tmp_path / "stages_named_alike", "stages_named_alike", 2, 2, AT + 8)
+    assert refused.code == 2, refused.output[-3000:]
+    assert "is in stage 0 of 2 and in stage 1 of 2, with other values" in one_line(refused)

@@ -214,7 +214,10 @@ def test_a_pipeline_of_shards_is_cut_otherwise(
     slots: list[int],
     arguments: list[str],
 ) -> None:
-    """Each parameter keeps its values and what the optimizer has of it, in other stages and slices."""
+    """Each parameter keeps its values and what the optimizer has of it, in other stages and slices.
+
+    All goes on as from a checkpoint of that iteration that is resumed in that layout.
+    """
     example = "train_tensor_parallel"
     monkeypatch.setenv("TAKEN", str(tmp_path / "taken"))
     run = changed(example, (3, slots, arguments), machines=machines, every=10 * ITERATIONS)
@@ -228,6 +231,9 @@ def test_a_pipeline_of_shards_is_cut_otherwise(
     assert any(path[0] == "optimizers" for path in ours)
     assert not [path for path in ours if not torch.equal(ours[path], theirs[path])]
     parts = arguments[-1].rpartition("=")[2]
+    shutil.rmtree(folder / "weights")
+    script = [*training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS), "--parts", parts]
+    assert_identical(run, run_cluster(folder, machines=len(slots), script=script, flags=["--resume"]))
     script = [*training(tmp_path, EXAMPLES / f"{example}.py", iterations=ITERATIONS + 2), "--parts", parts]
     resumed = run_cluster(tmp_path, machines=len(slots), script=script, flags=["--resume"])
     assert resumed.code == 0, resumed.output[-3000:]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.durations import durations_in, last_runs_in, merged, text_of
+from tests.support.durations import SLOW_S, durations_in, last_runs_in, merged, text_of
 
 ROOT = Path(__file__).parents[2]
 A, B = "tests/cluster/test_choice.py::test_a", "tests/stores/test_x.py::test_b"
@@ -57,9 +57,9 @@ def test_quick_tests_of_one_process_are_not_recorded(tmp_path: Path) -> None:
     root, unit = files(tmp_path), "tests/unit/test_a.py::test_a"
     (file := root / "tests/unit/test_a.py").parent.mkdir()
     file.touch()
-    assert merged({}, {A: 1.0, unit: 1.9}, [], root=root) == {A: 1.0}
-    assert merged({A: 1.0}, {unit: 2.0}, [], root=root) == {A: 1.0, unit: 2.0}
-    assert merged({A: 1.0, unit: 9.0}, {unit: 1.9}, [], root=root) == {A: 1.0}  # it is quick by now
+    assert merged({}, {A: 1.0, unit: SLOW_S - 0.1}, [], root=root) == {A: 1.0}
+    assert merged({A: 1.0}, {unit: SLOW_S}, [], root=root) == {A: 1.0, unit: SLOW_S}
+    assert merged({A: 1.0, unit: 9.0}, {unit: SLOW_S - 0.1}, [], root=root) == {A: 1.0}  # it is quick by now
 
 
 def test_each_test_has_its_line_in_order() -> None:
@@ -68,7 +68,7 @@ def test_each_test_has_its_line_in_order() -> None:
 
 CONFTEST = """
 from pathlib import Path
-from tests.support.durations import Recorder
+from tests.support.durations import SLOW_S, Recorder
 
 def pytest_configure(config):
     config.pluginmanager.register(Recorder(config, Path("durations.json"), Path("last_runs.json")))

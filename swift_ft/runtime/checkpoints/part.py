@@ -38,8 +38,6 @@ class Elsewhere:
         end_segment: ends the segment of the log: what comes after the checkpoint is in another one.
         exact: whether a replay rebuilds the state to the bit.
         saving: measures how long training waits in it.
-        pipelined: the worker has stages of a pipeline. Other stages may have tensors of the same name, so its
-            shards stay those of one mesh.
     """
 
     copy: Callable[[Task], None]
@@ -47,7 +45,6 @@ class Elsewhere:
     end_segment: Callable[[], None]
     exact: Callable[[], bool]
     saving: Callable[..., AbstractContextManager[None]]
-    pipelined: bool
 
 
 class CheckpointsPart(Part):
@@ -98,7 +95,7 @@ class CheckpointsPart(Part):
         self._progress.publish(self._status.iteration, "loading")
         layout = self._elsewhere.layout(state)
         if task.holder is None:
-            workers = None if self._elsewhere.pipelined else self._context.world_size
+            workers = self._context.world_size if layout is None else None  # layers are found by number
             self._checkpointer.load(task.load, self._context.rank, layout, workers)
         else:
             self._elsewhere.copy(task)

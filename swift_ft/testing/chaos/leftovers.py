@@ -38,7 +38,7 @@ def left_by(folder: Path, temporary: Path, before: frozenset[str], *, killed: bo
         killed: processes of it were killed on purpose, in which whatever they had for a moment stays.
     """
     found = [f"process {pid} ({_command(pid)})" for pid in _settled(lambda: _processes_of(folder))]
-    _kill(folder)
+    end_processes(folder)
     found += [f"/dev/shm/{name}" for name in _settled(lambda: _unused(shared_memory() - before))]
     excused = (*_EXCUSED, *["tmp"] * killed)
     for path in sorted(temporary.rglob("*")):
@@ -67,7 +67,12 @@ def _processes_of(folder: Path) -> list[str]:
     return found
 
 
-def _kill(folder: Path) -> None:
+def end_processes(folder: Path) -> None:
+    """Kill all processes of a run.
+
+    Args:
+        folder: of the run: the value of :data:`MARK`.
+    """
     for pid in _processes_of(folder):
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pid), signal.SIGKILL)

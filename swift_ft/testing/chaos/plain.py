@@ -32,6 +32,13 @@ from swift_ft.torch_adapters.pipelining.stage_metadata import learn_shapes_witho
 STATES = "SWIFT_CHAOS_STATES"
 """The variable that names the folder of digests."""
 
+_kept: list[object] = []
+"""Models of the script, until the interpreter ends.
+
+A DDP model that is freed before, where ``main()`` returns for instance, joins the threads of its group while
+it has the lock of the interpreter. If one of them waits for that lock, the worker hangs (torch 2.13).
+"""
+
 
 class PlainStep(contextlib.nullcontext[None]):
     """An iteration that nothing can interrupt."""
@@ -58,6 +65,7 @@ class PlainSession:
     def __init__(self, state: object, *, seed: int = 0, **_: object) -> None:
         self.iteration = 0
         self._state = state
+        _kept.append(state)
         self._seed, self._parts = seed, list[tuple[Callable[[], Any], int, Callable[[Any], object] | None]]()
         self._stage: Any = None
         self._replicated = self._stopped = self._in_epochs = False
@@ -75,6 +83,7 @@ class PlainSession:
     def attach_ddp(self, model: object) -> None:
         """Steps of its replicas have numbers of their own."""
         self._replicated = True
+        _kept.append(model)
 
     def attach_fsdp(self, model: object) -> None:
         """As for DDP."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from swift_ft.errors import SwiftError
 from swift_ft.testing.chaos.comparison import files_of
+from swift_ft.testing.chaos.leftovers import MARK, end_processes
 from swift_ft.testing.chaos.trial import FOLDER, Training, Trial
 
 _PLAIN = str(Path(__file__).with_name("plain.py"))
@@ -56,10 +57,11 @@ def compared_with_torchrun(training: Training, folder: Path, workers: int, undis
             errors="replace",
             timeout=training.deadline_s,
             check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", MARK: str(folder)},
             cwd=None if at_home else folder,
         )
     except subprocess.TimeoutExpired as error:
+        end_processes(folder)  # the launcher was killed, and its workers were not
         raise SwiftError(f"Plain torchrun did not end within {training.deadline_s:g} s.") from error
     (folder / "output.log").write_text(done.stdout)
     if done.returncode:
