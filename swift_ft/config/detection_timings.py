@@ -161,3 +161,11 @@ STORE_ALONE_S = 600.0
 
 STORE_ALONE_LOOK_S = 2.0
 """Between two looks of a store at its connections."""
+
+OOM_KILL_S = 3.0
+"""The age of a kill by the kernel for want of memory that explains a worker's end: the process gives its
+memory back before it has ended, and its agent is then told at once."""
+
+KERNEL_MESSAGE_S = 30.0
+"""The age of a message in the kernel's log that explains a failure: drivers report an error of a device or a
+link some seconds before a program meets it."""

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from swift_ft.config.run_plan import plan_from_json
-from tests.cluster.test_survivors import SHRINK, guests_of
+from tests.cluster.test_survivors import HSDP, REPLICAS, SHRINK, arguments, guests_of
 from tests.cluster.test_survivors import train as train_anew
 from tests.cluster.test_unlike_worlds import assert_same_state, at_end, options, train
-from tests.support.cluster import SLOW_UNTIL_TOLD, ClusterRun, assert_identical, run_launcher, training
+from tests.support.cluster import EXAMPLES, SLOW_UNTIL_TOLD, ClusterRun, assert_identical, run_launcher
+from tests.support.integrations import assert_same_files
 from tests.support.worlds import given_up, worlds_of
 
 ITERATIONS = 60
@@ -156,26 +157,45 @@ def test_a_policy_grows_it_within_its_limits(
 
 
 @pytest.mark.thorough
-def test_shards_grow_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One replica of two shards is left, and a machine waits until another one comes.
+@pytest.mark.parametrize(
+    ("example", "fault", "sizes", "spares"),
+    [
+        pytest.param(HSDP, "kill machine=1 iteration=5 point=between", (4, 2), 1, id="shards"),
+        pytest.param((REPLICAS,), "kill machine=0 iteration=5 point=reduced", (3, 2), 0, id="replicas"),
+        pytest.param((REPLICAS,), "kill machine=1 iteration=8 point=optimizer", (2, 1), 0, id="one replica"),
+    ],
+)
+def test_it_is_as_if_it_had_been_resumed(
+    example: tuple[str, ...],
+    fault: str,
+    sizes: tuple[int, int],
+    spares: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All files are those of a run that was resumed with fewer workers, and with all of them.
 
-    All files are those of a run that was resumed with fewer workers, and with all of them.
+    Of two replicas of two shards one is left, and a machine waits until another one comes.
     """
-    example, late, again = ("train_hsdp", "--layers=2"), tmp_path / "late", tmp_path / "again"
-    for name, value in (("EXAMPLE", example[0]), ("QUICK", "1000"), ("LOST", "1")):
+    late, again = tmp_path / "late", tmp_path / "again"
+    monkeypatch.setenv("PYTHONPATH", str((EXAMPLES / example[0]).parent), prepend=":")
+    for name, value in (("EXAMPLE", Path(example[0]).name), ("QUICK", "1000"), ("LOST", "1")):
         monkeypatch.setenv(name, value)
-    script = [*training(late, SLOW_UNTIL_TOLD, iterations=ITERATIONS), example[1]]
-    fault = "kill machine=1 iteration=5 point=between"
-    run = run_launcher(LATE, late, inject=fault, machines=4, flags=SHRINK, script=script)
+    script = [str(SLOW_UNTIL_TOLD), *arguments(late, *example, iterations=ITERATIONS)]
+    run = run_launcher(LATE, late, inject=fault, machines=sizes[0], flags=SHRINK, script=script)
+    assert len(run.events("FaultInjected")) == 1, "the fault did not strike"
     few, all_again = worlds_of(run)
     assert not given_up(run), run.output[-5000:]
-    assert (few.world_size, all_again.world_size) == (2, 4)
-    assert len(few.membership.spares) == 1
+    assert (few.world_size, all_again.world_size) == (sizes[1], sizes[0])
+    assert len(few.membership.spares) == spares
     since, until = few.worlds.present.since, all_again.worlds.present.since
-    for machines, iterations in ((4, since), (2, until), (4, ITERATIONS)):
-        for left in [*again.glob("weights/*")]:
+    for machines, iterations in ((sizes[0], since), (sizes[1], until), (sizes[0], ITERATIONS)):
+        for left in [*again.glob("weights/*"), *again.glob("out/*")]:
             left.unlink()
         flags = ["--resume"] if iterations > since else []
         every = "--checkpoint-every=1"
         resumed = train_anew(again, *example, every, machines=machines, iterations=iterations, flags=flags)
-    assert_identical(run, resumed)
+    if example == (REPLICAS,):
+        assert_same_files(run, resumed)
+    else:
+        assert_identical(run, resumed)

@@ -28,6 +28,13 @@ HSDP = ("train_hsdp", "--layers=2")
 REPLICAS = "integrations/any_replicas"
 
 
+def arguments(folder: Path, example: str, *args: str, iterations: int) -> list[str]:
+    """Of an example whose store and files are in a folder."""
+    out, kind = ("--out", "out") if example == REPLICAS else ("--weights-out", "weights")
+    places = [f"--store={folder / 'store'}", f"{out}={folder / kind}", f"--iterations={iterations}"]
+    return [*([] if example == REPLICAS else SMALL), *places, *args]
+
+
 def train(
     folder: Path,
     example: str,
@@ -38,10 +45,7 @@ def train(
     flags: Sequence[str] = (),
 ) -> ClusterRun:
     """A run of an example to its end, in which a loss leads to fewer workers where it can."""
-    out, kind = ("--out", "out") if example == REPLICAS else ("--weights-out", "weights")
-    places = [f"--store={folder / 'store'}", f"{out}={folder / kind}", f"--iterations={iterations}"]
-    small = [] if example == REPLICAS else SMALL
-    script = [str(EXAMPLES / f"{example}.py"), *small, *places, *args]
+    script = [str(EXAMPLES / f"{example}.py"), *arguments(folder, example, *args, iterations=iterations)]
     run = run_cluster(folder, machines=machines, script=script, inject=inject, flags=[*SHRINK, *flags])
     assert run.code == 0, run.output[-3000:]
     assert len(run.events("FaultInjected")) == inject.count("kill"), "a fault did not strike"

@@ -29,6 +29,7 @@ from swift_ft.launch.agent.next_world import NextWorld
 from swift_ft.launch.agent.run_end import RunEnd
 from swift_ft.launch.agent.source_watch import SourceWatch
 from swift_ft.launch.agent.status import AgentStatus, WorkerFacts
+from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
@@ -89,8 +90,13 @@ class MachineAgent(ElasticAgent):
         self._membership = spec.rdzv_handler
         assert settings.secret is not None  # agreed on before
         self._port = Port(settings.address, settings.secret, {RELAY: self._membership.relay.serve})
+        kernel_log = KernelLog()
         self._neighbours = NeighbourWatch(
-            spec.rdzv_handler, self._port, settings.secret, silence_s=settings.config.machine_silence_s
+            spec.rdzv_handler,
+            self._port,
+            settings.secret,
+            kernel_log,
+            silence_s=settings.config.machine_silence_s,
         )
         self._wake = wake
         self._run_end = run_end
@@ -105,6 +111,7 @@ class MachineAgent(ElasticAgent):
         self._watch = WorkerWatch(
             spec.rdzv_handler,
             self._heard,
+            kernel_log,
             heartbeat_timeout_s=settings.config.heartbeat_timeout_s,
             machine_silence_s=settings.config.machine_silence_s,
         )
@@ -337,9 +344,7 @@ class MachineAgent(ElasticAgent):
         self._membership.bootstrap.next_takes_over(state.worlds.present)
         self._sessionless_in, self._prepared = 0, False
         for local_rank, code in processes.exit_codes.items():  # it ended as its world took over
-            self._watch.ended(
-                local_rank, self.workers[local_rank].global_rank, code, processes.stderrs[local_rank]
-            )
+            self._report_end(local_rank, code, processes)
 
     def _has_lost_bootstrap(self, state: State) -> bool:
         """Whether workers may wait for a lost machine in ``init_process_group``, which tries again for long.
@@ -440,8 +445,11 @@ class MachineAgent(ElasticAgent):
         if local_rank is None or self._stopping:
             return
         self._heard.read(local_rank)  # those that it sent before it ended
-        rank, code = self.workers[local_rank].global_rank, self._processes.exit_codes[local_rank]
-        self._watch.ended(local_rank, rank, code, self._processes.stderrs[local_rank])
+        self._report_end(local_rank, self._processes.exit_codes[local_rank], self._processes)
+
+    def _report_end(self, local_rank: int, code: int, processes: StandbyContext) -> None:
+        rank, said = self.workers[local_rank].global_rank, processes.stderrs[local_rank]
+        self._watch.ended(local_rank, rank, code, said, processes.pids()[local_rank])
 
     def _pass_signals_on(self) -> None:
         running = self._processes.running() if self._processes is not None else {}

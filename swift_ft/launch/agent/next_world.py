@@ -50,7 +50,7 @@ class NextWorld:
         logs: where their output goes.
         heard: listens to them; what they say of their logs and their store, the agent has to know, too.
         on_other: called with a report of the standby that is of none of them.
-        oom_kills: what the kernel has killed on this machine, whoever asks first.
+        oom_kills: what the kernel has killed on this machine.
 
     Attributes:
         number: of the world whose workers run here; None if there are none.
@@ -178,7 +178,7 @@ class NextWorld:
         assert self.group is not None
         code, rank = self.processes.exit_codes[local_rank], self.group.workers[local_rank].global_rank
         if code < 0:
-            name, kernel = signal.Signals(-code).name, self._oom_kills.look()
+            name, kernel = signal.Signals(-code).name, self._oom_kills.why()
             why = f"was killed by {name}: {kernel}" if kernel else f"was killed by {name}"
         else:
             why = self.heard.failed.get(local_rank, {}).get("failed", f"ended with exit code {code}")

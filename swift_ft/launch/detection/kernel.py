@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 from pathlib import Path
 
+from swift_ft.config import detection_timings as timings
+from swift_ft.host.control_groups import GROUPS, PROC, memory_groups
 from swift_ft.units import format_bytes
 
-_PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 STOPPED_BY_SIGNAL = "T"
 """The kernel's letter for a process that a signal has stopped. A debugger's stop has another one."""
 
@@ -41,53 +44,36 @@ class OomKills:
 
     Args:
         proc: where the kernel tells of processes.
-        cgroups: where it tells of control groups (version 2, or version 1 in ``memory/``).
+        groups: where it tells of control groups.
     """
 
-    def __init__(self, proc: Path = _PROC, cgroups: Path = _CGROUPS) -> None:
-        self._counter, self._limit = _files(proc, cgroups)
+    def __init__(self, proc: Path = PROC, groups: Path = GROUPS) -> None:
+        self._group = next((g for g in memory_groups(proc, groups) if g.oom_kills is not None), None)
+        self._host = proc / "vmstat"  # whose own count it is where no group has one
         self._before = self._count()
+        self._seen_at = -math.inf
 
-    def look(self) -> str:
-        """A message if the kernel has killed a process for memory since the last look; else empty."""
+    def look(self) -> None:
+        """Note what is new. Call it from time to time: a worker's later end has another reason."""
         before, self._before = self._before, self._count()
-        if self._before <= before:
+        if self._before > before:
+            self._seen_at = time.monotonic()
+
+    def why(self) -> str:
+        """A message if the kernel has ended a process for memory just now; else empty."""
+        self.look()
+        if time.monotonic() - self._seen_at > timings.OOM_KILL_S:
             return ""
-        limit = _limit(self._limit)
-        return "the kernel was out of memory" + ("" if limit is None else f", of which {limit} are allowed")
+        limit = self._group.limit_bytes if self._group is not None else None
+        allowed = "" if limit is None else f", of which {format_bytes(limit)} are allowed"
+        return f"the kernel was out of memory{allowed}"
 
     def _count(self) -> int:
+        if self._group is not None:
+            return self._group.oom_kills or 0
         with contextlib.suppress(OSError, ValueError):
-            for line in self._counter.read_text().splitlines():
+            for line in self._host.read_text().splitlines():
                 name, _, count = line.partition(" ")
                 if name == "oom_kill":
                     return int(count)
         return 0
-
-
-def _files(proc: Path, cgroups: Path) -> tuple[Path, Path]:
-    """The file with the count, and the one with the limit. The host's own count where no group has one."""
-    for line in _lines(proc / "self" / "cgroup"):
-        _, controllers, path = line.split(":", 2)
-        # In a container, the path may be that of the host, and the folder be the container's.
-        for place in (path.lstrip("/"), "."):
-            if not controllers and (cgroups / place / "memory.events").exists():
-                return cgroups / place / "memory.events", cgroups / place / "memory.max"
-            if controllers == "memory" and (cgroups / "memory" / place / "memory.oom_control").exists():
-                folder = cgroups / "memory" / place
-                return folder / "memory.oom_control", folder / "memory.limit_in_bytes"
-    return proc / "vmstat", proc / "none"
-
-
-def _lines(path: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return path.read_text().splitlines()
-    return []
-
-
-def _limit(path: Path) -> str | None:
-    """The limit in words; None where there is none."""
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(path.read_text())
-        return format_bytes(limit) if limit < 2**60 else None
-    return None

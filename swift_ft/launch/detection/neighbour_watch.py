@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError
+from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.policy import LostMachine
 from swift_ft.launch.detection.sentinel import Sentinel
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.network import JobSecret, Port
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import neighbours_of
 
@@ -61,13 +63,21 @@ class NeighbourWatch:
         membership: of this machine, with the journal that gets the reports.
         port: where others watch this machine.
         secret: the job's.
+        kernel_log: what the kernel says, of links for instance.
         silence_s: how long a machine may be silent, before the state's patience multiplies it.
     """
 
     def __init__(
-        self, membership: JournalRendezvous, port: Port, secret: JobSecret, *, silence_s: float
+        self,
+        membership: JournalRendezvous,
+        port: Port,
+        secret: JobSecret,
+        kernel_log: KernelLog,
+        *,
+        silence_s: float,
     ) -> None:
         self._membership = membership
+        self._kernel_log = kernel_log
         self._ring = Ring()
         self._unreported: SwiftError | None = None  # a loss could not be; set by a thread of the sentinel
         self._sentinel = Sentinel(silence_s=silence_s, on_lost=self._report, port=port, secret=secret)
@@ -88,6 +98,10 @@ class NeighbourWatch:
         """Watch no machine any more, and be watched by none."""
         self._sentinel.close()
 
+    def _own_links(self) -> tuple[str, ...]:
+        """Errors of this machine's links: another one that it does not hear may live."""
+        return tuple(f"at the reporter, {text}" for text in self._kernel_log.evidence(causes=[Cause.NETWORK]))
+
     def _report(self, lost: LostMachine) -> None:
         """Called in a thread of the sentinel."""
         try:
@@ -97,7 +111,11 @@ class NeighbourWatch:
                 with recorder.span("detect", machine=lost.machine, known_ns=lost.known_ns):
                     self._membership.journal.append(
                         ev.MachineLost(
-                            machine=lost.machine, reason=lost.reason, reporter=reporter, silent=lost.silent
+                            machine=lost.machine,
+                            reason=lost.reason,
+                            reporter=reporter,
+                            silent=lost.silent,
+                            evidence=self._own_links(),
                         )
                     )
         except (RendezvousLostError, FencedError) as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
 from swift_ft.launch.detection.kernel import STOPPED_BY_SIGNAL, OomKills, is_stopped, process_state
+from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.policy import StoppedWorkers
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.processes.context import StandbyContext
@@ -22,6 +23,9 @@ from swift_ft.units import counted
 
 _logger = logging.getLogger(__name__)
 
+_BLAMED = (Cause.DEVICE, Cause.NETWORK, Cause.STORE)
+"""Causes that a script's own error may name, and of which the kernel may know more."""
+
 
 class WorkerWatch:
     """Reports the ends of one machine's workers, and ends those that are silent.
@@ -31,6 +35,7 @@ class WorkerWatch:
     Args:
         membership: this machine's, with the journal that gets the reports.
         heard: what the workers say.
+        kernel_log: what the kernel says.
         heartbeat_timeout_s: how long a worker may be silent, before the state's patience multiplies it.
         machine_silence_s: how long a worker may be stopped by a signal, likewise.
     """
@@ -39,6 +44,7 @@ class WorkerWatch:
         self,
         membership: JournalRendezvous,
         heard: WorkerChannels,
+        kernel_log: KernelLog,
         *,
         heartbeat_timeout_s: float,
         machine_silence_s: float,
@@ -49,6 +55,7 @@ class WorkerWatch:
         self._machine_silence_s = machine_silence_s
         self._stopped = StoppedWorkers()
         self.oom_kills = OomKills()
+        self._kernel_log = kernel_log
 
     @property
     def pause_s(self) -> float:
@@ -84,10 +91,13 @@ class WorkerWatch:
 
     def _report_death(self, reason: str, cause: Cause, evidence: Sequence[str]) -> None:
         """Report a loss by a signal, and whether it was the kernel's for want of memory."""
-        why = self.oom_kills.look()
-        self.report_loss(f"{reason}: {why}" if why else reason, Cause.MEMORY if why else cause, evidence)
+        why = self.oom_kills.why()
+        if why:
+            self.report_loss(f"{reason}: {why}", Cause.MEMORY, evidence)
+        else:
+            self.report_loss(reason, self._kernel_log.hardware() or cause, evidence)
 
-    def ended(self, local_rank: int, rank: int, code: int, said: str = "") -> None:
+    def ended(self, local_rank: int, rank: int, code: int, said: str = "", pid: int = 0) -> None:
         """Report a worker's end.
 
         Args:
@@ -95,6 +105,7 @@ class WorkerWatch:
             rank: its number in the job.
             code: its exit code; the number of a signal, negated.
             said: the path of the file with what it has written to stderr; empty if there is none.
+            pid: its process.
         """
         membership = self._membership
         generation = membership.started_in or 0
@@ -110,10 +121,10 @@ class WorkerWatch:
             )
         elif code < 0:
             name = signal.Signals(-code).name
-            evidence = self._evidence(local_rank, said)
+            evidence = self._evidence(local_rank, said, pid)
             self._report_death(f"worker {rank} was killed by {name}", cause_of_signal(name), evidence)
         elif local_rank in self._heard.lost:
-            evidence = self._evidence(local_rank, said)
+            evidence = self._evidence(local_rank, said, pid)
             self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}", Cause.SIGNAL, evidence)
         elif not self._found_itself_replaced(local_rank, code):
             message = self._heard.failed.get(local_rank, {})
@@ -133,16 +144,22 @@ class WorkerWatch:
                     evidence=(
                         *message.get("at", ()),
                         *self._progress(local_rank),
+                        *self._said_by_kernel(message.get("cause", "")),
                         *(() if message else last_lines(said)),
                     ),
                 )
             )
 
-    def _evidence(self, local_rank: int, said: str) -> tuple[str, ...]:
+    def _evidence(self, local_rank: int, said: str, pid: int) -> tuple[str, ...]:
         """The facts of a worker's end by a signal: how far it was, where, and its last lines on stderr."""
         heard = [f"heard last {far}" for far in self._progress(local_rank)]
         stack = self._heard.stacks.get(local_rank)
-        return (*heard, *(stack.read() if stack is not None else ()), *last_lines(said))
+        place = stack.read() if stack is not None else ()
+        return (*heard, *place, *self._kernel_log.evidence(pid), *last_lines(said))
+
+    def _said_by_kernel(self, cause: str) -> tuple[str, ...]:
+        """The kernel's messages on what an error of the script blames: a device, a link, or a disk."""
+        return self._kernel_log.evidence(causes=[one for one in _BLAMED if one == cause])
 
     def _progress(self, local_rank: int) -> list[str]:
         iteration = self._heard.iteration(local_rank)
@@ -169,7 +186,8 @@ class WorkerWatch:
             ranks: their ranks in the job, by local rank.
             read_exits: notes in `processes` which have ended.
         """
-        self.oom_kills.look()  # those of now are no reason for a death later on
+        self.oom_kills.look()
+        self._kernel_log.look()
         state = self._membership.follower.state
         silence_s = self._heartbeat_timeout_s * state.patience
         silent = self._heard.silent(silence_s)

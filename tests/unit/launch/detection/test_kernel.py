@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.launch.detection.kernel import OomKills
 
 VERSION_2, VERSION_1 = "0::/job\n", "9:name=systemd:/\n4:memory:/job\n0::/\n"
@@ -20,23 +21,26 @@ VERSION_2, VERSION_1 = "0::/job\n", "9:name=systemd:/\n4:memory:/job\n0::/\n"
         (VERSION_1, "cgroup/memory/memory.oom_control", "cgroup/memory/memory.limit_in_bytes"),
     ],
 )
-def test_a_kill_is_told_once_and_with_its_limit(
-    tmp_path: Path, groups: str, counter: str, limit: str
+def test_a_kill_is_told_for_a_while_and_with_its_limit(
+    tmp_path: Path, groups: str, counter: str, limit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also if it was seen before its process is reported."""
     for name, text in (("self/cgroup", groups), (counter, "low 3\noom_kill 2\n"), (limit, "2000000000\n")):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     kills = OomKills(tmp_path, tmp_path / "cgroup")
-    assert kills.look() == ""
+    assert kills.why() == ""
     (tmp_path / counter).write_text("low 4\noom_kill 3\n")
-    assert kills.look() == "the kernel was out of memory, of which 2.00 GB are allowed"
-    assert kills.look() == ""
+    kills.look()
+    assert kills.why() == "the kernel was out of memory, of which 2.00 GB are allowed"
+    monkeypatch.setattr(timings, "OOM_KILL_S", 0.0)
+    assert kills.why() == ""
 
 
 def test_without_control_groups_the_host_counts(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 4\noom_kill 0\n")
     kills = OomKills(tmp_path, tmp_path / "none")
     (tmp_path / "vmstat").write_text("nr_free_pages 4\noom_kill 1\n")
-    assert kills.look() == "the kernel was out of memory"
+    assert kills.why() == "the kernel was out of memory"
     (tmp_path / "vmstat").unlink()
-    assert kills.look() == ""
+    assert OomKills(tmp_path, tmp_path / "none").why() == ""

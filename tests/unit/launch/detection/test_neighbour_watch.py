@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from immutables import Map
 
 from swift_ft.errors import RendezvousLostError
+from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch, Ring
 from swift_ft.launch.detection.policy import LostMachine
 from swift_ft.network import JobSecret, Port
@@ -18,6 +20,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.protocol import step
+from tests.support.kernel_messages import LINK, XID, Kernel
 
 SECRET = JobSecret(b"s" * 32)
 LOST = LostMachine("B", "it is silent", silent=True)
@@ -27,7 +30,7 @@ FENCED = Membership(fenced=Map({"B": None}))
 class Neighbour:
     """Machine A, whose sentinel tells it of B."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel_log: KernelLog) -> None:
         self.reports: list[ev.Event] = []
         self.error: Exception | None = None
         self.follower = SimpleNamespace(state=State(phase=Phase.LIVE))
@@ -35,7 +38,7 @@ class Neighbour:
             machine="A", follower=self.follower, journal=SimpleNamespace(append=self.append)
         )
         self.port = Port("127.0.0.1", SECRET)
-        self.watch = NeighbourWatch(membership, self.port, SECRET, silence_s=60.0)
+        self.watch = NeighbourWatch(membership, self.port, SECRET, kernel_log, silence_s=60.0)
 
     def append(self, event: ev.Event) -> None:
         if self.error is not None:
@@ -49,7 +52,7 @@ class Neighbour:
 
 @pytest.fixture
 def neighbour() -> Iterator[Neighbour]:
-    with closing(Neighbour()) as neighbour:
+    with closing(Neighbour(KernelLog(Path("/none")))) as neighbour:
         yield neighbour
 
 
@@ -117,3 +120,13 @@ def test_once_it_has_formed_each_change_counts_at_once() -> None:
     lost = ring.news(step(formed, ev.MachineLost(machine="m1", reason="?")), "m0")
     assert lost is not None
     assert list(lost.machines) == ["m2", "m3"]
+
+
+def test_the_reporter_s_own_link_may_be_at_fault(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path / "kmsg")
+    with closing(Neighbour(kernel.log)) as neighbour:
+        kernel.say(LINK, XID)
+        neighbour.watch._report(LOST)
+        (lost,) = neighbour.reports
+    assert isinstance(lost, ev.MachineLost)
+    assert lost.evidence == (f"at the reporter, the kernel said: {LINK}",)

@@ -16,20 +16,23 @@ import pytest
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
 from swift_ft.launch.detection import worker_watch
+from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
 from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
+from tests.support.kernel_messages import LINK, MEMORY, XID, Kernel, said
 
 RANKS = {0: 4, 1: 5}
+NOTHING = KernelLog(Path("/none"))
 SILENCE_S = 4.0
 
 
 class Watched:
     """Two workers of machine A, ranks 4 and 5, without processes."""
 
-    def __init__(self, *, sessions: bool = True) -> None:
+    def __init__(self, *, sessions: bool = True, kernel_log: KernelLog = NOTHING) -> None:
         self.reports: list[ev.Event] = []
         self.heard = WorkerChannels(selectors.DefaultSelector())
         self.heard.sessions = {*RANKS} if sessions else set()
@@ -40,7 +43,7 @@ class Watched:
             follower=SimpleNamespace(state=SimpleNamespace(patience=1, machine_patience=1)),
         )
         self.watch = WorkerWatch(
-            membership, self.heard, heartbeat_timeout_s=SILENCE_S, machine_silence_s=SILENCE_S / 2
+            membership, self.heard, kernel_log, heartbeat_timeout_s=SILENCE_S, machine_silence_s=SILENCE_S / 2
         )
         self.killed: list[int] = []
 
@@ -119,6 +122,34 @@ def test_the_last_words_of_a_worker_are_evidence(tmp_path: Path) -> None:
     (failed,) = raised.reports
     assert isinstance(failed, ev.ScriptFailed)
     assert (failed.cause, failed.evidence) == ("script", ("train.py:7, in step",))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "cause"),
+    [
+        (MEMORY, -signal.SIGBUS, Cause.MACHINE),
+        (XID, -signal.SIGKILL, Cause.DEVICE),
+        (LINK, -signal.SIGKILL, Cause.SIGNAL),
+    ],
+)
+def test_the_kernel_knows_of_hardware(text: str, code: int, cause: Cause, tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path / "kmsg")
+    watched = Watched(kernel_log=kernel.log)
+    kernel.say(text)
+    (lost,) = watched.end(code)
+    assert isinstance(lost, ev.MachineLost)
+    assert (lost.cause, lost.evidence) == (cause, said(text))
+
+
+@pytest.mark.parametrize(("cause", "evidence"), [(Cause.DEVICE, said(XID)), (Cause.SCRIPT, ())])
+def test_the_kernel_knows_more_of_an_error(cause: Cause, evidence: tuple[str, ...], tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path / "kmsg")
+    watched = Watched(kernel_log=kernel.log)
+    kernel.say(XID, LINK)
+    watched.heard.failed[0] = {"failed": "AcceleratorError: CUDA error", "cause": cause}
+    (failed,) = watched.end(1)
+    assert isinstance(failed, ev.ScriptFailed)
+    assert failed.evidence == evidence
 
 
 def test_a_silent_worker_is_given_up() -> None:

@@ -1,0 +1,48 @@
+"""A control group of the kernel's with a limit of memory, for processes of a test."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.support.missing import skip_for_missing
+
+_MEMORY = Path("/sys/fs/cgroup/memory")
+_UNIFIED = Path("/sys/fs/cgroup")
+_EMPTY_S = 30.0
+
+
+@contextmanager
+def memory_limit(limit_bytes: int) -> Iterator[Path]:
+    """Make a group of processes that may have so much memory together. Yields the file that takes their pids.
+
+    Skips the test where no such group can be made.
+    """
+    group, limit = _place()
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(limit_bytes))
+    except OSError as error:
+        with suppress(OSError):
+            group.rmdir()
+        skip_for_missing(f"the right to make a control group of memory ({error})")
+    try:
+        yield group / "cgroup.procs"
+    finally:
+        deadline = time.monotonic() + _EMPTY_S
+        while (group / "cgroup.procs").read_text() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        group.rmdir()
+
+
+def _place() -> tuple[Path, str]:
+    """The folder of a new group within this process's own, and the name of the file of its limit."""
+    name = f"swift-ft-test-{os.getpid()}"
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            return _MEMORY / path.lstrip("/") / name, "memory.limit_in_bytes"
+    return _UNIFIED / name, "memory.max"

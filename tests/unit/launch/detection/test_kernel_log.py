@@ -1,0 +1,91 @@
+"""The kernel's messages that explain why a worker is gone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from swift_ft.config import detection_timings as timings
+from swift_ft.launch.detection.kernel_log import KernelLog
+from swift_ft.recovery.causes import Cause
+from tests.support.kernel_messages import DISK, LINK, MEMORY, OOM, SEGFAULT, XID, Kernel, said
+from tests.support.missing import skip_for_missing
+from tests.support.waiting import wait_until
+
+ORDINARY = "usb 1-1: new high-speed USB device number 2"
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    made = Kernel(tmp_path / "kmsg")
+    yield made
+    made.log.close()
+
+
+@pytest.mark.parametrize(("text", "hardware"), [(XID, Cause.DEVICE), (MEMORY, Cause.MACHINE), (LINK, None)])
+def test_errors_of_hardware_are_evidence_and_a_cause(
+    text: str, hardware: Cause | None, kernel: Kernel
+) -> None:
+    kernel.say(ORDINARY, text, ORDINARY)
+    assert kernel.log.evidence() == said(text)
+    assert kernel.log.hardware() == hardware
+
+
+def test_the_newest_three(kernel: Kernel) -> None:
+    kernel.say(DISK, LINK, XID, f"{LINK} {'x' * 500}")
+    assert kernel.log.evidence() == said(LINK, XID, f"{LINK} {'x' * (199 - len(LINK))}")
+
+
+def test_only_of_some_causes(kernel: Kernel) -> None:
+    kernel.say(XID, LINK, DISK)
+    assert kernel.log.evidence(causes=[Cause.NETWORK]) == said(LINK)
+    assert kernel.log.evidence(causes=[]) == ()
+
+
+@pytest.mark.parametrize("text", [SEGFAULT, OOM])
+def test_what_names_another_process_explains_nothing(text: str, kernel: Kernel) -> None:
+    kernel.say(text)
+    assert kernel.log.evidence(pid=471) == ()
+    assert kernel.log.evidence(pid=4711) == said(text)
+
+
+def test_what_is_old_explains_nothing(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.say(XID)
+    monkeypatch.setattr(timings, "KERNEL_MESSAGE_S", 0.0)
+    assert kernel.log.evidence() == ()
+    assert kernel.log.hardware() is None
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_log_that_cannot_be_read_says_nothing(is_there: bool, tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    if is_there:
+        path.mkdir()
+    log = KernelLog(path)
+    log.look()
+    assert (log.evidence(), log.hardware()) == ((), None)
+    log.close()
+
+
+def test_the_real_kernel_s_word_on_a_crash() -> None:
+    """What it had said before is not read."""
+    try:
+        os.close(os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        skip_for_missing(f"/dev/kmsg that may be read ({error})")
+    traced = Path("/proc/sys/debug/exception-trace")
+    if not traced.exists() or traced.read_text().strip() == "0":
+        skip_for_missing("a kernel that logs segmentation faults (debug.exception-trace)")
+    log = KernelLog()
+    crashed = subprocess.Popen([sys.executable, "-c", "import ctypes; ctypes.string_at(0)"])
+    assert crashed.wait() < 0
+    wait_until(lambda: bool(log.evidence(crashed.pid)), "the kernel's message")
+    (text,) = log.evidence(crashed.pid)
+    assert "segfault at 0" in text
+    assert not log.evidence(crashed.pid + 1)
+    log.close()
