@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from swift_ft.config.run_plan import plan_from_json
+from swift_ft.data import samples_by_iteration
 from tests.cluster.test_survivors import HSDP, REPLICAS, SHRINK, arguments, guests_of
 from tests.cluster.test_survivors import train as train_anew
 from tests.cluster.test_unlike_worlds import assert_same_state, at_end, options, train
@@ -156,19 +158,34 @@ def test_a_policy_grows_it_within_its_limits(
     assert_same_state(run, undisturbed)
 
 
+def late(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fault: str, *example: str, machines: int, fewer: int
+) -> ClusterRun:
+    """A run of an example that a loss makes smaller, and in which another machine comes."""
+    monkeypatch.setenv("PYTHONPATH", str((EXAMPLES / example[0]).parent), prepend=":")
+    for name, value in (("EXAMPLE", Path(example[0]).name), ("QUICK", "1000"), ("LOST", "1")):
+        monkeypatch.setenv(name, value)
+    script = [str(SLOW_UNTIL_TOLD), *arguments(folder, *example, iterations=ITERATIONS)]
+    run = run_launcher(LATE, folder, inject=fault, machines=machines, flags=SHRINK, script=script)
+    assert len(run.events("FaultInjected")) == 1, "the fault did not strike"
+    assert not given_up(run), run.output[-5000:]
+    assert [state.world_size for state in worlds_of(run)] == [fewer, machines]
+    return run
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("example", "fault", "sizes", "spares"),
+    ("example", "fault", "machines", "fewer", "spares"),
     [
-        pytest.param(HSDP, "kill machine=1 iteration=5 point=between", (4, 2), 1, id="shards"),
-        pytest.param((REPLICAS,), "kill machine=0 iteration=5 point=reduced", (3, 2), 0, id="replicas"),
-        pytest.param((REPLICAS,), "kill machine=1 iteration=8 point=optimizer", (2, 1), 0, id="one replica"),
+        pytest.param(HSDP, "kill machine=1 iteration=5 point=between", 4, 2, 1, id="shards"),
+        pytest.param((REPLICAS,), "kill machine=1 iteration=8 point=optimizer", 2, 1, 0, id="replicas"),
     ],
 )
 def test_it_is_as_if_it_had_been_resumed(
     example: tuple[str, ...],
     fault: str,
-    sizes: tuple[int, int],
+    machines: int,
+    fewer: int,
     spares: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -177,25 +194,42 @@ def test_it_is_as_if_it_had_been_resumed(
 
     Of two replicas of two shards one is left, and a machine waits until another one comes.
     """
-    late, again = tmp_path / "late", tmp_path / "again"
-    monkeypatch.setenv("PYTHONPATH", str((EXAMPLES / example[0]).parent), prepend=":")
-    for name, value in (("EXAMPLE", Path(example[0]).name), ("QUICK", "1000"), ("LOST", "1")):
-        monkeypatch.setenv(name, value)
-    script = [str(SLOW_UNTIL_TOLD), *arguments(late, *example, iterations=ITERATIONS)]
-    run = run_launcher(LATE, late, inject=fault, machines=sizes[0], flags=SHRINK, script=script)
-    assert len(run.events("FaultInjected")) == 1, "the fault did not strike"
+    run = late(tmp_path / "late", monkeypatch, fault, *example, machines=machines, fewer=fewer)
     few, all_again = worlds_of(run)
-    assert not given_up(run), run.output[-5000:]
-    assert (few.world_size, all_again.world_size) == (sizes[1], sizes[0])
     assert len(few.membership.spares) == spares
-    since, until = few.worlds.present.since, all_again.worlds.present.since
-    for machines, iterations in ((sizes[0], since), (sizes[1], until), (sizes[0], ITERATIONS)):
+    since, until, again = few.worlds.present.since, all_again.worlds.present.since, tmp_path / "again"
+    for count, iterations in ((machines, since), (fewer, until), (machines, ITERATIONS)):
         for left in [*again.glob("weights/*"), *again.glob("out/*")]:
             left.unlink()
         flags = ["--resume"] if iterations > since else []
         every = "--checkpoint-every=1"
-        resumed = train_anew(again, *example, every, machines=machines, iterations=iterations, flags=flags)
+        resumed = train_anew(again, *example, every, machines=count, iterations=iterations, flags=flags)
     if example == (REPLICAS,):
         assert_same_files(run, resumed)
     else:
         assert_identical(run, resumed)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("point", ["reduced", "reduce"])
+def test_three_replicas_are_three_again(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sample is trained on once, in its place, and all replicas are equal.
+
+    They use the buckets of before the loss at once, which a resumed run makes in its second iteration: with
+    three replicas, sums differ in their last bits.
+    """
+    samples, folder = tmp_path / "samples", tmp_path / "run"
+    fault = f"kill machine=0 iteration=5 point={point}"
+    args = (REPLICAS, f"--samples={samples}")
+    run = late(folder, monkeypatch, fault, *args, machines=3, fewer=2)
+    undisturbed = tmp_path / "undisturbed"
+    of_undisturbed = undisturbed / "samples"
+    train_anew(
+        undisturbed, REPLICAS, f"--samples={of_undisturbed}", machines=3, iterations=ITERATIONS, flags=[]
+    )
+    assert samples_by_iteration(samples) == samples_by_iteration(of_undisturbed)
+    first, *others = [torch.load(path, weights_only=True) for path in sorted(folder.glob("out/rank*.pt"))]
+    assert len(others) == 2
+    for other in others:
+        assert all(torch.equal(first["model"][name], other["model"][name]) for name in first["model"])
+    assert asked_by(run) == ["--on-loss shrink"] * 2
