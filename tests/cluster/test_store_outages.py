@@ -64,12 +64,18 @@ def test_a_machine_dies_while_the_folder_is_gone(
     assert ": mount it again." in run.output
 
 
+FULL = pytest.mark.parametrize("of_log", [False, pytest.param(True, id="the log's own disk")])
+"""The disk with the store, or that on which a worker's log waits for its way there."""
+
+
+@FULL
 def test_training_goes_on_without_a_log_and_is_protected_again(
-    tmp_path: Path, small_disk: Path, reference: ClusterRun, monkeypatch: pytest.MonkeyPatch
+    of_log: bool, tmp_path: Path, small_disk: Path, reference: ClusterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log is gone from iteration 4 to 8. A loss after the next checkpoint is replayed."""
     outage = {"how": "full", "place": str(small_disk), "begin": 4, "until": 8, "committed_by": 13}
-    run = run_with(tmp_path, monkeypatch, small_disk / "store", 13, hasty=True, **outage)
+    store = (tmp_path if of_log else small_disk) / "store"
+    run = run_with(tmp_path, monkeypatch, store, 13, hasty=True, of_log=of_log, **outage)
     assert_identical(run, reference)
     assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]
     for rank in range(2):
@@ -79,12 +85,14 @@ def test_training_goes_on_without_a_log_and_is_protected_again(
     assert_clean(run)
 
 
+@FULL
 def test_a_loss_while_there_is_no_log_leads_to_the_checkpoint(
-    tmp_path: Path, small_disk: Path, reference: ClusterRun, monkeypatch: pytest.MonkeyPatch
+    of_log: bool, tmp_path: Path, small_disk: Path, reference: ClusterRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Never to a replay with a hole: the plan names the log that has one."""
     outage = {"how": "full", "place": str(small_disk), "begin": 4, "until": 8}
-    run = run_with(tmp_path, monkeypatch, small_disk / "store", 8, hasty=True, **outage)
+    store = (tmp_path if of_log else small_disk) / "store"
+    run = run_with(tmp_path, monkeypatch, store, 8, hasty=True, of_log=of_log, **outage)
     assert_identical(run, reference)
     (recovery,) = run.recoveries
     assert recovery["mode"] == "fallback"

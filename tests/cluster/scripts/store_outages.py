@@ -4,7 +4,7 @@ Worker 0 makes the folder ``place`` fail before it begins iteration ``begin``: i
 works again as soon as ``until`` has happened: ``waits`` (a worker says that it waits for the store), or
 ``iteration``, before which worker 0 ends the outage and waits until all logs are written again. Before
 iteration ``committed_by`` worker 0 waits for a checkpoint, if that is given. With ``hasty`` no worker waits
-before it suspends its log.
+before it suspends its log. With ``of_log`` the place is that of the log on the machine's own disk.
 """
 
 import contextlib
@@ -80,6 +80,11 @@ def note(kind: type, method: str, what: str) -> None:
 
 
 class Session(swift_ft.Session):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        if OUTAGE.get("of_log"):  # whose segments wait there for their way to the store
+            options["local"] = PLACE / f"machine-{CONTEXT.rank}"
+        super().__init__(*args, **options)
+
     def steps(self, iterations: int) -> Iterator[swift_ft.Step]:
         for step in super().steps(iterations):
             if CONTEXT.rank == 0 and CONTEXT.started_in == 1 and not step.replayed:
