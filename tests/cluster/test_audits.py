@@ -114,6 +114,8 @@ def test_what_was_computed_right_is_marked(
     [
         ({"what": "product", "rank": 1, "live": True, "times": [1, 2, 3]}, 1, "stage 1 -> "),
         pytest.param({"what": "message", "rank": 1}, 1, "stage 1 -> 2", marks=pytest.mark.thorough),
+        pytest.param({"what": "received", "rank": 1}, 1, "stage 1 -> 2", marks=pytest.mark.thorough),
+        pytest.param({"what": "received", "rank": 2}, 2, "stage 2 -> 1", marks=pytest.mark.thorough),
         pytest.param({"what": "product", "rank": 2}, 2, "stage 2 -> 1", marks=pytest.mark.thorough),
         pytest.param({"what": "parameter", "rank": 0}, 0, "", marks=pytest.mark.thorough),
     ],
@@ -121,7 +123,7 @@ def test_what_was_computed_right_is_marked(
 def test_a_machine_that_was_wrong_is_named_and_leaves(
     wrong: dict[str, Any], rank: int, places: str, audited: Callable[..., ClusterRun]
 ) -> None:
-    """Each time, and once: in a matrix product, in a message before its checksum, in a parameter."""
+    """Each time, and once: in a product, a message before its checksum and after it has come, a parameter."""
     run = audited("--on-corruption", "drain", then="recovered", **wrong)
     assert run.code == 0, run.output[-3000:]
     assert differences(run) == [(rank, 5)] * 2

@@ -2,7 +2,8 @@
 
 ``{"example": "train_ddp", "rank": 1, "iteration": 5, "what": "product"}`` flips a bit, on that worker and in
 that iteration, of the next matrix product's result; with ``"what": "parameter"`` of a parameter in the middle
-of the step, with ``"message"`` of what a stage computes, just before it is sent. ``"times"`` are the
+of the step, with ``"message"`` of what a stage computes, just before it is sent, with ``"received"`` of what a
+stage was sent, after it has come. ``"times"`` are the
 computations of the iteration that it strikes, from 1 on, each time in another bit: ``[1]`` unless said
 otherwise. Rank -1 is all of them, and ``"every"`` strikes in each iteration. What has struck is a file
 ``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"`` spares replays without the job: it is that
@@ -131,6 +132,8 @@ forward_one_chunk = PipelineStage.forward_one_chunk
 
 
 def computed(self: PipelineStage, microbatch: int, *args: Any, **kwargs: Any) -> Any:
+    if wrong["what"] == "received" and not self.is_first:
+        fault.strike(self.args_recv_info[microbatch][0].buffer)
     found = forward_one_chunk(self, microbatch, *args, **kwargs)
     if wrong["what"] == "message" and not self.is_last:
         fault.strike(self.fwd_cache[microbatch][0][0])
