@@ -148,6 +148,7 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 	$(BIN)/python -m benchmarks.peers.replication
 	$(BIN)/python -m benchmarks.recovery.parallel
 	$(BIN)/python -m benchmarks.recovery.verify
+	$(BIN)/python -m benchmarks.recovery.audits
 	$(BIN)/python -m benchmarks.recovery.memory
 	$(BIN)/python -m benchmarks.recovery.imports
 	$(BIN)/python -m benchmarks.recovery.step

@@ -80,6 +80,11 @@ SUBJECTS = {
         "benchmarks.recovery.groups",
         (Pick("4 workers, made anew", "4 workers", "anew"),),
     ),
+    "audits": Subject(
+        "Spares that audit",
+        "benchmarks.recovery.audits",
+        ("kill to live with a spare that audits / that waits",),
+    ),
     "verification": Subject("The speed of verification", "benchmarks.recovery.verify"),
     # ------------------------------------------------------------------------------- the price of a step
     "overhead": Subject(

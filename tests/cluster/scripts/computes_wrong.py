@@ -2,12 +2,11 @@
 
 ``{"example": "train_ddp", "rank": 1, "iteration": 5, "what": "product"}`` flips a bit, on that worker and in
 that iteration, of the next matrix product's result; with ``"what": "parameter"`` of a parameter in the middle
-of the step, with ``"message"`` of what a stage computes, just before it is sent, with ``"received"`` of what a
-stage was sent, after it has come. ``"times"`` are the
-computations of the iteration that it strikes, from 1 on, each time in another bit: ``[1]`` unless said
-otherwise. Rank -1 is all of them, and ``"every"`` strikes in each iteration. What has struck is a file
-``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"`` spares replays without the job: it is that
-machine's fault; ``"audits"`` strikes these alone.
+of the step, with ``"message"`` of what a stage computes, just before it is sent, with ``"received"`` of what
+a stage was sent, after it has come. ``"times"`` are the computations of the iteration that it strikes, from 1
+on, each time in another bit: ``[1]`` unless said otherwise. Rank -1 is all of them, and ``"every"`` strikes
+in each iteration. What has struck is a file ``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"``
+spares replays without the job: it is that machine's fault; ``"audits"`` strikes these alone.
 
 ``"waits": {n: "marked"}``: before iteration n, worker 0 waits until a spare has audited all machines,
 ``"judged"``: until a difference is judged; ``"auditing"``: until an audit stands still in the middle, at the
@@ -133,7 +132,8 @@ forward_one_chunk = PipelineStage.forward_one_chunk
 
 def computed(self: PipelineStage, microbatch: int, *args: Any, **kwargs: Any) -> Any:
     if wrong["what"] == "received" and not self.is_first:
-        fault.strike(self.args_recv_info[microbatch][0].buffer)
+        received: Any = self.args_recv_info[microbatch][0]
+        fault.strike(received.buffer)
     found = forward_one_chunk(self, microbatch, *args, **kwargs)
     if wrong["what"] == "message" and not self.is_last:
         fault.strike(self.fwd_cache[microbatch][0][0])
