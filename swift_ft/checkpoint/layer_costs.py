@@ -59,11 +59,13 @@ def measured_costs(store: str | os.PathLike[str], count: int) -> list[float] | N
 
 def _costs_or_error(url: str | os.PathLike[str], count: int) -> list[float] | str | None:
     """The costs in a store, or the error that all workers are to raise."""
-    store = ReadOnlyStore(url)
     try:
+        store = ReadOnlyStore(url)
         layers = _newest(store, count)
-    except (SwiftError, OSError) as error:
-        return f"The costs of layers cannot be read from {store.url}: {first_line(error)}"
+    except UsageError as error:  # says the store and the remedy
+        return str(error)
+    except Exception as error:  # clients raise all kinds of errors, and the other workers wait for an answer
+        return f"The costs of layers cannot be read: {first_line(error)}"
     return None if layers is None else [layer.compute_ns / NANOSECONDS for layer in layers]
 
 
@@ -86,7 +88,7 @@ def _read(store: Store, path: str) -> Sequence[LayerProfile] | None:
     try:
         content = store.read_json(path)
         return None if content is None else layers_from_json(json.dumps(content), path)
-    except SwiftError as error:
+    except SwiftError as error:  # no store's error, but the file's
         _logger.warning(
             "%s of %s is left out: %s",
             path,

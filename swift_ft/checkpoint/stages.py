@@ -16,6 +16,7 @@ import torch
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges
+from swift_ft.torch_core.tensors import same_bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,4 +93,4 @@ def _same(path: StatePath, one: StagedPart, other: StagedPart) -> bool:
     if any(first >= end for first, end in both):
         return True  # nothing is in both
     values, others = (part.read({path: both})[path] for part in (one, other))
-    return torch.equal(values, others)
+    return same_bits(values, others)

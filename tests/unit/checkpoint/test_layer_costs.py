@@ -79,13 +79,21 @@ def test_the_file_is_one_for_swift_plan(store: Store, tmp_path: Path) -> None:
     assert [*read_layers(tmp_path / "runs" / "a_2" / "layers.json")] == layers(1, 2, 3)
 
 
-def test_a_store_that_cannot_be_read_is_one_line(group: None, store: Store, tmp_path: Path) -> None:
-    record = {
-        key: value for key, value in json.loads((tmp_path / RECORD).read_text()).items() if key != "digest"
-    }
+def test_a_store_of_a_newer_version_is_one_line(group: None, store: Store, tmp_path: Path) -> None:
+    record = {k: v for k, v in json.loads((tmp_path / RECORD).read_text()).items() if k != "digest"}
     (tmp_path / RECORD).write_text(json.dumps(sealed({**record, "format": 99})))
-    with pytest.raises(UsageError, match=r"The costs of layers cannot be read from .*: A newer version"):
+    with pytest.raises(UsageError, match=r"^A newer version of swift_ft wrote "):
         swift_ft.measured_costs(store.url, 3)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [("gopher://a/b", "gopher"), ("/proc/1/mem/store", r"The costs of layers cannot be read: ")],
+)
+def test_a_store_that_cannot_be_read_is_one_line(url: str, words: str, group: None) -> None:
+    with pytest.raises(UsageError, match=words) as raised:
+        swift_ft.measured_costs(url, 3)
+    assert "\n" not in str(raised.value)
 
 
 def test_it_needs_a_group(store: Store) -> None:
