@@ -16,6 +16,7 @@ import matplotlib.pyplot as plt
 from benchmarks.lib.figures import Figure
 from benchmarks.lib.runs import Run, newest, read_runs
 from benchmarks.peers.report import NEW
+from benchmarks.peers.systems import OURS
 
 PICTURE = Path(__file__).resolve().parents[1] / "figures" / "peers.png"
 _DPI = 90
@@ -39,7 +40,7 @@ def draw(run: Run, path: Path) -> None:
     for (title, found), (one,) in zip(rows.items(), axes, strict=True):
         names = list(found)[::-1]
         values = [found[name] for name in names]
-        one.barh(names, values, color=[_OURS if name == "swift_ft" else _OTHERS for name in names])
+        one.barh(names, values, color=[_OURS if name in OURS else _OTHERS for name in names])
         for place, value in enumerate(values):
             one.text(value, place, f" {value:.3g}", va="center", fontsize=7)
         one.set_title(title, fontsize=8, loc="left")

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.lib.results import Summary, Target, of_repetitions, table, target_table
 from benchmarks.peers.cells import KILLED, MACHINES, MODEL, Case, Failure, Outcome, System
 from benchmarks.peers.lines import changed_lines
-from benchmarks.peers.systems import PLAIN, SWIFT, TUNED_TORCHFT
+from benchmarks.peers.systems import OURS, PLAIN, SWIFT, TUNED_TORCHFT
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LAYOUTS = {"data": "four replicas", "pipeline": "a pipeline of four (1F1B)", "hsdp": "HSDP, 2 x 2"}
@@ -141,7 +141,7 @@ def judge(cells: Sequence[Cell], cases: Sequence[Case]) -> list[Target]:
 
 
 def _others(cells: Sequence[Cell], case: Case) -> list[str]:
-    return list({one.system for one in cells if one.case == case} - {PLAIN.name, SWIFT.name})
+    return list({one.system for one in cells if one.case == case} - {PLAIN.name, *OURS})
 
 
 def _beside(cells: Sequence[Cell], case: Case, others: Sequence[str]) -> float | None:
@@ -262,9 +262,10 @@ def _behind(
 ) -> tuple[int, float, float, str] | None:
     """The distance, our figure, the best other one and whose it is; None where ours is the best."""
     found = {one.name: median(values) for one in systems if (values := _values(cells, case, one.name, words))}
-    if SWIFT.name not in found or len(found) == 1:
+    ours = found.get(SWIFT.name)
+    found = {name: value for name, value in found.items() if name not in OURS}
+    if ours is None or not found:
         return None
-    ours = found.pop(SWIFT.name)
     which = min(found, key=lambda name: found[name])
     return (case.distance, ours, found[which], which) if found[which] < ours else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.peers.cells import MACHINES, Case, Place, Start, System
@@ -14,6 +15,7 @@ _GLOO_TIMEOUT_S = 5.0
 _DLROVER_FOLDERS = ("/tmp/ckpt_sock", "/tmp/dlrover", "/dev/shm")
 _KEEP_ALIVE = "keep_alive_interval=1,keep_alive_max_attempt=3"
 """torchrun's own is 5 s: with it, a lost machine is missed after 15 s."""
+_SHRINK = ("--on-loss", "shrink", "--elastic-wait", "0.2")
 
 
 def _torchrun(number: int, case: Case, place: Place, words: list[str]) -> Start:
@@ -30,12 +32,17 @@ def _dcp(number: int, case: Case, place: Place, words: list[str]) -> Start:
     return _torchrun(number, case, place, [*words, *more])
 
 
-def _swift(number: int, case: Case, place: Place, words: list[str]) -> Start:
+def _swift(number: int, case: Case, place: Place, words: list[str], more: Sequence[str] = ()) -> Start:
     flags = ["--nnodes", str(MACHINES), "--rdzv-endpoint", f"127.0.0.1:{place.port}", "--rdzv-id", "peers"]
+    flags += more
     command = [sys.executable, "-m", "swift_ft.cli.run", *flags]
     command += ["--log-dir", str(place.folder / f"logs{number}"), *words]
     command += ["--store", str(place.store), "--checkpoint-every", str(case.checkpoint_every)]
     return Start(command, meets=number == 0)
+
+
+def _swift_fewer(number: int, case: Case, place: Place, words: list[str]) -> Start:
+    return _swift(number, case, place, words, _SHRINK)
 
 
 def _torchft(timeout_s: float | None) -> System:
@@ -120,10 +127,20 @@ SWIFT = System(
     _swift,
     settings="as they are",
 )
+FEWER_SWIFT = System(
+    "swift_ft, three go on",
+    {"data": "data_swift_fewer.py"},
+    _swift_fewer,
+    cannot={"spare": "as swift_ft: the spare takes over", "process": "as swift_ft: the machine lives"},
+    shrinks=True,
+    settings="without a spare `--on-loss shrink`, after 0.2 s",
+)
+OURS = (SWIFT.name, FEWER_SWIFT.name)
 TUNED_TORCHFT = _torchft(_TORCHFT_TIMEOUT_S)
 _TORCHRUN = "a lost machine is missed after 3 s (torchrun's own: 15 s)"
 SYSTEMS = (
     SWIFT,
+    FEWER_SWIFT,
     _torchft(None),
     TUNED_TORCHFT,
     System(
