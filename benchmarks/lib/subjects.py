@@ -67,6 +67,10 @@ SUBJECTS = {
         "Beside other systems",
         "make bench-peers",
     ),
+    "peers-fewer": Subject(
+        "Beside torchft, where all go on with three",
+        "benchmarks.peers.table --layouts data --failures again --distances 25",
+    ),
     "memory-checkpoints": Subject(
         "Memory checkpoints", "benchmarks.recovery.memory", ("torchrun's recovery / ours",)
     ),
@@ -106,9 +110,7 @@ SUBJECTS = {
         "This checkout against the one before",
         "benchmarks.against",
     ),
-    "step-notes": Subject(
-        "What a step notes", "benchmarks.recovery.step", ("CPU time of the notes / of the step",)
-    ),
+    "step-notes": Subject("What a step notes", "benchmarks.recovery.step"),
     "script-collectives": Subject(
         "Logging what a script communicates",
         "benchmarks.logging.collectives",
@@ -127,7 +129,6 @@ SUBJECTS = {
     "log-throughput": Subject(
         "Throughput of the log",
         "benchmarks.logging.throughput",
-        ("s3: writer / raw write",),
     ),
     # ------------------------------------------------------------------------------------ fewer machines
     "layout-change": Subject("A change of the layout", "benchmarks.elastic.change"),
@@ -135,7 +136,6 @@ SUBJECTS = {
     "slow-machine": Subject(
         "A slow machine",
         "benchmarks.elastic.straggler",
-        ("a machine slowed to a third is found, iterations",),
     ),
     "machine-count": Subject(
         "How many machines",
@@ -154,9 +154,7 @@ SUBJECTS = {
             Pick("the same, torchft", "torchft 0.2.0", "speed left"),
         ),
     ),
-    "noise": Subject(
-        "An hour of noise", "benchmarks.elastic.noise", ("false alarms in 60 minutes of three jobs",)
-    ),
+    "noise": Subject("An hour of noise", "benchmarks.elastic.noise"),
     # ------------------------------------------------------------------------------------------ planning
     "grouping": Subject("Grouping", "benchmarks.planning.grouping"),
     "layouts": Subject("Layouts", "benchmarks.planning.layouts"),
@@ -181,7 +179,6 @@ SUBJECTS = {
     "protocol": Subject(
         "The pure protocol, by job size",
         "benchmarks.recovery.protocol",
-        ("all events of a start and a recovery, 16,384 machines, one pipeline",),
     ),
     "control-plane": Subject(
         "The control plane, by job size",
