@@ -44,7 +44,7 @@ The same training on the same machine, in turns, under swift_ft and under others
 [how their terms and ours go together](migration.md). All of this page but these lines is what that command
 has written; `python -m benchmarks.peers.draw` draws the picture. Five repetitions of one row, four replicas
 without a spare, with swift_ft [going on with three](how-to/elastic.md) as torchft does, are in
-[all measured runs](../benchmarks/HISTORY.md) (*Beside torchft, where all go on with three*).
+[all measured runs](../benchmarks/HISTORY.md) (*Beside some of them, measured more often*).
 
 ![Seconds from the kill to the next new iteration, by system](../benchmarks/figures/peers.png)
 

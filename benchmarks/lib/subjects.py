@@ -67,9 +67,8 @@ SUBJECTS = {
         "Beside other systems",
         "make bench-peers",
     ),
-    "peers-fewer": Subject(
-        "Beside torchft, where all go on with three",
-        "benchmarks.peers.table --layouts data --failures again --distances 25",
+    "peers-some": Subject(
+        "Beside some of them, measured more often", "benchmarks.peers.table --systems NAME"
     ),
     "memory-checkpoints": Subject(
         "Memory checkpoints", "benchmarks.recovery.memory", ("torchrun's recovery / ours",)
