@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.peers.cells import MACHINES, Case, Place, Start, System
@@ -39,10 +40,6 @@ def _swift(number: int, case: Case, place: Place, words: list[str], more: Sequen
     command += ["--log-dir", str(place.folder / f"logs{number}"), *words]
     command += ["--store", str(place.store), "--checkpoint-every", str(case.checkpoint_every)]
     return Start(command, meets=number == 0)
-
-
-def _swift_fewer(number: int, case: Case, place: Place, words: list[str]) -> Start:
-    return _swift(number, case, place, words, _SHRINK)
 
 
 def _torchft(timeout_s: float | None) -> System:
@@ -130,7 +127,7 @@ SWIFT = System(
 FEWER_SWIFT = System(
     "swift_ft, three go on",
     {"data": "data_swift_fewer.py"},
-    _swift_fewer,
+    partial(_swift, more=_SHRINK),
     cannot={"spare": "as swift_ft: the spare takes over", "process": "as swift_ft: the machine lives"},
     shrinks=True,
     settings="without a spare `--on-loss shrink`, after 0.2 s",

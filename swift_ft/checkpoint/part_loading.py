@@ -82,7 +82,8 @@ class PartLoader:
             with self._named(part):
                 self._load_part(part)
         except TopologyMismatchError:
-            if not others or not self._is_sliced(part):
+            # A worker that has whole tensors cannot load a part with slices as it is.
+            if not others or not self._sliced(part).is_sliced:
                 raise
             return self._load_slices(parts, rank)
         return part
@@ -123,13 +124,12 @@ class PartLoader:
         """Whether a worker's own part has other shards than the worker."""
         if not is_sharded(self._state):
             return False
-        with self._named(part):
-            return not fits(SlicedPart(self._folder.reader(part, self._files)), self._state)
+        return not fits(self._sliced(part), self._state)
 
-    def _is_sliced(self, part: SavedPart) -> bool:
-        """Whether a part has slices of tensors, which a worker without any cannot load as they are."""
+    def _sliced(self, part: SavedPart) -> SlicedPart:
+        """A part, of whose tensors ranges can be read."""
         with self._named(part):
-            return SlicedPart(self._folder.reader(part, self._files)).is_sliced
+            return SlicedPart(self._folder.reader(part, self._files), self._folder.fetch_of(part))
 
     def _load_slices(self, parts: Mapping[int, SavedPart], rank: int) -> SavedPart:
         """Load this worker's ranges from the parts that have them. Replicas share a part."""
@@ -139,10 +139,7 @@ class PartLoader:
         for other in (own, *(other for other in parts if other != own)):
             if parts[other].path not in read:
                 read.add(parts[other].path)
-                with self._named(parts[other]):
-                    saved[other] = SlicedPart(
-                        self._folder.reader(parts[other], self._files), self._folder.fetch_of(parts[other])
-                    )
+                saved[other] = self._sliced(parts[other])
         with self._named(parts[own]):
             load_slices(saved, own, self._state)
         return parts[own]

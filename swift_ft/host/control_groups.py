@@ -38,26 +38,30 @@ class MemoryGroup:
         if limit is None or used is None:
             return None
         # Given back when it is needed: files that have not been used for a while.
-        cached = self._fact("memory.stat", "inactive_file" if self.unified else "total_inactive_file")
+        cached = fact_in(
+            self.folder / "memory.stat", "inactive_file" if self.unified else "total_inactive_file"
+        )
         return max(0, limit - used + (cached or 0))
 
     @property
     def oom_kills(self) -> int | None:
         """The number of its processes that the kernel has ended for want of memory; None if unknown."""
-        return self._fact("memory.events" if self.unified else "memory.oom_control", "oom_kill")
+        return fact_in(self.folder / ("memory.events" if self.unified else "memory.oom_control"), "oom_kill")
 
     def _number(self, name: str) -> int | None:
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             return int((self.folder / name).read_text())
         return None
 
-    def _fact(self, name: str, key: str) -> int | None:
-        with contextlib.suppress(OSError, ValueError):
-            for line in (self.folder / name).read_text().splitlines():
-                found, _, value = line.partition(" ")
-                if found == key:
-                    return int(value)
-        return None
+
+def fact_in(file: Path, key: str) -> int | None:
+    """The number beside a key in a file of the kernel's with a fact in each line; None if it is not there."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in file.read_text().splitlines():
+            found, _, value = line.partition(" ")
+            if found == key:
+                return int(value)
+    return None
 
 
 def memory_groups(proc: Path = PROC, groups: Path = GROUPS) -> list[MemoryGroup]:

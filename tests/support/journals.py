@@ -14,6 +14,21 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.storage.store import Store
 
+ONE_REPLICA_LESS = """
+    open 4 on-loss=shrink
+    join A B C D
+    report all nothing holds=m
+    committed 20
+    lost B
+    plan-change A C D
+    prepared all
+    report 0,2,3 at 30 holds=m
+    offered 0,2,3 at 30
+    taken all
+    report all at 30 holds=m
+"""
+"""A scenario: of four replicas three are left, in a smaller world."""
+
 RUN = "job.1-0a1b2c3d"
 BEGAN = 1_000_000.0
 

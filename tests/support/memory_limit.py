@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from swift_ft.host.control_groups import GROUPS, MemoryGroup, memory_groups
 from tests.support.missing import skip_for_missing
 
-_MEMORY = Path("/sys/fs/cgroup/memory")
-_UNIFIED = Path("/sys/fs/cgroup")
 _EMPTY_S = 30.0
 
 
@@ -40,9 +39,6 @@ def memory_limit(limit_bytes: int) -> Iterator[Path]:
 
 def _place() -> tuple[Path, str]:
     """The folder of a new group within this process's own, and the name of the file of its limit."""
-    name = f"swift-ft-test-{os.getpid()}"
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "memory":
-            return _MEMORY / path.lstrip("/") / name, "memory.limit_in_bytes"
-    return _UNIFIED / name, "memory.max"
+    own = next(iter(memory_groups()), MemoryGroup(GROUPS, unified=True))
+    limit = "memory.max" if own.unified else "memory.limit_in_bytes"
+    return own.folder / f"swift-ft-test-{os.getpid()}", limit

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import time
 from pathlib import Path
 
 from swift_ft.config import detection_timings as timings
-from swift_ft.host.control_groups import GROUPS, PROC, memory_groups
+from swift_ft.host.control_groups import GROUPS, PROC, fact_in, memory_groups
 from swift_ft.units import format_bytes
 
 STOPPED_BY_SIGNAL = "T"
@@ -69,11 +68,5 @@ class OomKills:
         return f"the kernel was out of memory{allowed}"
 
     def _count(self) -> int:
-        if self._group is not None:
-            return self._group.oom_kills or 0
-        with contextlib.suppress(OSError, ValueError):
-            for line in self._host.read_text().splitlines():
-                name, _, count = line.partition(" ")
-                if name == "oom_kill":
-                    return int(count)
-        return 0
+        count = fact_in(self._host, "oom_kill") if self._group is None else self._group.oom_kills
+        return count or 0

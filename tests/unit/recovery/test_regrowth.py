@@ -10,21 +10,8 @@ from swift_ft.recovery.regrowth import Growth, growth_of, missing_of
 from swift_ft.recovery.requests import to_request
 from swift_ft.recovery.snapshot import JournalSnapshot, snapshot_from_text, snapshot_to_text
 from swift_ft.testing.scenario import Scenario
+from tests.support.journals import ONE_REPLICA_LESS
 
-REPLICAS = """
-    open 4 on-loss=shrink
-    join A B C D
-    report all nothing holds=m
-    committed 20
-    lost B
-    plan-change A C D
-    prepared all
-    report 0,2,3 at 30 holds=m
-    offered 0,2,3 at 30
-    taken all
-    report all at 30 holds=m
-"""
-"""Of four replicas three are left."""
 SHARDS = """
     open 4 on-loss=shrink
     join A B C D
@@ -56,17 +43,17 @@ def switched(change: str, at: int = 40) -> str:
 
 
 def test_a_machine_that_comes_fills_the_lost_slot() -> None:
-    assert growth_of(after(REPLICAS)) is None
-    assert growth_of(after(REPLICAS, "join E")) == Growth(("A", "E", "C", "D"))
+    assert growth_of(after(ONE_REPLICA_LESS)) is None
+    assert growth_of(after(ONE_REPLICA_LESS, "join E")) == Growth(("A", "E", "C", "D"))
 
 
 def test_who_comes_first_is_taken_and_no_more_than_there_were() -> None:
-    assert growth_of(after(REPLICAS, "join E F")) == Growth(("A", "E", "C", "D"))
+    assert growth_of(after(ONE_REPLICA_LESS, "join E F")) == Growth(("A", "E", "C", "D"))
 
 
 def test_as_many_as_are_allowed() -> None:
     state = after(
-        REPLICAS,
+        ONE_REPLICA_LESS,
         "lost D\nplan-change A C\nprepared all\nreport 0,1 at 35 holds=m\noffered 0,1 at 35\ntaken all",
         "report all at 35 holds=m\njoin E F",
     )
@@ -87,7 +74,7 @@ def test_as_many_as_are_allowed() -> None:
     ],
 )
 def test_not_now(line: str) -> None:
-    assert growth_of(after(REPLICAS, "join E", line)) is None
+    assert growth_of(after(ONE_REPLICA_LESS, "join E", line)) is None
 
 
 def test_a_job_that_lost_nothing_does_not_grow() -> None:
@@ -104,14 +91,14 @@ def test_shards_wait_for_a_whole_replica() -> None:
 
 
 def test_the_layout_that_it_had_comes_back() -> None:
-    planned = REPLICAS.replace("lost B", switched("plan-change plan=dp=4 A B C D", 30) + "\nlost B")
+    planned = ONE_REPLICA_LESS.replace("lost B", switched("plan-change plan=dp=4 A B C D", 30) + "\nlost B")
     state = after(planned, "join E")
     assert state.worlds.present.plan == ""
     assert growth_of(state) == Growth(("A", "E", "C", "D"), plan="dp=4")
 
 
 def test_it_has_its_full_size_again() -> None:
-    state = after(REPLICAS, "join E", switched("plan-change A E C D"))
+    state = after(ONE_REPLICA_LESS, "join E", switched("plan-change A E C D"))
     assert state.phase == Phase.LIVE
     assert state.worlds.full is None
     assert not missing_of(state)
@@ -128,13 +115,13 @@ def test_it_has_its_full_size_again() -> None:
     ],
 )
 def test_what_is_missed_after_a_change_on_purpose(change: str, missed: int) -> None:
-    state = after(REPLICAS, "join E", switched(change))
+    state = after(ONE_REPLICA_LESS, "join E", switched(change))
     assert state.phase == Phase.LIVE
     assert len(missing_of(state)) == missed
 
 
 def test_a_snapshot_has_the_full_size() -> None:
-    state = after(REPLICAS, "join E", "plan-change A E C D")
+    state = after(ONE_REPLICA_LESS, "join E", "plan-change A E C D")
     assert state.worlds.full is not None
     assert state.worlds.change is not None
     made = JournalSnapshot(state, Sequencer(), 0)
@@ -142,9 +129,9 @@ def test_a_snapshot_has_the_full_size() -> None:
 
 
 def test_what_was_asked_for_before_the_smaller_world_is_not_asked_for_again() -> None:
-    asked = REPLICAS.replace("lost B", "lost B\nrequest-machines A 1")
-    assert to_request(after(REPLICAS), "A") == (3,)
-    assert to_request(after(REPLICAS), "C") == ()
+    asked = ONE_REPLICA_LESS.replace("lost B", "lost B\nrequest-machines A 1")
+    assert to_request(after(ONE_REPLICA_LESS), "A") == (3,)
+    assert to_request(after(ONE_REPLICA_LESS), "C") == ()
     assert to_request(after(asked), "A") == ()
     # Once it has come, the next loss is another one.
     grown = switched("plan-change A E C D")
@@ -152,4 +139,4 @@ def test_what_was_asked_for_before_the_smaller_world_is_not_asked_for_again() ->
 
 
 def test_nobody_asks_for_what_was_given_up_on_purpose() -> None:
-    assert to_request(after(REPLICAS, switched("plan-change A C")), "A") == ()
+    assert to_request(after(ONE_REPLICA_LESS, switched("plan-change A C")), "A") == ()

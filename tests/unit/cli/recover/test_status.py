@@ -15,7 +15,7 @@ from swift_ft.offline.status import run_status
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Event
 from swift_ft.testing.scenario import Scenario
-from tests.support.journals import BEGAN, RUN, checkpoint, machine, opening, store_with
+from tests.support.journals import BEGAN, ONE_REPLICA_LESS, RUN, checkpoint, machine, opening, store_with
 
 SEGMENTS = {
     0: ["g00001-s000000-i00000000-00000009.arrow", "g00001-s000001-i00000010-00000014.arrow"],
@@ -137,24 +137,9 @@ class Told(Scenario):
         super().apply(event)
 
 
-SMALLER = """
-    open 4 on-loss=shrink
-    join A B C D
-    report all nothing holds=m
-    committed 20
-    lost B
-    plan-change A C D
-    prepared all
-    report 0,2,3 at 30 holds=m
-    offered 0,2,3 at 30
-    taken all
-    report all at 30 holds=m
-"""
-
-
 def test_a_run_that_losses_have_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = Told()
-    for line in SMALLER.splitlines():
+    for line in ONE_REPLICA_LESS.splitlines():
         told.run_line(line)
     store_with(str(tmp_path), told.events, machines=4)  # its workers have not noted the smaller world yet
     assert main(["status", str(tmp_path)]) == 0
