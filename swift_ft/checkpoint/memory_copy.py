@@ -22,7 +22,6 @@ from swift_ft.checkpoint.state_payload import (
     TensorKind,
     kinds_in,
     tensor_at,
-    tensors_in,
 )
 from swift_ft.checkpoint.training_state import TrainingState
 
@@ -65,7 +64,7 @@ def digest_of(block: Block) -> int:
 
 def size_of(state: TrainingState) -> int:
     """Bytes of a copy of the present state."""
-    payload = _payload(state)
+    payload = StatePayload.of(state.to_save())
     return _begin(payload.header, payload.plain) + _length(payload.kinds)
 
 
@@ -79,7 +78,7 @@ def write_block(state: TrainingState, into: Block | None) -> Block:
     Raises:
         UnsupportedError: a value of the state could not be read again.
     """
-    payload = _payload(state)
+    payload = StatePayload.of(state.to_save())
     header = payload.header
     begin = _begin(header, payload.plain)
     length = begin + _length(payload.kinds)
@@ -107,23 +106,33 @@ def load_block(state: TrainingState, block: Block) -> None:
         TopologyMismatchError: the copy is of another model.
     """
     block.finish()
-    raw = block.view
-    header_length, plain_length = (int.from_bytes(raw[at : at + 8], "little") for at in (0, 8))
-    header = bytes(raw[_LENGTHS : _LENGTHS + header_length])
-    kinds = kinds_in(header)
-    begin = _rounded(_LENGTHS + header_length + plain_length)
-    state.check(kinds)
-    filled = state.to_load(kinds)
+    copied = payload_of(block)
+    state.check(copied.kinds)
+    filled = state.to_load(copied.kinds)
     with torch.no_grad():
-        for path, (at, kind) in zip(kinds, _places(kinds, begin), strict=True):
-            tensor_at(filled, path).copy_(_part(block.data, at, kind))
-    filled["plain"]["bytes"] = io.BytesIO(bytes(raw[_LENGTHS + header_length :][:plain_length]))
+        for path, tensor in copied.tensors.items():
+            tensor_at(filled, path).copy_(tensor)
+    filled["plain"]["bytes"] = io.BytesIO(copied.plain)
     state.take_over(filled)
 
 
-def _payload(state: TrainingState) -> StatePayload:
-    saved = state.to_save()
-    return StatePayload(dict(tensors_in(saved)), saved["plain"]["bytes"].getvalue())
+def payload_of(block: Block) -> StatePayload:
+    """The copy in a block: its tensors are views of the block's memory."""
+    header, plain, begin = _heads(block.view)
+    kinds = kinds_in(header)
+    tensors = {
+        path: _part(block.data, at, kind)
+        for (path, kind), (at, _) in zip(kinds.items(), _places(kinds, begin), strict=True)
+    }
+    return StatePayload(tensors, plain)
+
+
+def _heads(raw: memoryview) -> tuple[bytes, bytes, int]:
+    """The header of a copy, its plain bytes, and the place of its first tensor."""
+    header_length, plain_length = (int.from_bytes(raw[at : at + 8], "little") for at in (0, 8))
+    plain_at = _LENGTHS + header_length
+    header, plain = bytes(raw[_LENGTHS:plain_at]), bytes(raw[plain_at:][:plain_length])
+    return header, plain, _rounded(plain_at + plain_length)
 
 
 def _part(data: torch.Tensor, at: int, kind: TensorKind) -> torch.Tensor:

@@ -63,6 +63,11 @@ class StatePayload:
     tensors: Mapping[StatePath, torch.Tensor]
     plain: bytes = b""
 
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> StatePayload:
+        """A whole state, as `TrainingState.to_save` gives it."""
+        return cls(dict(tensors_in(saved)), saved["plain"]["bytes"].getvalue())
+
     @property
     def kinds(self) -> dict[StatePath, TensorKind]:
         """The shape and dtype of each tensor, in the order of the tensors."""

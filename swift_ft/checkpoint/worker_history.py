@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swift_ft.checkpoint.run_record import run_directory
 from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.errors import SwiftError
 from swift_ft.storage.digest import sealed, unsealed
@@ -111,28 +112,41 @@ def read_sealed(store: Store, run_id: str, name: str) -> dict[str, Any]:
 
 
 def sweep_histories(
-    store: Store, run_id: str, started_in: Mapping[int, int], machines: Collection[str] = ()
+    store: Store,
+    run_id: str,
+    started_in: Mapping[int, int],
+    machines: Collection[str] = (),
+    workers: int | None = None,
 ) -> None:
     """Remove what killed workers left that were writing. Those that live may write meanwhile.
 
-    What a lost worker measured may have been left unfinished as well, and what it or its agent did in a
-    recovery (`checkpoint/recording_file.py`).
+    What a lost worker measured may have been left unfinished as well, what it or its agent did in a recovery
+    (`checkpoint/recording_file.py`), and what worker 0 says of the whole run beside their folder.
 
     Args:
         run_id: the run.
         started_in: by rank, the generation in which the worker's present process was started.
         machines: whose agents live.
+        workers: of the job, which may have had more before; None if that is unknown.
     """
 
     def is_dead(name: str) -> bool:
-        if profile := _PROFILE.match(name):
-            return started_in.get(int(profile[1]), 1) > 1  # the worker was replaced
         if agent := _BY_AGENT.match(name):
             return agent[1] not in machines
-        found = _BY_WORKER.match(name)
-        return found is not None and int(found[2]) < started_in.get(int(found[1]), 0)
+        profile = _PROFILE.match(name)
+        found = profile or _BY_WORKER.match(name)
+        if found is None:
+            return False
+        rank = int(found[1])
+        if workers is not None and rank >= workers:
+            return True
+        # A profile does not say of which process it is.
+        return started_in.get(rank, 1) > 1 if profile else int(found[2]) < started_in.get(rank, 0)
 
     store.sweep(history_directory(run_id), is_dead)
+    if started_in.get(0, 1) > 1:
+        for name in store.temporary_files(run_directory(run_id)):
+            store.delete(f"{run_directory(run_id)}/{name}")
 
 
 def _known(data: dict[str, Any]) -> dict[str, Any]:

@@ -31,8 +31,15 @@ class MemoryCheckpoint:
     holders: Mapping[int, int]
 
 
-def newest_in_memory(statuses: Mapping[int, StatusReported]) -> MemoryCheckpoint | None:
-    """The newest state of which the living have all parts, by all workers' reports; None without any."""
+def newest_in_memory(
+    statuses: Mapping[int, StatusReported], workers: int | None = None
+) -> MemoryCheckpoint | None:
+    """The newest state of which the living have all parts, by their reports; None without any.
+
+    Args:
+        statuses: their reports.
+        workers: of the job, lost ones too; None if all have reported.
+    """
     places: dict[int, dict[int, int]] = {}  # by iteration and rank, the holder
     for rank, status in sorted(statuses.items()):
         if status.held_of is not None:
@@ -41,7 +48,9 @@ def newest_in_memory(statuses: Mapping[int, StatusReported]) -> MemoryCheckpoint
     for rank, status in statuses.items():
         for iteration in status.kept:
             places.setdefault(iteration, {})[rank] = rank
-    complete = [iteration for iteration, holders in places.items() if len(holders) == len(statuses)]
+    complete = [
+        iteration for iteration, holders in places.items() if len(holders) == (workers or len(statuses))
+    ]
     if not complete:
         return None
     return MemoryCheckpoint(newest := max(complete), places[newest])

@@ -36,7 +36,7 @@ class WorkerOrder(StrEnum):
     RUN = "run"
     """Form the group of this generation and train."""
     OFFER = "offer"
-    """After a loss: offer its state to the next world."""
+    """After a loss: offer its state to the next world, or a copy that it has in memory."""
     PREPARE = "prepare"
     """Of the next world: say that it is ready to take its state."""
     TAKE = "take"
@@ -75,7 +75,7 @@ def _order_after_loss(state: State, rank: int) -> WorkerOrder:
         return WorkerOrder.HOLD
     if not change.sources:
         return WorkerOrder.HOLD if rank in state.round.statuses else WorkerOrder.REPORT
-    return WorkerOrder.OFFER if rank in change.sources and rank not in change.offered else WorkerOrder.HOLD
+    return WorkerOrder.OFFER if change.owed_by(rank) else WorkerOrder.HOLD
 
 
 def _order_in_next(state: State, rank: int, world: int) -> WorkerOrder:

@@ -164,6 +164,11 @@ def _note_progress(current: Recovery, before: State, state: State, entry: Entry)
     elif _restarts(before, state, entry.event):
         current.mode, reports = RecoveryMode.RESTART.value, _reports(before, entry)
         _note_iterations_lost(current, reports, dict.fromkeys(reports, state.checkpoints.committed or 0))
+    change = before.worlds.change
+    if change is not None and change.held and state.worlds.present.number == change.world.number:
+        # Copies of survivors' states may be of an earlier iteration than these.
+        survivors, since = before.round.statuses, state.worlds.present.since
+        _note_iterations_lost(current, survivors, dict.fromkeys(survivors, since))
     if isinstance(entry.event, ev.WorkerReady) and entry.event.generation == state.generation:
         current.replayed = entry.at
         if entry.event.rank not in current.helpers:

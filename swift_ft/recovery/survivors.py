@@ -6,19 +6,23 @@
             ──▶ all have taken what they need: the next world is the present one
                 └── whatever fails before that: guests, as if nothing had been planned
 
+Where a lost worker has no replica, they offer copies of all states (`recovery/memory.py`): of the newest
+iteration of which they have all.
+
 Survivors only read what they have: no state is undone, nor sent to another worker of the present world. So
 what comes after a failure is what would have come without the try.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from immutables import Map
 
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
 from swift_ft.recovery.next_pipelines import is_plan_for, next_pipelines, sizes_of
 
 Held = tuple[str, ...]
@@ -79,12 +83,13 @@ def comes_from_survivors(state: State) -> bool:
 def held_of(state: State) -> Map[int, Held]:
     """The layers or the parts that each worker had when a loss interrupted the present world, by rank."""
     placed, reports = state.layouts.placed, state.round.statuses
-    return Map(
-        {
-            rank: tuple(f"layer {layer}" for layer in placed.get(rank, ())) or reports[rank].holds
-            for rank in range(state.world_size)
-        }
-    )
+    return Map({rank: _held_by(reports[rank], placed.get(rank, ())) for rank in range(state.world_size)})
+
+
+def _held_by(report: StatusReported, layers: Sequence[int]) -> Held:
+    if layers or report.holds or not report.copies:
+        return tuple(f"layer {layer}" for layer in layers) or report.holds
+    return (f"the state of worker {report.rank}",)  # it may be shards, of which nobody else has a replica
 
 
 def _why_not(state: State) -> str:
@@ -101,8 +106,21 @@ def _why_not(state: State) -> str:
         return "the stages of its pipeline cannot be dealt to fewer workers: those of a LayerStack can"
     left = [rank for rank in held if state.slot_of_rank(rank) in membership.members]
     there = _pieces(held, left)
-    lost = next((rank for rank in sorted(held) if not held[rank] or not there.issuperset(held[rank])), None)
-    return "" if lost is None else f"nobody else holds what worker {lost} held"
+    lost = [rank for rank in sorted(held) if not held[rank] or not there.issuperset(held[rank])]
+    return "" if not lost else _why_not_from_copies(state, lost)
+
+
+def _why_not_from_copies(state: State, lost: Sequence[int]) -> str:
+    """Why copies in memory cannot stand in for what some lost workers held; empty if they can."""
+    reports = state.round.statuses.values()
+    placement = CopyPlacement.of(state.domains, state.shape.workers_per_machine)
+    # Where layers are, copies of some of them may be of another cut; a pipeline has logs.
+    if placement is None or state.layouts.placed or not all(report.copies for report in reports):
+        return f"nobody else holds what worker {lost[0]} held"
+    for rank in lost:
+        if state.slot_of_rank(placement.holders[rank]) not in state.membership.members:
+            return f"worker {rank} is lost, and so is the one that had a copy of its state"
+    return ""
 
 
 def _own_machines(state: State) -> tuple[str, ...]:
@@ -116,8 +134,14 @@ def _own_machines(state: State) -> tuple[str, ...]:
 
 
 def shares_of(state: State) -> int:
-    """The number of parts in which the state is held: pipelines of a LayerStack, or else shards."""
-    return max(1, len(state.layouts.pipelines)) if state.layouts.placed else len({*held_of(state).values()})
+    """The number of parts in which the state is held: pipelines of a LayerStack, or else shards.
+
+    Shards without replicas are as many as there are workers: any number of these can have all of them.
+    """
+    if state.layouts.placed:
+        return max(1, len(state.layouts.pipelines))
+    shards = len({*held_of(state).values()})
+    return 1 if shards == state.world_size else shards
 
 
 def alike(state: State, own: tuple[str, ...], shares: int) -> tuple[str, ...]:
@@ -139,23 +163,37 @@ def _pieces(held: Mapping[int, Held], ranks: Iterable[int]) -> set[str]:
 
 
 class Sources(NamedTuple):
-    """The survivors that offer their state, and the iteration at which they have it; or why none do."""
+    """The states that survivors offer, or why they offer none.
+
+    Attributes:
+        ranks: the workers whose states they are.
+        iteration: the one that they have completed.
+        reason: why there are none.
+        copies: by rank of these workers, the survivor in whose memory it is; empty if they are survivors, and
+            in these states.
+    """
 
     ranks: tuple[int, ...] = ()
     iteration: int = 0
     reason: str = ""
+    copies: Map[int, int] = Map()
 
 
 def sources_of(
     statuses: Mapping[int, StatusReported], held: Mapping[int, Held], committed: int | None
 ) -> Sources:
-    """The survivors whose states together are all of one iteration: the latest one of which that is so.
+    """The states that together are all of one iteration: the latest one of which that is so.
+
+    Copies count only where a lost worker has no replica: else nobody has to go back.
 
     Args:
         statuses: the reports of all survivors.
         held: by rank, what each worker held, lost ones too.
         committed: iteration of the last committed checkpoint, before which nobody goes back.
     """
+    everything = _pieces(held, held)
+    if _pieces(held, statuses) != everything:
+        return _copies_of(statuses, len(held), committed or 0)
     rank = next((rank for rank in sorted(statuses) if _has_open_parts(statuses[rank])), None)
     if rank is not None:
         return Sources(reason=f"worker {rank} has something left to do between two iterations")
@@ -165,12 +203,21 @@ def sources_of(
         # What a part of an update has changed could be undone, but nobody undoes anything here.
         if status.live and status.iteration is not None and not status.dirty and not status.updated
     }
-    everything = _pieces(held, held)
     for iteration in sorted({*whole.values()}, reverse=True):
         ranks = tuple(rank for rank, at in whole.items() if at == iteration)
         if _pieces(held, ranks) == everything and iteration >= (committed or 0):
             return Sources(ranks, iteration)
     return Sources(reason="in no iteration do the survivors have all of the state")
+
+
+def _copies_of(statuses: Mapping[int, StatusReported], workers: int, committed: int) -> Sources:
+    """Copies of all states, of the newest iteration of which survivors have all in memory."""
+    found = newest_in_memory(statuses, workers)
+    if found is None:
+        return Sources(reason="of no iteration do the survivors have copies of all states in memory")
+    if found.iteration < committed:
+        return Sources(reason=f"the copies in memory are older than checkpoint {committed}")
+    return Sources(tuple(range(workers)), found.iteration, copies=Map(found.holders))
 
 
 def _has_open_parts(status: StatusReported) -> bool:

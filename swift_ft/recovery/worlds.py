@@ -92,8 +92,9 @@ class FullSize:
 
 
 class OfferedState(NamedTuple):
-    """The state that a worker offers: see :class:`swift_ft.recovery.events.StateOffered`."""
+    """A state that is offered: see :class:`swift_ft.recovery.events.StateOffered`."""
 
+    rank: int
     address: str
     machine: str
     digest: str
@@ -107,11 +108,13 @@ class Change:
         world: the next one.
         started_in: the generation with which it will begin. Any other change of the generation ends this one.
         prepared: its workers that wait for their state.
-        offered: by rank in the present world, the state that a worker offers.
+        offered: by rank in the present world, the states that are offered.
         taken: workers of the next world that have their state.
         held: after a loss, what each worker of the present world held, by rank, lost ones too: names of
             layers, or of parts. Empty for a change between two iterations.
-        sources: after a loss, the survivors that offer their state, once all have reported.
+        sources: after a loss, the workers whose states survivors offer, once all have reported.
+        copies: by rank of these workers, the survivor in whose memory a copy of their state is; empty if
+            survivors offer the states that they are in.
         full: the size to which the next world is to go back later; None if it is not to.
     """
 
@@ -122,7 +125,13 @@ class Change:
     taken: Numbers = field(default_factory=Map)
     held: Map[int, tuple[str, ...]] = field(default_factory=Map)
     sources: tuple[int, ...] = ()
+    copies: Map[int, int] = field(default_factory=Map)
     full: FullSize | None = None
+
+    def owed_by(self, survivor: int) -> tuple[int, ...]:
+        """The workers whose states a survivor of a loss has yet to offer."""
+        owed = (rank for rank in self.sources if self.copies.get(rank, rank) == survivor)
+        return tuple(rank for rank in owed if rank not in self.offered)
 
     def slot_of(self, machine: str) -> int | None:
         """The slot of a machine in the next world; None if it has none."""

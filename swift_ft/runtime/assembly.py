@@ -202,7 +202,8 @@ class Assembly(Foundations):
         if self._requests is not None:
             parts.append(self._requests)
         parts.append(WorldsPart(self._participant, self._context.rank, self._first_live))
-        handover = Handover(self._context, self._state, self._peers, self._layout_of(layers))
+        layout, copy_of = self._layout_of(layers), self._in_memory.copy_of
+        handover = Handover(self._context, self._state, self._peers, layout, copy_of)
         every, act = self._settings.verify_every, self._settings.on_corruption
         verify = VerifyPart(self._context.rank, self._state, self._participant, every, act)
         parts.append(verify)

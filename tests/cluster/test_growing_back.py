@@ -11,7 +11,7 @@ import torch
 
 from swift_ft.config.run_plan import plan_from_json
 from swift_ft.data import samples_by_iteration
-from tests.cluster.test_survivors import HSDP, REPLICAS, SHRINK, arguments, guests_of
+from tests.cluster.test_survivors import FSDP, HSDP, REPLICAS, SHRINK, arguments, guests_of
 from tests.cluster.test_survivors import train as train_anew
 from tests.cluster.test_unlike_worlds import assert_same_state, at_end, options, train
 from tests.support.cluster import EXAMPLES, SLOW_UNTIL_TOLD, ClusterRun, assert_identical, run_launcher
@@ -179,6 +179,7 @@ def late(
     [
         pytest.param(HSDP, "kill machine=1 iteration=5 point=between", 4, 2, 1, id="shards"),
         pytest.param((REPLICAS,), "kill machine=1 iteration=8 point=optimizer", 2, 1, 0, id="replicas"),
+        pytest.param(FSDP, "kill machine=1 iteration=8 point=optimizer", 3, 2, 0, id="copies"),
     ],
 )
 def test_it_is_as_if_it_had_been_resumed(

@@ -25,6 +25,7 @@ SHRINK = ["--spares", "0", "--no-replacement", "--elastic-wait", "0.2", "--on-lo
 ITERATIONS = 16
 LAYERS = ("train_elastic", "--pipelines=2", "--exact")
 HSDP = ("train_hsdp", "--layers=2")
+FSDP = ("train_fsdp", "--layers=2", "--snapshot-every=3")
 REPLICAS = "integrations/any_replicas"
 
 
@@ -62,8 +63,12 @@ def guests_of(run: ClusterRun) -> int:
     return sum(bool(joined["host"]) for joined in run.events("MachineJoined"))
 
 
-def without_guest(run: ClusterRun) -> int:
-    """Checks that a smaller world has followed the loss at once. Returns the iteration it began with."""
+def without_guest(run: ClusterRun, *, copies: int | None = None) -> int:
+    """Checks that a smaller world has followed the loss at once. Returns the iteration it began with.
+
+    Args:
+        copies: iterations that survivors had completed, where it begins with copies of an earlier one.
+    """
     (world,) = worlds_of(run)
     (planned,) = run.events("ChangePlanned")
     assert planned["asked_by"] == "--on-loss shrink"
@@ -71,13 +76,16 @@ def without_guest(run: ClusterRun) -> int:
     assert not guests_of(run)
     (recovery,) = run.recoveries
     assert recovery["mode"] == "continue"
-    assert not any(recovery["iterations_lost"].values())
-    return world.worlds.present.since
+    since = world.worlds.present.since
+    assert max(recovery["iterations_lost"].values()) == (0 if copies is None else copies - since)
+    return since
 
 
-def like_a_resumed_run(run: ClusterRun, folder: Path, *example: str, before: int, after: int) -> None:
+def like_a_resumed_run(
+    run: ClusterRun, folder: Path, *example: str, before: int, after: int, copies: int | None = None
+) -> None:
     """All files are those of a run that stopped at that iteration, and went on with fewer workers."""
-    since, every = without_guest(run), "--checkpoint-every"
+    since, every = without_guest(run, copies=copies), "--checkpoint-every"
     train(folder, *example, f"{every}={since}", machines=before, iterations=since)
     for left in [*folder.glob("out/*"), *folder.glob("weights/*")]:
         left.unlink()
@@ -112,6 +120,34 @@ def test_shards_are_cut_for_fewer_workers(point: str, tmp_path: Path) -> None:
     fault = f"kill machine=1 iteration=5 point={point}"
     run = train(tmp_path / "run", *HSDP, machines=4, inject=fault)
     like_a_resumed_run(run, tmp_path / "resumed", *HSDP, before=4, after=2)
+
+
+@pytest.mark.parametrize("point", ["optimizer", pytest.param("between", marks=pytest.mark.thorough)])
+def test_shards_without_replicas_come_from_copies_in_memory(point: str, tmp_path: Path) -> None:
+    """The lost worker's shards are in another one's memory, of an earlier iteration. All go back to it."""
+    run = train(tmp_path / "run", *FSDP, machines=3, inject=f"kill machine=1 iteration=8 point={point}")
+    assert {offered["holder"] for offered in run.events("StateOffered")} == {0, 2}
+    assert {offered["rank"] for offered in run.events("StateOffered")} == {0, 1, 2}
+    like_a_resumed_run(run, tmp_path / "resumed", *FSDP, before=3, after=2, copies=9)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "kill machine=2 iteration=any point=offer",  # the holder of the copy
+        pytest.param("kill machine=0 iteration=any point=offer", marks=pytest.mark.thorough),
+        pytest.param("kill worker=1 iteration=any point=prepared", marks=pytest.mark.thorough),
+        pytest.param("kill worker=1 iteration=any point=take", marks=pytest.mark.thorough),
+    ],
+)
+def test_a_second_loss_leads_shards_to_guests(second: str, tmp_path: Path) -> None:
+    """What is left in memory counts then, or else the checkpoint. The weights are those of no loss."""
+    first = "kill machine=1 iteration=8 point=optimizer"
+    run = train(tmp_path / "run", *FSDP, machines=3, inject=f"{first}; {second}")
+    assert not worlds_of(run)
+    assert given_up(run)
+    assert guests_of(run)
+    assert_identical(run, train(tmp_path / "undisturbed", *FSDP, machines=3))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.recovery import events, orders, protocol, survivors
 from swift_ft.recovery.handlers import worlds as changes
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.memory import MemoryCheckpoint, newest_in_memory
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.worlds import Change, Worlds
 from swift_ft.testing.simulation import JobKind, Violation, clock, simulate
@@ -80,6 +81,32 @@ def check_pipelines(seen: Counter[str], seeds: int) -> None:
     assert seen["unlike pipelines follow: True"] > seeds // 60, seen
     assert seen["a guest"] > seeds // 20
     assert seen["finished"] > 4 * seen["gave up"]
+
+
+def test_shards_of_survivors() -> None:
+    """Copies in memory are what fewer workers go on with, those of lost ones, too."""
+    check_shards(run_seeds(JobKind.SURVIVING_SHARDS, 3, 1, 400), 400)
+
+
+def check_shards(seen: Counter[str], seeds: int) -> None:
+    assert seen["switched to copies"] == seen["switched after a loss"] > seeds // 100, seen
+    assert seen["offered another's copy"] > seeds // 50, seen
+    assert seen["a guest"] > seeds // 20
+    assert seen[f"mode: {RecoveryMode.MEMORY}"] > seeds // 10
+    assert seen["finished"] > 4 * seen["gave up"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("machines", "workers", "seeds"), [(3, 1, 2_000), (4, 1, 1_000), (4, 2, 600), (2, 1, 1_000)]
+)
+def test_many_with_shards_of_survivors(machines: int, workers: int, seeds: int) -> None:
+    check_shards(run_seeds(JobKind.SURVIVING_SHARDS, machines, workers, seeds), seeds)
+
+
+@pytest.mark.thorough
+def test_shards_of_survivors_through_heads() -> None:
+    check_shards(run_seeds(JobKind.SURVIVING_SHARDS, 4, 1, 1_000, heads=True), 1_000)
 
 
 @pytest.mark.thorough
@@ -173,7 +200,28 @@ def test_a_survivor_in_the_middle_of_an_update_is_a_source(monkeypatch: pytest.M
     find("takes ReplicaState|begins iteration", JobKind.SURVIVORS)
 
 
-_SOURCES_OF = survivors.sources_of
+_SOURCES_OF, _COPIES_OF = survivors.sources_of, survivors._copies_of
+
+
+def test_copies_of_two_iterations_are_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each survivor offers its newest copy."""
+
+    def newest_of_each(statuses: Any, workers: int | None = None) -> MemoryCheckpoint | None:
+        found = newest_in_memory(statuses, workers)
+        newest = max((at for status in statuses.values() for at in (*status.kept, *status.held)), default=0)
+        return found and MemoryCheckpoint(newest, found.holders)
+
+    monkeypatch.setattr(survivors, "newest_in_memory", newest_of_each)
+    find("offers .* as a state of iteration", JobKind.SURVIVING_SHARDS)
+
+
+def test_copies_without_those_of_lost_workers_are_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_survivors(statuses: Any, workers: int, committed: int) -> survivors.Sources:
+        found = _COPIES_OF(statuses, workers, committed)
+        return found._replace(ranks=tuple(rank for rank in found.ranks if rank in statuses))
+
+    monkeypatch.setattr(survivors, "_copies_of", of_survivors)
+    find("were there", JobKind.SURVIVING_SHARDS)
 
 
 def test_logs_of_the_world_before_count(monkeypatch: pytest.MonkeyPatch) -> None:

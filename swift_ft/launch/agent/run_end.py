@@ -114,7 +114,7 @@ class RunEnd:
         """Workers of other machines may be writing theirs."""
         CheckpointFolder(store).sweep_drafts(ranks)
         ended = dict.fromkeys(ranks, state.generation + 1)
-        sweep_histories(store, self._run_id, ended, state.membership.slots)
+        sweep_histories(store, self._run_id, ended, state.membership.slots, state.world_size)
 
     def _archive(self, limit_s: float) -> None:
         self._in_store(self._write_tail, limit_s, "archived")

@@ -40,6 +40,7 @@ class StatusReported:
         kept: iterations of which it keeps a copy of its own state in memory.
         held: iterations of which it holds another worker's copy in memory.
         held_of: that worker; None if it holds no copy.
+        copies: its script has copies of its state sent to the memory of another machine.
         together: other workers with which its script communicates in a way that no log has: they are rebuilt
             and replay together.
         together_reason: which call of the script that is.
@@ -81,6 +82,7 @@ class StatusReported:
     kept: tuple[int, ...] = ()
     held: tuple[int, ...] = ()
     held_of: int | None = None
+    copies: bool = False
     together: tuple[int, ...] = ()
     together_reason: str = ""
     parts_done: int | None = None

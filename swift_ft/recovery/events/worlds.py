@@ -64,15 +64,16 @@ class SwitchRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateOffered:
-    """A worker has stopped for the next world, and serves its state until that has taken over.
+    """A worker has stopped for the next world, and serves a state until that has taken over.
 
     Attributes:
-        rank: the worker.
+        rank: the worker whose state it is.
         generation: the one in which it trained.
-        iteration: completed iterations of its state.
-        address: ``host:port`` at which it serves the state.
+        iteration: completed iterations of the state.
+        address: ``host:port`` at which it is served.
         digest: of the list of tensors there.
         size: of these tensors, in bytes.
+        holder: the worker that serves it, if it is a copy in that one's memory; None if it is its own state.
     """
 
     rank: int
@@ -81,6 +82,7 @@ class StateOffered:
     address: str
     digest: str
     size: int = 0
+    holder: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ def _asking_survivors(state: State) -> State:
 
 
 def survivor_reported(state: State) -> State:
-    """Once all survivors of a loss have reported, those whose states are all of one iteration offer them."""
+    """Once all survivors of a loss have reported, states of one iteration are offered, or copies of them."""
     change, statuses = state.worlds.change, state.round.statuses
     if change is None or not change.held:
         return state
@@ -70,7 +70,7 @@ def survivor_reported(state: State) -> State:
     # What they do with their states is to be asked anew, if guests come after all.
     agreed = replace(state.round, decided=True)
     state = replace(state, round=agreed, layouts=replace(state.layouts, pending=pending))
-    return _with_change(state, replace(change, sources=sources.ranks))
+    return _with_change(state, replace(change, sources=sources.ranks, copies=sources.copies))
 
 
 def next_prepared(state: State, event: ev.NextPrepared) -> State:
@@ -93,7 +93,7 @@ def switch_requested(state: State, event: ev.SwitchRequested) -> State:
 
 
 def state_offered(state: State, event: ev.StateOffered) -> State:
-    """Note that a worker has stopped, and where its state is."""
+    """Note that a worker has stopped, and where a state is."""
     change, pending = state.worlds.change, state.layouts.pending
     if (
         change is None
@@ -105,10 +105,11 @@ def state_offered(state: State, event: ev.StateOffered) -> State:
         )
     ):
         return state
-    if change.held and event.rank not in change.sources:
+    holder = event.rank if event.holder is None else event.holder
+    if change.held and event.rank not in change.owed_by(holder):
         return state
-    machine = state.membership.members[state.slot_of_rank(event.rank)]
-    offer = OfferedState(event.address, machine, event.digest)
+    machine = state.membership.members[state.slot_of_rank(holder)]
+    offer = OfferedState(event.rank, event.address, machine, event.digest)
     return _with_change(state, replace(change, offered=change.offered.set(event.rank, offer)))
 
 

@@ -203,15 +203,34 @@ class MemoryCheckpoints:
         if holder != self._context.rank or found is None:
             assert holder is not None
             found = self._fetch(iteration, holder)
+        load_block(self._state, self._as_copied(iteration, found))
+        with self._changed:
+            self._own[iteration] = found
+
+    def copy_of(self, rank: int, iteration: int) -> Block:
+        """The copy of a worker's state that is in this one's memory: of its own, or of one that it holds.
+
+        Raises:
+            RecoveryError: it is gone, or it is not what was copied.
+        """
+        if rank == self._context.rank:
+            with self._changed:
+                found = self._own.get(iteration)
+        else:
+            found = self._held.find(iteration) if self._held.owner == rank else None
+        if found is None:
+            raise RecoveryError(f"the copy of worker {rank}'s state at iteration {iteration} is gone")
+        return self._as_copied(iteration, found)
+
+    def _as_copied(self, iteration: int, found: Held | Block) -> Block:
         block = found.block if isinstance(found, Held) else found
         block.finish()
         if isinstance(found, Held) and digest_of(block) != found.digest:
             with self._changed:
-                self._own.pop(iteration, None)
+                if self._own.get(iteration) is found:
+                    self._own.pop(iteration)
             raise RecoveryError(f"the copy of iteration {iteration} in memory is not what was copied")
-        load_block(self._state, block)
-        with self._changed:
-            self._own[iteration] = found
+        return block
 
     def _fetch(self, iteration: int, holder: int) -> Held:
         try:

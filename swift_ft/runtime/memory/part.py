@@ -26,7 +26,7 @@ class MemoryPart(Part):
 
     def report(self, report: StatusReported) -> StatusReported:
         kept, held, held_of = self._snapshots.report()  # they stay as they are from now on
-        return replace(report, kept=kept, held=held, held_of=held_of)
+        return replace(report, kept=kept, held=held, held_of=held_of, copies=self._snapshots.active)
 
     def live(self, round: Round) -> None:
         self._snapshots.live(round.state)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from swift_ft.checkpoint.state_payload import StatePath, StatePayload, tensors_in
+from swift_ft.checkpoint.state_payload import StatePath, StatePayload
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.torch_core.shards import describe, local, note_changed, rebuilt
 
@@ -18,8 +18,7 @@ def whole_payload(own: TrainingState) -> StatePayload:
     Raises:
         UnsupportedError: a value could not be read again.
     """
-    saved = own.to_save()  # each bucket has a digest on its way
-    return StatePayload(dict(tensors_in(saved)), saved["plain"]["bytes"].getvalue())
+    return StatePayload.of(own.to_save())  # each bucket has a digest on its way
 
 
 def parameters_payload(own: TrainingState, indices: Sequence[int]) -> StatePayload:

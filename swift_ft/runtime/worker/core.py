@@ -531,17 +531,18 @@ class WorkerCore:
         return True
 
     def _offer(self) -> Flow[None]:
-        """Serve the state to the next world, which takes over once all its workers have what they need."""
+        """Serve a state to the next world, which takes over once all its workers have what they need."""
         state = self._job.state
-        change = state.worlds.change
-        if change is None:  # it was given up just now
+        change, pending = state.worlds.change, state.layouts.pending
+        if change is None or pending is None:  # it was given up just now
             return
         hit(Point.OFFER, self.status.iteration)
-        if self.status.dirty:  # others have stopped before a step that this one had begun
+        # Others have stopped before a step that this one had begun. A copy is of another time.
+        if self.status.dirty and not change.copies:
             yield from self._offers_nothing(change, f"it is in the middle of an update: {self.status.dirty}")
             return
         try:
-            offered = yield Call(self._handover.offer, state, self.status.iteration)
+            offered = yield Call(self._handover.offer, state, pending.iteration)
         except (RecoveryError, CheckpointError) as error:
             yield from self._offers_nothing(change, str(error))
             return

@@ -171,7 +171,11 @@ class Handover(Protocol):
         """Do all that can be done before there is a state to take, while the present world trains."""
 
     def offer(self, state: State, iteration: int) -> ev.Event:
-        """Serve this worker's state to the next world. Returns what the journal is to be told."""
+        """Serve this worker's state to the next world, or a copy. Returns what the journal is to be told.
+
+        Raises:
+            CheckpointError, RecoveryError: it is not there, or not what was copied.
+        """
 
     def withdraw(self) -> None:
         """The next world does not take over: serve the state no longer."""

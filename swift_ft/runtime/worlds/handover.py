@@ -1,7 +1,8 @@
 """Hands a worker's state to the next world: from memory to memory, as a checkpoint that no store holds.
 
-A worker of the next world reads what it needs from those that offer it, replicas' state from the nearest one.
-What comes is what was offered, by its digest, or it is not used.
+A worker of the next world reads what it needs from those that offer it, a replica's state from the nearest.
+What comes is what was offered, by its digest, or it is not used. After a loss it may be a copy in the memory of a
+survivor, also of a lost worker's state.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from swift_ft.checkpoint.memory_copy import Block, payload_of
 from swift_ft.checkpoint.part_loading import PartLoader
 from swift_ft.checkpoint.sliced_part import is_sharded
-from swift_ft.checkpoint.state_payload import FetchRanges
+from swift_ft.checkpoint.state_payload import FetchRanges, StatePayload
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import CheckpointError, UsageError
@@ -26,7 +28,7 @@ from swift_ft.recovery.job_state import Layouts, SavedPart, State
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.worlds import Change, OfferedState
 from swift_ft.runtime.peer_files import PeerFiles
-from swift_ft.runtime.worlds.ranges import OfferedPart, OfferedTensors
+from swift_ft.runtime.worlds.ranges import OfferedPart, OfferedTensors, source_of
 
 
 class Handover:
@@ -37,6 +39,7 @@ class Handover:
         state: what is handed over.
         peers: serves files to other workers, and opens theirs.
         layout: has the layers that a state has in which a plan was made; None if no layer can move.
+        copy_of: the copy of a worker's state at an iteration that is in this one's memory.
     """
 
     def __init__(
@@ -45,12 +48,14 @@ class Handover:
         state: TrainingState,
         peers: PeerFiles,
         layout: Callable[[State], StageLayers | None],
+        copy_of: Callable[[int, int], Block],
     ) -> None:
         self._context = context
         self._state = state
         self._peers = peers
         self._layout = layout
-        self._offers = False
+        self._copy_of = copy_of
+        self._offered: dict[int, OfferedTensors] = {}
 
     def make_ready(self) -> None:
         """See :class:`swift_ft.runtime.worker.ports.Handover`."""
@@ -60,23 +65,31 @@ class Handover:
     def offer(self, state: State, iteration: int) -> ev.Event:
         """See :class:`swift_ft.runtime.worker.ports.Handover`."""
         flush_open_files()  # this process may end without another line of the script
-        offered = OfferedTensors(self._state.to_save())
-        address = self._peers.serve(WORLDS, offered.source)
-        self._offers = True
+        change, own = state.worlds.change, self._context.rank
+        rank, holder = own, None
+        if change is not None and change.copies:
+            rank, holder = change.owed_by(own)[0], own
+            payload = payload_of(self._copy_of(rank, iteration))
+        else:
+            payload = StatePayload.of(self._state.to_save())
+        offered = OfferedTensors(payload)
+        self._offered = {**self._offered, rank: offered}
+        address = self._peers.serve(WORLDS, source_of(self._offered))
         return ev.StateOffered(
-            rank=self._context.rank,
+            rank=rank,
             generation=state.generation,
             iteration=iteration,
             address=address,
             digest=offered.digest,
             size=offered.size,
+            holder=holder,
         )
 
     def withdraw(self) -> None:
         """See :class:`swift_ft.runtime.worker.ports.Handover`."""
-        if self._offers:
+        if self._offered:
             self._peers.stop(WORLDS)
-            self._offers = False
+            self._offered = {}
 
     def take(self, state: State) -> ev.Event:
         """See :class:`swift_ft.runtime.worker.ports.Handover`."""
@@ -125,6 +138,11 @@ def _nearest(state: State, change: Change, context: WorkerContext) -> dict[int, 
     return dict(sorted(found.items()))
 
 
+def _name_of(offer: OfferedState) -> str:
+    """The name of a part, in errors: replicas share one."""
+    return f"the state of worker {offer.rank}"
+
+
 @dataclass(frozen=True, slots=True)
 class _OfferedStates:
     """The states that the present world offers: :class:`swift_ft.checkpoint.part_loading.SavedParts`.
@@ -142,7 +160,7 @@ class _OfferedStates:
 
     def parts_of(self, iteration: int) -> dict[int, SavedPart]:
         """By rank, what is offered."""
-        return {rank: SavedPart(offer.address, offer.digest) for rank, offer in self.offers.items()}
+        return {rank: SavedPart(_name_of(offer), offer.digest) for rank, offer in self.offers.items()}
 
     def part_of(self, iteration: int, rank: int) -> SavedPart:
         """The state of the same rank, for a model that cannot be cut in another way."""
@@ -158,8 +176,11 @@ class _OfferedStates:
         return {rank: tuple(layers) for rank, layers in sorted(self.placed.items())}
 
     def reader(self, part: SavedPart, near: Any = None) -> OfferedPart:
-        """Reads what one worker offers."""
-        return self._readers.setdefault(part.path, OfferedPart(part.path, self.secret, part.digest))
+        """Reads one state that is offered."""
+        if part.path not in self._readers:
+            offer = next(offer for offer in self.offers.values() if _name_of(offer) == part.path)
+            self._readers[part.path] = OfferedPart(offer.address, offer.rank, self.secret, part.digest)
+        return self._readers[part.path]
 
     def fetch_of(self, part: SavedPart) -> FetchRanges | None:
         """Only the ranges that are needed come."""
@@ -170,6 +191,6 @@ class _OfferedStates:
 
     def received(self, machine: str) -> tuple[int, int]:
         """Bytes of tensors that came from a machine, and from all others."""
-        own = {offer.address for offer in self.offers.values() if offer.machine == machine}
-        here = sum(reader.received for address, reader in self._readers.items() if address in own)
+        own = {_name_of(offer) for offer in self.offers.values() if offer.machine == machine}
+        here = sum(reader.received for name, reader in self._readers.items() if name in own)
         return here, sum(reader.received for reader in self._readers.values()) - here

@@ -1,7 +1,7 @@
-"""The state that one worker offers, and another one reads: only the bytes that it needs travel (Tenplex §4).
+"""The states that one worker offers, and others read: only the bytes that these need travel (Tenplex §4).
 
-    GET /worlds/head                    the kind of each tensor, and the plain bytes
-    GET /worlds/tensors/0,1,17:4-8:0-64 the tensors of these numbers, one after the other; of 17 a range only
+    GET /worlds/3/head                    the kind of each tensor of worker 3's state, and the plain bytes
+    GET /worlds/3/tensors/0,1,17:4-8:0-64 tensors by their numbers, one after the other; of 17 a range only
 
 Nothing is copied to be offered: what is asked for is sent from where it is. An answer's ETag is its digest,
 and the journal has that of the head.
@@ -37,35 +37,30 @@ _JOINED_BYTES = 1 << 16
 
 
 class OfferedTensors:
-    """A worker's state, as it is served.
+    """A state, as it is served.
 
     Args:
-        saved: the state, which does not change as long as it is served.
+        payload: the state, which does not change as long as it is served.
 
     Attributes:
         size: bytes of all tensors.
         digest: the head's.
     """
 
-    def __init__(self, saved: Mapping[str, Any]) -> None:
-        tensors = dict(tensors_in(saved))
-        self._tensors = [*tensors.values()]
-        payload = StatePayload(tensors, saved["plain"]["bytes"].getvalue())
+    def __init__(self, payload: StatePayload) -> None:
+        self._tensors = [*payload.tensors.values()]
         self._head = payload.header + b"\n" + payload.plain
         self.size = sum(tensor.nbytes for tensor in self._tensors)
         self.digest = _digest_of([memoryview(self._head)])
 
-    @property
-    def source(self) -> Source:
-        """Serves it."""
-        return Source(self._opened)
+    def pieces(self, name: str) -> list[memoryview]:
+        """The bytes under a name.
 
-    @contextmanager
-    def _opened(self, name: str) -> Iterator[Content]:
-        pieces = [memoryview(self._head)] if name == HEAD else self._pieces(name)
-        yield Content(sum(map(len, pieces)), _digest_of(pieces), _sender(pieces))
-
-    def _pieces(self, name: str) -> list[memoryview]:
+        Raises:
+            FileNotFoundError: there are none.
+        """
+        if name == HEAD:
+            return [memoryview(self._head)]
         if not name.startswith(TENSORS):
             raise FileNotFoundError(name)
         try:
@@ -80,6 +75,20 @@ class OfferedTensors:
         if bounds:
             tensor = tensor[tuple(slice(start, end) for start, end in bounds)]
         return _bytes_of(tensor.detach().cpu().contiguous())
+
+
+def source_of(offered: Mapping[int, OfferedTensors]) -> Source:
+    """Serves states, each under the rank of the worker whose state it is."""
+
+    @contextmanager
+    def opened(name: str) -> Iterator[Content]:
+        rank, _, inner = name.partition("/")
+        if not rank.isdecimal() or int(rank) not in offered:
+            raise FileNotFoundError(name)
+        pieces = offered[int(rank)].pieces(inner)
+        yield Content(sum(map(len, pieces)), _digest_of(pieces), _sender(pieces))
+
+    return Source(opened)
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -124,10 +133,11 @@ class _Wanted:
 
 
 class OfferedPart:
-    """Reads what one worker offers: a :class:`swift_ft.checkpoint.layered_part.StateReader`.
+    """Reads a state that is offered: a :class:`swift_ft.checkpoint.layered_part.StateReader`.
 
     Args:
         address: at which it is served.
+        rank: the worker whose state it is.
         secret: the job's.
         digest: the head's.
 
@@ -135,8 +145,9 @@ class OfferedPart:
         received: bytes of tensors that came.
     """
 
-    def __init__(self, address: str, secret: JobSecret, digest: str) -> None:
+    def __init__(self, address: str, rank: int, secret: JobSecret, digest: str) -> None:
         self._address = address
+        self._folder = f"{WORLDS}/{rank}"
         self._secret = secret
         self._digest = digest
         self.received = 0
@@ -145,7 +156,7 @@ class OfferedPart:
     def _head(self) -> tuple[dict[StatePath, TensorKind], bytes]:
         """The kinds of all tensors, in the order of their numbers, and the plain bytes."""
         head = bytearray()
-        for piece in PeerFile(self._address, self._secret, f"{WORLDS}/{HEAD}").pieces():
+        for piece in PeerFile(self._address, self._secret, f"{self._folder}/{HEAD}").pieces():
             head += piece
         if _digest_of([memoryview(head)]) != self._digest:
             raise DamagedCheckpointError("the list of tensors does not match its digest", file=HEAD)
@@ -210,7 +221,8 @@ class OfferedPart:
 
     def _receive_at_once(self, wanted: Sequence[_Wanted]) -> None:
         names = ",".join(one.name for one in wanted)
-        file, digester = PeerFile(self._address, self._secret, f"{WORLDS}/{TENSORS}{names}"), Digester()
+        file = PeerFile(self._address, self._secret, f"{self._folder}/{TENSORS}{names}")
+        digester = Digester()
         size = sum(one.nbytes for one in wanted)
         targets = iter(_bytes_of(one.target) for one in wanted)
         target = next(targets)

@@ -113,6 +113,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     kept, held = numbers(line.option("kept")), numbers(line.option("held"))
     held_of, layers = numbers(line.option("held-of")), line.number("layers", 0)
     cut, microbatches = numbers(line.option("cut")), line.number("microbatches", 0)
+    copies = line.flag("copies")
     min_stages = line.number("min-stages", 1)
     return [
         ev.StatusReported(
@@ -135,6 +136,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             kept=kept,
             held=held,
             held_of=held_of[0] if held_of else None,
+            copies=copies,
             layers=layers,
             completes=completes,
             fresh=fresh,
@@ -275,6 +277,7 @@ def _request_switch(line: Line, state: State) -> list[ev.Event]:
 
 
 def _offered(line: Line, state: State) -> list[ev.Event]:
+    holder = numbers(line.option("from"))
     ranks, generation = ranks_of(state, line.take()), _generation(line, state)
     line.skip("at")
     at = int(line.take())
@@ -285,6 +288,7 @@ def _offered(line: Line, state: State) -> list[ev.Event]:
             iteration=at,
             address=f"host-{rank}:1",
             digest="d",
+            holder=holder[0] if holder else None,
         )
         for rank in ranks
     ]

@@ -13,6 +13,7 @@ from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Task
+from swift_ft.recovery.worlds import Change
 from swift_ft.testing.simulation.connection import ConnectedProcess, Mode, Pending, Ticks
 from swift_ft.testing.simulation.store import Content, Violation
 from swift_ft.testing.simulation.world import Offer
@@ -35,10 +36,10 @@ class ReplayingProcess(ConnectedProcess):
     parallel_replay: ParallelReplay | None = None
     replay_until = 0
     completes_alone = False
-    _offered = ""
     _acted = True
     _helped = False
     _step_done = False
+    _offered: tuple[str, ...] = ()
 
     # ----------------------------------------------------------------------------------------- loading
 
@@ -70,25 +71,32 @@ class ReplayingProcess(ConnectedProcess):
         """
         change = state.worlds.change
         assert change is not None
-        if self.content is None or self.content.iteration != iteration:
-            raise Violation(f"{self} offers {self.content} as a state of iteration {iteration}")
+        rank, content = self._to_offer(change, iteration)
+        if content is None or content.iteration != iteration:
+            raise Violation(f"{self} offers {content} as a state of iteration {iteration}")
         if self.world.rng.random() < _HANDOVER_FAILS:
-            raise RecoveryError("too little memory for a copy")
-        self._offered = f"{change.world.number}/rank-{self.rank}"
-        self.world.offers[self._offered] = Offer(self.content)
+            raise RecoveryError("it cannot listen at its address")
+        address = f"{change.world.number}/rank-{rank}"
+        self._offered = (*self._offered, address)
+        self.world.offers[address] = Offer(content)
         return ev.StateOffered(
-            rank=self.rank,
+            rank=rank,
             generation=state.generation,
             iteration=iteration,
-            address=self._offered,
+            address=address,
             digest="",
+            holder=self.rank if change.copies else None,
         )
+
+    def _to_offer(self, change: Change, iteration: int) -> tuple[int, Content | None]:
+        """The worker whose state it offers, and that state."""
+        return self.rank, self.content
 
     def withdraw(self) -> None:
         """Offer nothing any more."""
-        if self._offered:
-            self.world.offers[self._offered].served = False
-            self._offered = ""
+        for address in self._offered:
+            self.world.offers[address].served = False
+        self._offered = ()
 
     def take(self, state: State) -> Ticks[ev.Event]:
         """Take a state from all that is offered, one worker's after the other.

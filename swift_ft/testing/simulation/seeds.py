@@ -15,6 +15,7 @@ from swift_ft.testing.simulation.jobs.staged import StagedJob
 from swift_ft.testing.simulation.jobs.worlds import (
     ReplicatedWorldsJob,
     SurvivingPipelinesJob,
+    SurvivingShardsJob,
     SurvivorsJob,
     WorldsJob,
 )
@@ -46,6 +47,8 @@ class JobKind(StrEnum):
     """The same; after a loss, fewer replicas go on with the state of those that survive."""
     SURVIVING_PIPELINES = "surviving-pipelines"
     """Two pipelines of a stack of layers, which become unlike with each loss for which no machine comes."""
+    SURVIVING_SHARDS = "surviving-shards"
+    """Shards; after a loss, fewer workers go on with the copies that survivors have in memory."""
     BARE = "bare"
     """Scripts without a session, which can only be restarted."""
 
@@ -82,6 +85,8 @@ def make_job(
             return SurvivorsJob(seed, machines, workers, trace=trace)
         case JobKind.SURVIVING_PIPELINES:
             return SurvivingPipelinesJob(seed, machines, workers, trace=trace)
+        case JobKind.SURVIVING_SHARDS:
+            return SurvivingShardsJob(seed, machines, workers, trace=trace)
         case JobKind.BARE:
             return SimulatedJob(seed, machines, workers, sessionless=True, trace=trace)
 

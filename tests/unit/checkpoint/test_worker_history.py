@@ -67,6 +67,34 @@ def test_living_workers_may_write_while_others_leftovers_are_swept(tmp_path: Pat
     sweep_histories(store, "another", {})
 
 
+def test_what_workers_of_a_larger_world_were_writing_is_swept(tmp_path: Path) -> None:
+    """The present world has two workers: whoever was the third one is gone."""
+    store = Store(tmp_path)
+    write_history(store, history(rank=0))
+    (folder,) = tmp_path.glob("runs/*/workers")
+    names = ("rank-00001.g0003", "rank-00002.g0003.trace", "rank-00002.profile", "rank-00010.g0001")
+    begun = {name: folder / f"{name}.json.12ab.tmp" for name in names}
+    for path in begun.values():
+        path.write_text("half of it")
+    sweep_histories(store, RUN, {0: 3, 1: 3}, workers=2)
+    assert [name for name, path in begun.items() if path.exists()] == ["rank-00001.g0003"]
+
+
+def test_what_a_replaced_worker_0_was_writing_about_the_run_is_swept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    write_history(store, history(rank=0))
+    (run,) = tmp_path.glob("runs/*")
+    begun = [run / f"{name}.12ab.tmp" for name in ("layers.json", "run.json")]
+    kept = run / "layers.json"
+    for path in (*begun, kept):
+        path.write_text("{}")
+    sweep_histories(store, RUN, {0: 1, 1: 3})  # it may be writing now
+    assert all(path.exists() for path in begun)
+    sweep_histories(store, RUN, {0: 2, 1: 1})
+    assert not any(path.exists() for path in begun)
+    assert kept.exists()
+
+
 def test_damage_is_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     write_history(store, history(GenerationWork(2, steps=4)))

@@ -116,7 +116,7 @@ def test_offers_are_where_the_next_world_finds_them() -> None:
     state = step_all(live(), a_change(live(), ("C", "B"))[:-2])
     change = state.worlds.change
     assert change is not None
-    assert change.offered[1] == OfferedState("h1:1", "B", "d")
+    assert change.offered[1] == OfferedState(1, "h1:1", "B", "d")
     orders = [worker_order(state, machine="C", rank=r, started_in=2, world=1) for r in (0, 1)]
     assert orders == [WorkerOrder.TAKE] * 2
 

@@ -1,6 +1,6 @@
 """A simulated job whose workers hold nothing twice, and copy their state to each other's memory.
 
-Reports name no stage and no replica, so any loss leads to a copy in memory, or to the store. The checks are
+Each has a part that no other one has, so any loss leads to a copy in memory, or to the store. The checks are
 those of a pipeline: all states of a new group are of one history (`invariants.check_contents`). A copy of an
 abandoned history, or of a worker that others have overtaken, breaks that.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from swift_ft.errors import RecoveryError
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
 from swift_ft.recovery.plan import RecoveryMode, Task
+from swift_ft.recovery.worlds import Change
 from swift_ft.runtime.worker.part import Round, StepInfo
 from swift_ft.testing.simulation.faults import FAULTS
 from swift_ft.testing.simulation.job import SimulatedJob
@@ -25,7 +26,13 @@ from swift_ft.testing.simulation.store import Content, Violation
 from swift_ft.testing.simulation.worker import Worker
 from swift_ft.testing.simulation.world import Host
 
-_FAULTS = FAULTS | {"corrupt_log": 0, "lose_log": 0, "kill_neighbours": 2, "kill_two": 2, "break_update": 2}
+FAULTS_OF_COPIES = FAULTS | {
+    "corrupt_log": 0,
+    "lose_log": 0,
+    "kill_neighbours": 2,
+    "kill_two": 2,
+    "break_update": 2,
+}
 
 
 @dataclass(slots=True)
@@ -51,12 +58,19 @@ class MemoryJob(SimulatedJob):
     """
 
     def __init__(
-        self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
+        self,
+        seed: int,
+        machines: int,
+        workers: int = 1,
+        *,
+        trace: Callable[[str], None] | None = None,
+        faults: Mapping[str, int] = FAULTS_OF_COPIES,
+        shrinks: bool = False,
     ) -> None:
         self.verdicts: dict[tuple[int, int], bool] = {}
         self.held: dict[tuple[int, int], set[int]] = {}
         self._domains = random.Random(seed).choice((0, 0, 1, 2, 3))
-        super().__init__(seed, machines, workers, trace=trace, faults=_FAULTS)
+        super().__init__(seed, machines, workers, trace=trace, faults=faults, shrinks=shrinks)
         self.every = self.rng.choice((1, 1, 2, 3))
         self.copy_rate = self.rng.choice((0.5, 0.5, 0.1))
         self.settings.checkpoint_every = self.rng.choice((2, 4, 9))
@@ -112,7 +126,8 @@ class MemoryWorker(Worker):
 
     def _facts(self) -> dict[str, Any]:
         kept, held = tuple(sorted(self.own)), tuple(sorted(self.held))
-        return {"pipeline_known": True, "kept": kept, "held": held, "held_of": self._owner}
+        copies = {"kept": kept, "held": held, "held_of": self._owner, "copies": True}
+        return {"pipeline_known": True, "holds": (f"shard {self.rank} of {self.size}",), **copies}
 
     def load(self, state: State, task: Task) -> None:
         """From the store, or from a machine's memory."""
@@ -132,9 +147,19 @@ class MemoryWorker(Worker):
         self.content = self.own[iteration] = copies[iteration]
         self.world.seen["loaded from its own memory" if holder == self.rank else "loaded from another's"] += 1
 
+    def _to_offer(self, change: Change, iteration: int) -> tuple[int, Content | None]:
+        if not change.copies:
+            return super()._to_offer(change, iteration)
+        rank = change.owed_by(self.rank)[0]
+        self.world.seen["offered a copy of its own" if rank == self.rank else "offered another's copy"] += 1
+        if rank == self.rank:
+            return rank, self.own.get(iteration)
+        return rank, self.held.get(iteration) if self._owner == rank else None
+
     def _process(self, rank: int) -> MemoryWorker | None:
         """The process of a rank, if it answers."""
-        found = [w for w in self._job.workers if w.rank == rank and w.alive and not w.frozen]
+        there = (w for w in self._job.workers if w.world_number == self.world_number)
+        found = [w for w in there if w.rank == rank and w.alive and not w.frozen]
         newest = max(found, key=lambda w: w.started_in, default=None)
         assert newest is None or isinstance(newest, MemoryWorker)
         return newest
@@ -172,6 +197,7 @@ class MemoryWorker(Worker):
 
     def boundary(self, step: StepInfo) -> None:
         """A copy is due every so many iterations."""
+        super().boundary(step)
         if step.completed % self._job.every == 0:
             self._take()
 

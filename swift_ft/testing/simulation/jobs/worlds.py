@@ -17,6 +17,7 @@ from swift_ft.recovery.regrowth import growth_of
 from swift_ft.recovery.worlds import Change
 from swift_ft.testing.simulation.faults import FAULTS
 from swift_ft.testing.simulation.job import SimulatedJob
+from swift_ft.testing.simulation.jobs.memory import FAULTS_OF_COPIES, MemoryJob
 from swift_ft.testing.simulation.jobs.pipelines import FAULTS_OF_PIPELINES, PipelinesJob
 from swift_ft.testing.simulation.jobs.replicated import FAULTS_OF_REPLICAS, ReplicatedJob
 from swift_ft.testing.simulation.store import Violation
@@ -127,10 +128,19 @@ class _Operators(SimulatedJob):
         last = [w for w in self.workers if w.world_number == before.worlds.present.number and w.alive]
         last = [w for w in last if w.started_in == before.membership.started_in.get(w.slot)]
         change = before.worlds.change
-        if change is not None and change.held:  # after a loss: others may be one iteration behind
+        assert change is not None
+        if change.held:  # after a loss: others may be one iteration behind
             last = [w for w in last if w.rank in change.sources]
             self.seen["switched after a loss"] += 1
-        at = {w.content for w in [*takers, *last]}
+            offered = {piece for rank in change.offered for piece in change.held[rank]}
+            if not offered.issuperset(piece for held in change.held.values() for piece in held):
+                raise Violation(f"world {number} begins with {offered}, and {change.held} were there")
+        if change.copies:
+            self.seen["switched to copies"] += 1
+            states = {self.offers[one.address].content for one in change.offered.values()}
+        else:
+            states = {w.content for w in last if w.content is not None}
+        at = states.union(w.content for w in takers if w.content is not None)
         if len(at) > 1:
             raise Violation(f"world {number} begins with another state than its last one had: {at}")
         if any(w.core.next is not None for w in last):
@@ -213,6 +223,19 @@ class SurvivorsJob(_Operators, ReplicatedJob):
             faults=FAULTS_OF_REPLICAS | _OF_CHANGES,
             shrinks=True,
         )
+        self._begin()
+
+
+class SurvivingShardsJob(_Operators, MemoryJob):
+    """Shards whose copies in memory become those of fewer workers after a loss; see :class:`SimulatedJob`."""
+
+    patience = 0.7
+
+    def __init__(
+        self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
+    ) -> None:
+        faults = FAULTS_OF_COPIES | _OF_CHANGES
+        MemoryJob.__init__(self, seed, machines, workers, trace=trace, faults=faults, shrinks=True)
         self._begin()
 
 

@@ -180,7 +180,7 @@ def test_what_came_is_said_beside_the_forecast(caplog: pytest.LogCaptureFixture)
     run(before, range(4))
     state, change = job.state, job.state.worlds.change
     assert change is not None
-    offer = OfferedState("host:1", machine(0), "")
+    offer = OfferedState(0, "host:1", machine(0), "")
     offered = replace(change, offered=change.offered.set(0, offer))
     after = part(job, step_s=0.6)
     after.on_change(replace(state, worlds=replace(state.worlds, change=offered)))

@@ -820,12 +820,30 @@ def a_worker_of_the_next_world_prepares_takes_its_state_and_reports_it(core: Cor
 
 @check
 def after_a_loss_a_worker_may_offer_its_state_instead_of_a_task(core: Core) -> None:
-    orders = [(WorkerOrder.REPORT, a_state(2)), (WorkerOrder.OFFER, a_state(2, next=1))]
+    orders = [(WorkerOrder.REPORT, a_state(2)), (WorkerOrder.OFFER, a_state(2, next=1, pending=4))]
     around = Surroundings(core, orders=orders)
     around.status.iteration, around.status.known = 4, True
     assert stops_after_its_orders(around)[-3:] == [
         *(f"order {WorkerOrder.OFFER}", "offer 4 to 1", "append StateOffered")
     ]
+
+
+@check
+def a_copy_is_offered_whatever_state_the_worker_is_in(core: Core) -> None:
+    """Of the iteration of the copy. The worker was interrupted in a later one, in the middle of an update."""
+    orders = [(WorkerOrder.OFFER, a_state(2, next=1, pending=3, copies={RANK: RANK}))]
+    around = Surroundings(core, orders=orders)
+    around.status.iteration, around.status.known, around.status.dirty = 4, True, "optimizer"
+    assert stops_after_its_orders(around)[-2:] == ["offer 3 to 1", "append StateOffered"]
+
+
+@check
+def after_a_loss_too_nothing_is_offered_to_a_change_that_is_no_more(core: Core) -> None:
+    for state in (a_state(2), a_state(2, next=1)):
+        around = Surroundings(core, orders=[(WorkerOrder.OFFER, state)])
+        around.status.iteration, around.status.known = 4, True
+        assert not any("offer " in line for line in stops_after_its_orders(around))
+        assert not around.events
 
 
 @check

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from immutables import Map
+
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Checkpoints, Layouts, PendingLayout, Phase, RecoveryRound, State
 from swift_ft.recovery.orders import WorkerOrder
@@ -26,11 +28,13 @@ MANY = 1000
 def a_state(generation: int = 1, plan: Plan | None = None, **more: Any) -> State:
     """A live state, with ``more``: ``committed``, ``asked_in``, ``pending`` (where layers move).
 
-    With ``next`` another world of that number is to take over (at ``pending``, if that is there), and with
-    ``since`` the present one is the first that has done so, at that iteration.
+    With ``next`` another world of that number is to take over (at ``pending``, if that is there), from
+    ``copies`` of states after a loss, and with ``since`` the present one is the first that has done so, at
+    that iteration.
     """
     pending, following = more.get("pending"), more.get("next", 0)
-    change = Change(World(following), generation + 1) if following else None
+    copies = Map(more.get("copies", {}))
+    change = Change(World(following), generation + 1, copies=copies) if following else None
     present = World(1, since=more["since"]) if "since" in more else World()
     return State(
         phase=Phase.LIVE,

@@ -12,7 +12,8 @@ from swift_ft.recovery.worlds import Change, OfferedState, World
 from swift_ft.runtime.worlds.handover import _nearest
 
 OFFERED = {
-    rank: OfferedState(machine=f"machine {rank}", address=f"host-{rank}:1", digest="") for rank in range(4)
+    rank: OfferedState(rank, machine=f"machine {rank}", address=f"host-{rank}:1", digest="")
+    for rank in range(4)
 }
 
 

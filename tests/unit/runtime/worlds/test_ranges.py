@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from swift_ft.checkpoint.state_payload import StatePath, TensorKind
+from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind
 from swift_ft.errors import DamagedCheckpointError
 from swift_ft.network import JobSecret
 from swift_ft.network.peer_server import WORLDS, Content, PeerServer, Source
 from swift_ft.recovery.layout.tensors import Ranges
-from swift_ft.runtime.worlds.ranges import OfferedPart, OfferedTensors
+from swift_ft.runtime.worlds.ranges import OfferedPart, OfferedTensors, source_of
 
 SECRET = JobSecret.generated()
 MODEL = {
@@ -31,15 +31,21 @@ STATE: dict[str, Any] = {
     "many": {f"{number}": torch.full((3,), number) for number in range(1500)},
     "plain": {"bytes": io.BytesIO(b"plain\nbytes")},
 }
+RANK = 3
+"""The worker whose state it is."""
+
+
+def the_state() -> OfferedTensors:
+    return OfferedTensors(StatePayload.of(STATE))
 
 
 @contextmanager
 def served(source: Source | None = None, digest: str = "") -> Iterator[OfferedPart]:
     """The state, served to a reader."""
-    offered = OfferedTensors(STATE)
-    server = PeerServer("127.0.0.1", SECRET, {WORLDS: source or offered.source})
+    offered = the_state()
+    server = PeerServer("127.0.0.1", SECRET, {WORLDS: source or source_of({RANK: offered})})
     try:
-        yield OfferedPart(server.address, SECRET, digest or offered.digest)
+        yield OfferedPart(server.address, RANK, SECRET, digest or offered.digest)
     finally:
         server.close()
 
@@ -110,11 +116,11 @@ def test_who_does_not_have_it_says_so() -> None:
 
 @pytest.mark.parametrize("sent", ["head", "tensors"])
 def test_a_flipped_bit_is_found(sent: str) -> None:
-    right = OfferedTensors(STATE)
+    right = source_of({RANK: the_state()})
 
     @contextmanager
     def damaged(name: str) -> Iterator[Content]:
-        with right.source.open(name) as content:
+        with right.open(name) as content:
             send = (lambda line, first, count: line.sendall(b"\1" * count)) if sent in name else content.send
             yield Content(content.size, content.version, send)
 
@@ -123,11 +129,11 @@ def test_a_flipped_bit_is_found(sent: str) -> None:
 
 
 def test_another_number_of_bytes_is_refused() -> None:
-    right = OfferedTensors(STATE)
+    right = source_of({RANK: the_state()})
 
     @contextmanager
     def short(name: str) -> Iterator[Content]:
-        with right.source.open(name if name == "head" else "tensors/0") as content:
+        with right.open(name if name == f"{RANK}/head" else f"{RANK}/tensors/0") as content:
             yield content
 
     with served(Source(short)) as part, pytest.raises(DamagedCheckpointError, match="96 bytes came instead"):
