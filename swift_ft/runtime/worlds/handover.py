@@ -1,8 +1,8 @@
 """Hands a worker's state to the next world: from memory to memory, as a checkpoint that no store holds.
 
 A worker of the next world reads what it needs from those that offer it, a replica's state from the nearest.
-What comes is what was offered, by its digest, or it is not used. After a loss it may be a copy in the memory of a
-survivor, also of a lost worker's state.
+What comes is what was offered, by its digest, or it is not used. After a loss that may be copies in memory,
+of lost workers' states, too.
 """
 
 from __future__ import annotations
