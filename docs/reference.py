@@ -169,6 +169,7 @@ MEANINGS = {
     "recordings_not_read": "The report of --events-out is without what processes did in recoveries.",
     "profile_not_archived": "The store does not say what a worker measured: estimates say less.",
     "layer_costs_found": "A LayerStack gets the costs that a run of the store has measured.",
+    "layers_too_large": "In no cut of a LayerStack do all layers fit into the memory of their workers.",
     "layer_costs_left_out": "A run's costs of layers are damaged: an older run's are taken.",
     "layer_costs_not_kept": "The store does not say what layers cost: later runs begin without it.",
     "worker_record_not_written": "The store does not say which stages a worker has: no offline replay.",

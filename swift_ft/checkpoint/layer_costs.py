@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from swift_ft.checkpoint.run_record import read_record, run_directory
-from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile, layers_from_json, layers_to_json
+from swift_ft.costs.layer_profile import LayerProfile, layers_from_json, layers_to_json
 from swift_ft.errors import SwiftError, UsageError, first_line
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
@@ -26,10 +26,11 @@ def keep_layers(store: Store, run_id: str, layers: Sequence[LayerProfile]) -> No
     store.write_json(_path(run_id), json.loads(layers_to_json(layers)))
 
 
-def measured_costs(store: str | os.PathLike[str], count: int) -> list[float] | None:
+def measured_costs(store: str | os.PathLike[str], count: int) -> tuple[LayerProfile, ...] | None:
     """The cost of each layer in the newest run of a store, for a :class:`LayerStack` to begin with.
 
-    The stages of a run are then balanced from the first iteration on, and a first run needs no other script:
+    The stages of a run are then balanced from the first iteration on, and none has layers that its machine
+    has no memory for. A first run needs no other script:
 
         swift_ft.LayerStack(build_layer, count=26, costs=swift_ft.measured_costs(args.store, 26))
 
@@ -40,15 +41,15 @@ def measured_costs(store: str | os.PathLike[str], count: int) -> list[float] | N
         count: layers of the whole model.
 
     Returns:
-        Seconds of a microbatch in each layer, forward and backward; None if no run of the store has measured
-        a model of so many layers, as in an empty store.
+        Of each layer the time of a microbatch, the bytes of its state, and those that a microbatch keeps.
+        None if no run of the store has measured a model of so many layers, as in an empty store.
 
     Raises:
         UsageError: before ``init_process_group``, or if the store cannot be read.
     """
     if not dist.is_initialized():
         raise UsageError("Call dist.init_process_group(backend) before swift_ft.measured_costs().")
-    found: list[list[float] | str | None] = [None]
+    found: list[tuple[LayerProfile, ...] | str | None] = [None]
     if dist.get_rank() == 0:
         found = [_costs_or_error(store, count)]
     dist.broadcast_object_list(found, src=0)
@@ -57,19 +58,18 @@ def measured_costs(store: str | os.PathLike[str], count: int) -> list[float] | N
     return found[0]
 
 
-def _costs_or_error(url: str | os.PathLike[str], count: int) -> list[float] | str | None:
+def _costs_or_error(url: str | os.PathLike[str], count: int) -> tuple[LayerProfile, ...] | str | None:
     """The costs in a store, or the error that all workers are to raise."""
     try:
         store = ReadOnlyStore(url)
-        layers = _newest(store, count)
+        return _newest(store, count)
     except UsageError as error:  # says the store and the remedy
         return str(error)
     except Exception as error:  # clients raise all kinds of errors, and the other workers wait for an answer
         return f"The costs of layers cannot be read: {first_line(error)}"
-    return None if layers is None else [layer.compute_ns / NANOSECONDS for layer in layers]
 
 
-def _newest(store: Store, count: int) -> Sequence[LayerProfile] | None:
+def _newest(store: Store, count: int) -> tuple[LayerProfile, ...] | None:
     if (record := read_record(store)) is None:
         return None
     for run_id in (record["run_id"], *reversed(record["earlier"])):
@@ -83,7 +83,7 @@ def _newest(store: Store, count: int) -> Sequence[LayerProfile] | None:
     return None
 
 
-def _read(store: Store, path: str) -> Sequence[LayerProfile] | None:
+def _read(store: Store, path: str) -> tuple[LayerProfile, ...] | None:
     """The layers in a file; None without one, or if it is damaged."""
     try:
         content = store.read_json(path)

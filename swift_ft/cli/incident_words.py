@@ -43,7 +43,7 @@ def _where(incident: Incident) -> str:
     if not incident.slots:
         return ""
     times = f", for the {_ordinal(incident.times)} time" if incident.times > 1 else ""
-    return f" on {named('machine', sorted(incident.slots))}{times}"
+    return f" on {named('machine', sorted({*incident.slots}))}{times}"
 
 
 def _ordinal(number: int) -> str:

@@ -75,6 +75,21 @@ def balance(
     return Balance(tuple((first, end - 1) for first, end in zip(starts, ends, strict=True)), tuple(times))
 
 
+def fits(
+    layers: Sequence[LayerProfile], stages: Sequence[Stage], ends: Sequence[int], *, microbatches: int
+) -> bool:
+    """Whether each stage has the memory for its layers; see :func:`balance`.
+
+    Args:
+        ends: of each stage, the layer that the next one begins with.
+    """
+    cut, starts = _Cut(layers, stages, 1, microbatches), [0, *ends[:-1]]
+    return all(
+        cut.memory_bytes(number, starts[number], ends[number]) <= stage.memory_bytes
+        for number, stage in enumerate(stages)
+    )
+
+
 class _Cut:
     """Cuts of one pipeline."""
 

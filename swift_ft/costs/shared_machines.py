@@ -9,9 +9,10 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
 
-from swift_ft.costs.layer_balance import Stage, balance
+from swift_ft.costs.layer_balance import Stage, balance, fits
 from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.errors import UsageError
 from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
@@ -87,6 +88,21 @@ def balanced(layers: Sequence[LayerProfile], machines: Sequence[str], paces: Pac
             break
         best = better
     return best
+
+
+def balanced_within(layers: Sequence[LayerProfile], room_bytes: Sequence[int]) -> StageLayers | None:
+    """The layout of equal machines whose slowest stage is fastest, of those that fit; None if none does.
+
+    Args:
+        layers: of the whole model, at least as many as stages.
+        room_bytes: for the layers of each stage, with the activations that 1F1B keeps there.
+    """
+    stages = [Stage(1, room) for room in room_bytes]
+    fastest = balanced(layers, [str(stage) for stage in range(len(stages))])
+    if fits(layers, stages, [*accumulate(fastest)], microbatches=len(stages)):
+        return fastest
+    found = balance(layers, stages, reference=1, microbatches=len(stages))
+    return None if found is None else tuple(last - first + 1 for first, last in found.stages)
 
 
 def _neighbours(layout: StageLayers) -> Iterator[StageLayers]:

@@ -22,11 +22,10 @@ from torch import nn
 
 from swift_ft.config.run_plan import RunPlan, plan_from_json, read_plan
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.costs.layer_profile import LayerProfile, read_layers
-from swift_ft.costs.shared_machines import balanced, relative_layers
 from swift_ft.determinism import derive_seed, random_state, seed_torch, set_random_state
 from swift_ft.errors import NotLaunchedError, UsageError
-from swift_ft.recovery.layout.stage_layers import StageLayers, cuts_of, even_layout, layers_of
+from swift_ft.recovery.layout.stage_layers import StageLayers, cuts_of, layers_of
+from swift_ft.torch_adapters.first_cut import Costs, first_cuts
 
 _SEEDS = (1 << 63) - 1
 """Torch has unsigned seeds, and ours are signed."""
@@ -54,8 +53,10 @@ class LayerStack(nn.Module):
             depend on how many each pipeline has. Without it, each pipeline adds up its own as torch does.
         plan: a file of ``swift-plan instantiate --json`` or ``swift-plan devices --json``: the pipelines,
             their workers, and the layers of each stage. Or give it to the run: ``swift-run --plan``.
-        costs: of each layer, in any unit, or a ``layers.json``: the slowest stage is as fast as can be from
-            the first iteration on. Without it and without a plan, stages have equally many layers.
+        costs: of each layer, in any unit, or a ``layers.json``, or :func:`measured_costs`: the slowest stage
+            is as fast as can be from the first iteration on. Where sizes were measured, too, no stage gets
+            more than its machine has memory for, if that can be. Without it and without a plan, stages have
+            equally many layers.
         min_stages: that a pipeline needs to hold the model. When machines are lost and none come, no pipeline
             gets shorter (``swift-run --on-loss shrink``).
 
@@ -91,7 +92,7 @@ class LayerStack(nn.Module):
         tolerate: int = 0,
         exact: bool = False,
         plan: str | os.PathLike[str] | None = None,
-        costs: Sequence[float] | str | os.PathLike[str] | None = None,
+        costs: Costs | None = None,
         min_stages: int = 1,
     ) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class LayerStack(nn.Module):
         several = stages_per_worker > 1
         self._parts = tuple(StageModule(self) for _ in self.stages) if several else ()  # a tuple: no children
         self._as_asked = planned is not None or costs is not None
-        self.begun: StageLayers = tuple(chain(*_cuts(planned, costs, count, self.stages_by_pipeline)))
+        self.begun: StageLayers = tuple(chain(*first_cuts(planned, costs, count, self._workers_of_stages())))
         self.arrange(self.cut_of(self.begun))
 
     @property
@@ -174,6 +175,15 @@ class LayerStack(nn.Module):
             layout: over all pipelines.
         """
         return cuts_of(layout, self.stages_by_pipeline)[self.pipeline]
+
+    def _workers_of_stages(self) -> list[list[int]]:
+        """Of each pipeline, the rank of each stage's worker."""
+        found = []
+        for ranks in self._ranks:
+            places = [(place, turn) for place in range(len(ranks)) for turn in range(self._turns)]
+            stages = {_stage(place, turn, len(ranks), self._v_shaped): ranks[place] for place, turn in places}
+            found.append([stages[stage] for stage in range(len(stages))])
+        return found
 
     @property
     def begun_cut(self) -> StageLayers:
@@ -429,29 +439,6 @@ def _form_pipelines(ranks: Sequence[Sequence[int]]) -> tuple[int, dist.ProcessGr
     own = next(number for number, of_pipeline in enumerate(ranks) if dist.get_rank() in of_pipeline)
     group: dist.ProcessGroup = groups[own]
     return own, group
-
-
-def _layers(costs: Sequence[float] | str | os.PathLike[str]) -> tuple[LayerProfile, ...]:
-    if isinstance(costs, str | os.PathLike):
-        return read_layers(Path(costs))
-    return relative_layers(costs)
-
-
-def _cuts(
-    plan: RunPlan | None,
-    costs: Sequence[float] | str | os.PathLike[str] | None,
-    count: int,
-    stages: Sequence[int],
-) -> list[StageLayers]:
-    """The layers of each stage, by pipeline: as planned, by their costs, or as even as possible."""
-    if plan is not None:
-        return [pipeline.cut for pipeline in plan.pipelines]
-    if costs is None:
-        return [even_layout(count, own) for own in stages]
-    layers = _layers(costs)
-    if len(layers) != count:
-        raise UsageError(f"costs= has {len(layers)} layers, and the LayerStack {count}: give one for each.")
-    return [balanced(layers, [str(stage) for stage in range(own)]) for own in stages]
 
 
 def _stage(rank: int, turn: int, workers: int, v_shaped: bool) -> int:

@@ -15,12 +15,16 @@ _EMPTY_S = 30.0
 
 
 @contextmanager
-def memory_limit(limit_bytes: int) -> Iterator[Path]:
+def memory_limit(limit_bytes: int, name: str = "") -> Iterator[Path]:
     """Make a group of processes that may have so much memory together. Yields the file that takes their pids.
 
     Skips the test where no such group can be made.
+
+    Args:
+        limit_bytes: of all of them.
+        name: tells groups of one test apart.
     """
-    group, limit = _place()
+    group, limit = _place(name)
     try:
         group.mkdir()
         (group / limit).write_text(str(limit_bytes))
@@ -37,8 +41,8 @@ def memory_limit(limit_bytes: int) -> Iterator[Path]:
         group.rmdir()
 
 
-def _place() -> tuple[Path, str]:
+def _place(name: str) -> tuple[Path, str]:
     """The folder of a new group within this process's own, and the name of the file of its limit."""
     own = next(iter(memory_groups()), MemoryGroup(GROUPS, unified=True))
     limit = "memory.max" if own.unified else "memory.limit_in_bytes"
-    return own.folder / f"swift-ft-test-{os.getpid()}", limit
+    return own.folder / f"swift-ft-test-{os.getpid()}{name}", limit

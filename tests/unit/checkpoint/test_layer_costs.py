@@ -26,10 +26,10 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def layers(*milliseconds: int) -> list[LayerProfile]:
-    return [
+def layers(*milliseconds: int) -> tuple[LayerProfile, ...]:
+    return tuple(
         LayerProfile(ms * 400_000, ms * 600_000, 1000 * ms, name=str(n)) for n, ms in enumerate(milliseconds)
-    ]
+    )
 
 
 @pytest.fixture
@@ -44,15 +44,15 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_newest_run_that_measured_says_them(group: None, store: Store) -> None:
-    assert swift_ft.measured_costs(store.url, 3) == [0.001, 0.002, 0.003]
+    assert swift_ft.measured_costs(store.url, 3) == layers(1, 2, 3)
     keep_layers(store, "a/3", layers(5, 5, 5))
-    assert swift_ft.measured_costs(store.url, 3) == [0.005] * 3
+    assert swift_ft.measured_costs(store.url, 3) == layers(5, 5, 5)
 
 
 def test_another_model_s_are_not_taken(group: None, store: Store) -> None:
     assert swift_ft.measured_costs(store.url, 4) is None
     keep_layers(store, "a/2", layers(1, 2, 3, 4))
-    assert swift_ft.measured_costs(store.url, 3) == [0.007, 0.001, 0.001]
+    assert swift_ft.measured_costs(store.url, 3) == layers(7, 1, 1)
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["an empty store", "none yet"])
@@ -70,13 +70,13 @@ def test_damaged_ones_are_left_out_and_said_so(
 ) -> None:
     (tmp_path / "runs" / "a_2" / "layers.json").write_text(content)
     with caplog.at_level(logging.WARNING):
-        assert swift_ft.measured_costs(store.url, 3) == [0.007, 0.001, 0.001]
+        assert swift_ft.measured_costs(store.url, 3) == layers(7, 1, 1)
     assert [record.__dict__["event"] for record in caplog.records] == ["layer_costs_left_out"]
     assert "runs/a_2/layers.json" in caplog.text
 
 
 def test_the_file_is_one_for_swift_plan(store: Store, tmp_path: Path) -> None:
-    assert [*read_layers(tmp_path / "runs" / "a_2" / "layers.json")] == layers(1, 2, 3)
+    assert read_layers(tmp_path / "runs" / "a_2" / "layers.json") == layers(1, 2, 3)
 
 
 def test_a_store_of_a_newer_version_is_one_line(group: None, store: Store, tmp_path: Path) -> None:

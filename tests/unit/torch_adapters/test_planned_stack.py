@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from swift_ft.config.worker_context import WorkerContext
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.errors import UsageError
+from swift_ft.torch_adapters import first_cut
 from swift_ft.torch_adapters.layer_stack import LayerStack
 
 LAYERS = 8
@@ -49,6 +52,40 @@ def test_costs_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "layers.json"
     path.write_text(json.dumps({"layers": [{**layer, "forward_s": 0.5}, *[layer] * 7]}))
     assert stack(stages_per_worker=2, costs=path).begun == (1, 7)
+
+
+def measured(*sizes: int) -> list[LayerProfile]:
+    """Layers that take as long, and are of these sizes."""
+    return [LayerProfile(1000, 2000, size) for size in sizes]
+
+
+def test_a_stage_gets_no_more_than_it_has_memory_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An embedding is as fast as any layer, and has most of the state. Stages share 800 of 1,000 bytes."""
+    costs = measured(350, 50, 50, 50, 50, 50, 50, 50)
+    monkeypatch.setattr(first_cut, "available_bytes", lambda: 2000)
+    assert stack(stages_per_worker=2, costs=costs).begun == (4, 4)
+    monkeypatch.setattr(first_cut, "available_bytes", lambda: 1000)
+    assert stack(stages_per_worker=2, costs=costs).begun == (2, 6)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    with caplog.at_level(logging.WARNING):
+        assert stack(stages_per_worker=2, costs=costs).begun == (4, 4)
+    (record,) = caplog.records
+    assert record.__dict__["event"] == "layers_too_large"
+    assert "their state takes 700 B, the stages have room for 200 B, 200 B" in record.getMessage()
+
+
+def test_activations_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first stage keeps those of two microbatches."""
+    costs = [LayerProfile(1000, 2000, 10, activation_bytes=40)] * 8
+    monkeypatch.setattr(first_cut, "available_bytes", lambda: 820)
+    assert stack(stages_per_worker=2, costs=costs).begun == (3, 5)
+
+
+def test_memory_that_nobody_knows_limits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_cut, "available_bytes", lambda: None)
+    assert stack(stages_per_worker=2, costs=measured(*[1 << 50] * 8)).begun == (4, 4)
 
 
 def test_a_planned_cut(tmp_path: Path) -> None:
