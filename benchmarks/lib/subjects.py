@@ -207,6 +207,7 @@ SUBJECTS = {
     "campaign": Subject("A campaign of random faults", "benchmarks.recovery.campaign", ("wrong",)),
     "orders": Subject("Orders of failures", "benchmarks.proof.orders"),
     "chaos": Subject("Random faults of all kinds", "benchmarks.recovery.campaign --faults all", ("wrong",)),
+    "changes-chaos": Subject("Changes of a running job, and faults", "make chaos-changes"),
     "soak": Subject("A failure each half minute", "benchmarks.recovery.soak", ("counts that grow",)),
     "nccl-like": Subject("NCCL-like matrix", "make test-nccl-like"),
     "theirs": Subject("Other people's trainers", "make test-theirs"),

@@ -64,8 +64,8 @@ pipelining/stage_metadata.py            2.12   shapes are records
 process_group.py                        2.14   another function makes gloo's groups
 ======================================  =====  ============================================================
 
-``dcp/errors.py``, ``device_waits.py``, ``exchange.py``, ``layer_stack.py``, ``link_times.py``,
-``pipelining/interceptor.py``, ``pipelining/resending.py``,
-``pipelining/tied_parameters.py``, ``process_group.py``,
-``script_operations.py``, ``served.py`` and ``step_failures.py`` use public parts only.
+``dcp/errors.py``, ``device_waits.py``, ``exchange.py``, ``first_cut.py``, ``layer_stack.py``,
+``link_times.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
+``pipelining/tied_parameters.py``, ``process_group.py``, ``script_operations.py``, ``served.py`` and
+``step_failures.py`` use public parts only.
 """

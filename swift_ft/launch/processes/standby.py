@@ -14,6 +14,7 @@ Such a large process takes 20 ms to fork, and in a recovery all others would wai
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import itertools
 import json
@@ -65,6 +66,9 @@ class Standby:
         self.unforked: dict[int, str] = {}
         self._numbers: dict[int, int] = {}  # of guests, by slot
         self._channel, child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The child collects garbage, too. What waits for threads as it is freed, as a group of torch's does,
+        # has to end here: the child has none of these threads, and would wait for ever.
+        gc.collect()
         self.pid = os.fork()
         if self.pid == 0:
             self._channel.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -80,3 +81,26 @@ def test_no_worker_waits_longer_than_its_standby_lives() -> None:
     os.kill(standby.pid, 9)
     standby.close()
     wait_until(lambda: all(process_state(pid) in "XZ" for pid in waiting), "they ended")
+
+
+def test_garbage_that_needs_this_process_ends_in_it(tmp_path: Path) -> None:
+    """A group of torch's waits for its threads as it is freed. In a fork there are none."""
+
+    class Group:
+        def __init__(self) -> None:
+            self.itself = self  # only a collection of garbage frees it
+
+        def __del__(self) -> None:
+            with (tmp_path / "freed by").open("a") as file:
+                file.write(f"{os.getpid()} ")
+
+    gc.disable()
+    try:
+        Group()
+        standby = Standby()
+        standby.prepare(1)  # answered by a standby that has made ready
+        wait_until(lambda: len(children(standby)) == 1, "a worker was forked ahead")
+        standby.close()
+    finally:
+        gc.enable()
+    assert (tmp_path / "freed by").read_text() == f"{os.getpid()} "
