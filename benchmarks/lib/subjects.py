@@ -73,11 +73,7 @@ SUBJECTS = {
     "memory-checkpoints": Subject(
         "Memory checkpoints", "benchmarks.recovery.memory", ("torchrun's recovery / ours",)
     ),
-    "imports": Subject(
-        "A script that imports much",
-        "benchmarks.recovery.imports",
-        (Pick("kill to all live, as it comes", "as it comes", "kill to all live"),),
-    ),
+    "imports": Subject("A script that imports much", "benchmarks.recovery.imports"),
     "groups": Subject(
         "Groups made anew, or reconfigured by torch",
         "benchmarks.recovery.groups",
