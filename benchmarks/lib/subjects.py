@@ -73,7 +73,11 @@ SUBJECTS = {
     "memory-checkpoints": Subject(
         "Memory checkpoints", "benchmarks.recovery.memory", ("torchrun's recovery / ours",)
     ),
-    "imports": Subject("A script that imports much", "benchmarks.recovery.imports"),
+    "imports": Subject(
+        "A script that imports much",
+        "benchmarks.recovery.imports",
+        (Pick("kill to all live, as it comes", "as it comes", "kill to all live"),),
+    ),
     "groups": Subject(
         "Groups made anew, or reconfigured by torch",
         "benchmarks.recovery.groups",
@@ -163,9 +167,7 @@ SUBJECTS = {
     "autohet": Subject("AutoHet's recoveries", "benchmarks.planning.autohet"),
     "unlike-devices": Subject("Pipelines of unlike devices", "benchmarks.planning.devices"),
     "oobleck": Subject("Oobleck's Tables 2 and 4", "benchmarks.planning.elastic", ("one loss in 10 min",)),
-    "simulated": Subject(
-        "Simulated and executed", "benchmarks.planning.simulated", ("simulated / executed training time",)
-    ),
+    "simulated": Subject("Simulated and executed", "benchmarks.planning.simulated"),
     "paper": Subject(
         "Figures 9 to 11 and table 3 of the paper",
         "benchmarks.paper.figures",
