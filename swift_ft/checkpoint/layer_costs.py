@@ -5,6 +5,7 @@ runs/<run>/layers.json     as ``swift-run --layers-out`` writes it, so that ``sw
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -13,8 +14,9 @@ from collections.abc import Sequence
 import torch.distributed as dist
 
 from swift_ft.checkpoint.run_record import read_record, run_directory
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.costs.layer_profile import LayerProfile, layers_from_json, layers_to_json
-from swift_ft.errors import SwiftError, UsageError, first_line
+from swift_ft.errors import NotLaunchedError, SwiftError, UsageError, first_line
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
 
@@ -29,8 +31,8 @@ def keep_layers(store: Store, run_id: str, layers: Sequence[LayerProfile]) -> No
 def measured_costs(store: str | os.PathLike[str], count: int) -> tuple[LayerProfile, ...] | None:
     """The cost of each layer in the newest run of a store, for a :class:`LayerStack` to begin with.
 
-    The stages of a run are then balanced from the first iteration on, and none has layers that its machine
-    has no memory for. A first run needs no other script:
+    The stages of a run are then balanced from the first iteration on, and none begins with layers that its
+    machine has no memory for, if that can be. A first run needs no other script:
 
         swift_ft.LayerStack(build_layer, count=26, costs=swift_ft.measured_costs(args.store, 26))
 
@@ -73,6 +75,8 @@ def _newest(store: Store, count: int) -> tuple[LayerProfile, ...] | None:
     if (record := read_record(store)) is None:
         return None
     for run_id in (record["run_id"], *reversed(record["earlier"])):
+        if run_id == _own_run():  # it began without: where all start again, they begin as they did
+            continue
         if (layers := _read(store, _path(run_id))) is None:
             continue
         if len(layers) == count:
@@ -80,6 +84,12 @@ def _newest(store: Store, count: int) -> tuple[LayerProfile, ...] | None:
                 "the layers' costs are those of run %s", run_id, extra={"event": "layer_costs_found"}
             )
             return layers
+    return None
+
+
+def _own_run() -> str | None:
+    with contextlib.suppress(NotLaunchedError):
+        return WorkerContext.from_env().run_id
     return None
 
 

@@ -144,7 +144,7 @@ def sweep_histories(
         return started_in.get(rank, 1) > 1 if profile else int(found[2]) < started_in.get(rank, 0)
 
     store.sweep(history_directory(run_id), is_dead)
-    if started_in.get(0, 1) > 1:
+    if started_in.get(0, 1) > 1:  # not with `sweep`, which ends uploads below: others write there
         for name in store.temporary_files(run_directory(run_id)):
             store.delete(f"{run_directory(run_id)}/{name}")
 

@@ -1,4 +1,4 @@
-"""The memory that this host has left, by its kernel and by the limits of this process's control groups."""
+"""The memory that this host has, and has left, by its kernel and by this process's control groups."""
 
 from __future__ import annotations
 
@@ -15,11 +15,24 @@ def available_bytes(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
         groups: where it tells of control groups.
     """
     left = [group.left_bytes for group in memory_groups(proc, groups)]
-    return min((found for found in (_of_host(proc / "meminfo"), *left) if found is not None), default=None)
+    known = (found for found in (_of_host(proc / "meminfo", "MemAvailable:"), *left) if found is not None)
+    return min(known, default=None)
 
 
-def _of_host(meminfo: Path) -> int | None:
+def most_bytes(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
+    """Bytes that processes can have in all, whatever others take now; None if nothing says so.
+
+    Args:
+        proc: where the kernel tells of memory and processes.
+        groups: where it tells of control groups.
+    """
+    limits = [group.limit_bytes for group in memory_groups(proc, groups)]
+    known = (found for found in (_of_host(proc / "meminfo", "MemTotal:"), *limits) if found is not None)
+    return min(known, default=None)
+
+
+def _of_host(meminfo: Path, fact: str) -> int | None:
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(fact):
             return int(line.split()[1]) * 1024
     return None

@@ -112,14 +112,17 @@ def _why_not(state: State) -> str:
 
 def _why_not_from_copies(state: State, lost: Sequence[int]) -> str:
     """Why copies in memory cannot stand in for what some lost workers held; empty if they can."""
-    reports = state.round.statuses.values()
+    reports, members = state.round.statuses.values(), state.membership.members
     placement = CopyPlacement.of(state.domains, state.shape.workers_per_machine)
     # Where layers are, copies of some of them may be of another cut; a pipeline has logs.
     if placement is None or state.layouts.placed or not all(report.copies for report in reports):
         return f"nobody else holds what worker {lost[0]} held"
-    for rank in lost:
-        if state.slot_of_rank(placement.holders[rank]) not in state.membership.members:
-            return f"worker {rank} is lost, and so is the one that had a copy of its state"
+    if state.membership.hosts:  # a guest that was lost with its host says no more whose domain it shared
+        return ""
+    for rank in range(state.world_size):
+        if state.slot_of_rank(rank) in members or state.slot_of_rank(placement.holders[rank]) in members:
+            continue
+        return f"worker {rank} is lost, and so is the one that had a copy of its state"
     return ""
 
 

@@ -265,7 +265,7 @@ class Assembly(Foundations):
         group = self._settings.recovery_groups[context.slot]
         # Asked at each report: the script may communicate for the first time in a later step.
         yield LogPart(self.log, group, lambda: self._replicas.attached or attached.script_is_logged)
-        yield MemoryPart(self._in_memory)
+        yield MemoryPart(self._in_memory, lambda: bool(attached.shards))
         own_work = OwnWork(pipeline, self._replicas, self._dealt)
         self._slowness = slowness = SlownessPart(
             context.rank,

@@ -15,7 +15,7 @@ from swift_ft.config.run_plan import RunPlan
 from swift_ft.costs.layer_profile import LayerProfile, read_layers
 from swift_ft.costs.shared_machines import balanced, balanced_within, relative_layers
 from swift_ft.errors import UsageError
-from swift_ft.host.memory import available_bytes
+from swift_ft.host.memory import most_bytes
 from swift_ft.recovery.layout.stage_layers import StageLayers, even_layout
 from swift_ft.units import format_bytes
 
@@ -24,12 +24,17 @@ _logger = logging.getLogger(__name__)
 Costs = Sequence[float] | Sequence[LayerProfile] | str | os.PathLike[str]
 """Of each layer, in any unit; or as they were measured, in a file or not: then sizes count, too."""
 
-_FOR_LAYERS = 0.8
-"""Of the memory that is left. The rest is for messages, copies for checkpoints, and all that a script has."""
+_FOR_LAYERS = 0.7
+"""Of a machine's memory. The rest is for libraries, messages, copies for checkpoints, and the script."""
 
 
 def first_cuts(
-    plan: RunPlan | None, costs: Costs | None, count: int, workers_of_stages: Sequence[Sequence[int]]
+    plan: RunPlan | None,
+    costs: Costs | None,
+    count: int,
+    workers_of_stages: Sequence[Sequence[int]],
+    *,
+    by_memory: bool,
 ) -> list[StageLayers]:
     """The layers of each stage, by pipeline. All workers call it, and get the same.
 
@@ -38,6 +43,7 @@ def first_cuts(
         costs: of the layers, if they are known.
         count: layers of the model.
         workers_of_stages: of each pipeline, the rank of each stage's worker.
+        by_memory: no stage gets more than its worker has memory for, if that can be.
 
     Raises:
         UsageError: the costs are not those of so many layers.
@@ -49,7 +55,7 @@ def first_cuts(
     layers = _layers(costs)
     if len(layers) != count:
         raise UsageError(f"costs= has {len(layers)} layers, and the LayerStack {count}: give one for each.")
-    rooms = _rooms() if any(layer.state_bytes for layer in layers) else []
+    rooms = _rooms() if by_memory and any(layer.state_bytes for layer in layers) else []
     return [_cut(layers, workers, rooms) for workers in workers_of_stages]
 
 
@@ -80,11 +86,11 @@ def _rooms() -> list[int]:
 
 
 def _room() -> int | None:
+    """Of what the machine has, not of what is left: a restart, and a next world, have to get the same."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        return int(_FOR_LAYERS * torch.cuda.mem_get_info()[0])
-    left = available_bytes()
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return None if left is None else int(_FOR_LAYERS * left) // here
+        return int(_FOR_LAYERS * torch.cuda.mem_get_info()[1])
+    most, here = most_bytes(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return None if most is None else int(_FOR_LAYERS * most) // here
 
 
 def _say_too_large(layers: Sequence[LayerProfile], room_bytes: Sequence[int]) -> None:
@@ -92,8 +98,8 @@ def _say_too_large(layers: Sequence[LayerProfile], room_bytes: Sequence[int]) ->
         return
     needed = sum(layer.state_bytes for layer in layers)
     _logger.warning(
-        "In no cut do all layers fit into the memory of their workers: their state takes %s, the stages have "
-        "room for %s, and activations come on top. They are cut by their time alone.",
+        "No cut was found in which all layers fit into the memory of their workers: their state takes %s, "
+        "stages have room for %s, and activations come on top. They are cut by their time alone.",
         format_bytes(needed),
         ", ".join(map(format_bytes, room_bytes)),
         extra={"event": "layers_too_large", "needed": needed, "room": [*room_bytes]},

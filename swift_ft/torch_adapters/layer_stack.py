@@ -54,9 +54,9 @@ class LayerStack(nn.Module):
         plan: a file of ``swift-plan instantiate --json`` or ``swift-plan devices --json``: the pipelines,
             their workers, and the layers of each stage. Or give it to the run: ``swift-run --plan``.
         costs: of each layer, in any unit, or a ``layers.json``, or :func:`measured_costs`: the slowest stage
-            is as fast as can be from the first iteration on. Where sizes were measured, too, no stage gets
-            more than its machine has memory for, if that can be. Without it and without a plan, stages have
-            equally many layers.
+            is as fast as can be from the first iteration on. Where sizes were measured, too, no stage begins
+            with more than its machine has memory for, if that can be and no group is given. Without it and
+            without a plan, stages have equally many layers.
         min_stages: that a pipeline needs to hold the model. When machines are lost and none come, no pipeline
             gets shorter (``swift-run --on-loss shrink``).
 
@@ -99,6 +99,7 @@ class LayerStack(nn.Module):
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the LayerStack is made.")
         planned, changed = _plan(plan, costs)
+        of_group = group is not None
         if planned is not None:
             planned.check_model(count, stages_per_worker)
         if changed:  # what the script says is for the world with which the run began
@@ -129,7 +130,10 @@ class LayerStack(nn.Module):
         several = stages_per_worker > 1
         self._parts = tuple(StageModule(self) for _ in self.stages) if several else ()  # a tuple: no children
         self._as_asked = planned is not None or costs is not None
-        self.begun: StageLayers = tuple(chain(*first_cuts(planned, costs, count, self._workers_of_stages())))
+        # Of stacks in groups of their own, as replicas may be, each would know its own machines' memory.
+        workers_of_stages, by_memory = self._workers_of_stages(), not of_group
+        cuts = first_cuts(planned, costs, count, workers_of_stages, by_memory=by_memory)
+        self.begun: StageLayers = tuple(chain(*cuts))
         self.arrange(self.cut_of(self.begun))
 
     @property

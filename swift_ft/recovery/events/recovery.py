@@ -40,7 +40,7 @@ class StatusReported:
         kept: iterations of which it keeps a copy of its own state in memory.
         held: iterations of which it holds another worker's copy in memory.
         held_of: that worker; None if it holds no copy.
-        copies: its script has copies of its state sent to the memory of another machine.
+        copies: its state has shards, of which its script has copies sent to the memory of another machine.
         together: other workers with which its script communicates in a way that no log has: they are rebuilt
             and replay together.
         together_reason: which call of the script that is.

@@ -10,6 +10,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import pinned
 from swift_ft.recovery.audits import Audits
 from swift_ft.recovery.handlers.generations import end_job, open_generation
+from swift_ft.recovery.handlers.worlds import give_up_change
 from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
 from swift_ft.recovery.maps import kept
 from swift_ft.recovery.membership import Membership, base_of
@@ -60,13 +61,22 @@ def checkpoint_committed(state: State, event: ev.CheckpointCommitted) -> State:
     )
     attempts = replace(state.tries.attempts, tried=Map(), tried_for=frozenset())
     tries = replace(state.tries, attempts=attempts, failures=0, strangers=0)
-    return replace(
+    state = replace(
         state,
         checkpoints=checkpoints,
         membership=_seen_again(state.membership),
         tries=tries,
         audits=_with_commit(state, checkpoints),
     )
+    return _without_older_offers(state, iteration)
+
+
+def _without_older_offers(state: State, committed: int) -> State:
+    """After a loss, no next world begins with an iteration before the last checkpoint."""
+    change, pending = state.worlds.change, state.layouts.pending
+    if change is None or not change.held or pending is None or pending.iteration >= committed:
+        return state
+    return give_up_change(state, f"checkpoint {committed} is newer than what survivors offer")
 
 
 def _with_commit(state: State, checkpoints: Checkpoints) -> Audits:

@@ -145,7 +145,9 @@ class Housekeeping:
                 ranks = range(state.world_size)
                 of_ranks = {rank: started_in[rank // per_machine] for rank in ranks}
                 machines = {*state.membership.slots, *state.membership.spares}
-                sweep_histories(self._folder.store, self._run_id, of_ranks, machines, len(ranks))
+                # Workers of a next world have ranks of their own, until it is given up with the run.
+                workers = len(ranks) if state.worlds.change is None else None
+                sweep_histories(self._folder.store, self._run_id, of_ranks, machines, workers)
         except Exception as error:
             _logger.warning(
                 "Cleaning up after the last iteration failed: %s", error, extra={"event": "cleanup_failed"}

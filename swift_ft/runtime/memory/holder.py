@@ -64,10 +64,22 @@ class HeldCopies:
             self._generation = None
             return tuple(sorted(self._copies))
 
-    def find(self, iteration: int) -> Held | None:
-        """The copy of an iteration."""
+    def as_sent(self, iteration: int) -> Held | None:
+        """The copy of an iteration; None if there is none.
+
+        Raises:
+            SpoiltError: its bytes have changed since it came. It is dropped.
+        """
         with self._lock:
-            return self._copies.get(iteration)
+            found = self._copies.get(iteration)
+        if found is None or digest_of(found.block) == found.digest:
+            return found
+        with self._lock:
+            if self._copies.get(iteration) is found:
+                self._drop(iteration)
+        text = f"the copy of iteration {iteration} in memory is not what was sent"
+        _logger.error("%s", text, extra={"event": "copy_damaged"})
+        raise SpoiltError(text)
 
     # ------------------------------------------------------------------------------ asked for by others
 
@@ -78,16 +90,10 @@ class HeldCopies:
 
     @contextmanager
     def _give(self, name: str) -> Iterator[Content]:
-        """Give a copy back. One whose bytes have changed since is dropped."""
-        if not name.isdecimal() or (found := self.find(int(name))) is None:
+        """Give a copy back."""
+        found = self.as_sent(int(name)) if name.isdecimal() else None
+        if found is None:
             raise FileNotFoundError(name)
-        if digest_of(found.block) != found.digest:
-            with self._lock:
-                if self._copies.get(int(name)) is found:
-                    self._drop(int(name))
-            text = f"the copy of iteration {name} in memory is not what was sent"
-            _logger.error("%s", text, extra={"event": "copy_damaged"})
-            raise SpoiltError(text)
         view = found.block.view
         yield Content(
             len(view), str(found.digest), lambda line, first, count: line.sendall(view[first : first + count])

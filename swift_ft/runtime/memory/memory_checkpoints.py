@@ -26,7 +26,7 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import RecoveryError, RendezvousLostError, UnsupportedError
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.host.memory import available_bytes
-from swift_ft.network.peer_server import COPIES
+from swift_ft.network.peer_server import COPIES, SpoiltError
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.memory import CopyPlacement, newest_in_memory
 from swift_ft.recovery.plan import RecoveryMode, Task
@@ -215,12 +215,17 @@ class MemoryCheckpoints:
         """
         if rank == self._context.rank:
             with self._changed:
-                found = self._own.get(iteration)
-        else:
-            found = self._held.find(iteration) if self._held.owner == rank else None
-        if found is None:
-            raise RecoveryError(f"the copy of worker {rank}'s state at iteration {iteration} is gone")
-        return self._as_copied(iteration, found)
+                own = self._own.get(iteration)
+            if own is not None:
+                return self._as_copied(iteration, own)
+        elif self._held.owner == rank:
+            try:
+                held = self._held.as_sent(iteration)
+            except SpoiltError as error:
+                raise RecoveryError(str(error)) from error
+            if held is not None:
+                return held.block
+        raise RecoveryError(f"the copy of worker {rank}'s state at iteration {iteration} is gone")
 
     def _as_copied(self, iteration: int, found: Held | Block) -> Block:
         block = found.block if isinstance(found, Held) else found

@@ -14,14 +14,15 @@ of the world that was planned last.
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [undoable=0,1] [no-update] [cannot-resend]
                                                  [steps=60] [layers=9] [completes] [spoiled]
-                                                 [cut=4,5] [microbatches=8] [min-stages=2]
+                                                 [cut=4,5] [microbatches=8] [min-stages=2] [copies]
+                                                 [kept=15] [held=15] [held-of=1]
     ready R                                communication-failed R "why"
     replay-failed R ["why"] [diverged] [differs-at=20] [doubts=20]
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
     persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
     plan-change M ... [world=1] [plan=p | plan=cuts:4,5@6/3,3,3@10] [command="train.py --wide"] ["why"]
     prepared R [world=1]                   request-switch R at 32 [world=1]
-    offered R at 32                        taken R [world=1]              given-up ["why"] [world=1]
+    offered R at 32 [from=R]               taken R [world=1]              given-up ["why"] [world=1]
     awaiting R                             layout-declined R ["why"]      pace R 2900
     differed R at 29 ["each time"] [right]  doubted 20 ["why"]
     audits M 1 20..40                      audited M 1 20..40 [slots=0,1] [rank=1] [changed] ["problem"]

@@ -68,7 +68,7 @@ if args.ddp:
 def damage(which: str) -> None:
     """Flip a bit of the newest copy of this worker's state, or of the one that it holds for another."""
     snapshots = session._assembly._in_memory
-    found = snapshots._own[10] if which == "own" else snapshots._held.find(10)
+    found = snapshots._own[10] if which == "own" else snapshots._held.as_sent(10)
     assert isinstance(found, Held)
     found.block.data[found.block.length // 2] ^= 1
 

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 
 import swift_ft
+from swift_ft.checkpoint import layer_costs
 from swift_ft.checkpoint.layer_costs import keep_layers
 from swift_ft.checkpoint.run_record import RECORD, write_record
 from swift_ft.costs.layer_profile import LayerProfile, read_layers
@@ -47,6 +48,15 @@ def test_the_newest_run_that_measured_says_them(group: None, store: Store) -> No
     assert swift_ft.measured_costs(store.url, 3) == layers(1, 2, 3)
     keep_layers(store, "a/3", layers(5, 5, 5))
     assert swift_ft.measured_costs(store.url, 3) == layers(5, 5, 5)
+
+
+def test_a_run_that_starts_again_begins_as_it_did(
+    group: None, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own measurements came after its beginning. Workers that differ would be refused."""
+    keep_layers(store, "a/3", layers(5, 5, 5))
+    monkeypatch.setattr(layer_costs, "_own_run", lambda: "a/3")
+    assert swift_ft.measured_costs(store.url, 3) == layers(1, 2, 3)
 
 
 def test_another_model_s_are_not_taken(group: None, store: Store) -> None:

@@ -99,7 +99,7 @@ def test_a_damaged_copy_is_dropped(server: PeerServer, held: HeldCopies) -> None
     held.open(3, until=0)
     assert send(server, 5)
     assert send(server, 10, 5)
-    found = held.find(10)
+    found = held.as_sent(10)
     assert found is not None
     found.block.data[SIZE // 2] ^= 1
     with pytest.raises(ConnectionError, match="finds that it is not what was sent"):
