@@ -107,8 +107,9 @@ def load_block(state: TrainingState, block: Block) -> None:
     """
     block.finish()
     copied = payload_of(block)
-    state.check(copied.kinds)
-    filled = state.to_load(copied.kinds)
+    kinds = copied.kinds
+    state.check(kinds)
+    filled = state.to_load(kinds)
     with torch.no_grad():
         for path, tensor in copied.tensors.items():
             tensor_at(filled, path).copy_(tensor)
@@ -118,21 +119,14 @@ def load_block(state: TrainingState, block: Block) -> None:
 
 def payload_of(block: Block) -> StatePayload:
     """The copy in a block: its tensors are views of the block's memory."""
-    header, plain, begin = _heads(block.view)
-    kinds = kinds_in(header)
-    tensors = {
-        path: _part(block.data, at, kind)
-        for (path, kind), (at, _) in zip(kinds.items(), _places(kinds, begin), strict=True)
-    }
-    return StatePayload(tensors, plain)
-
-
-def _heads(raw: memoryview) -> tuple[bytes, bytes, int]:
-    """The header of a copy, its plain bytes, and the place of its first tensor."""
+    raw = block.view
     header_length, plain_length = (int.from_bytes(raw[at : at + 8], "little") for at in (0, 8))
     plain_at = _LENGTHS + header_length
     header, plain = bytes(raw[_LENGTHS:plain_at]), bytes(raw[plain_at:][:plain_length])
-    return header, plain, _rounded(plain_at + plain_length)
+    kinds = kinds_in(header)
+    places = _places(kinds, _begin(header, plain))
+    tensors = {path: _part(block.data, *place) for path, place in zip(kinds, places, strict=True)}
+    return StatePayload(tensors, plain)
 
 
 def _part(data: torch.Tensor, at: int, kind: TensorKind) -> torch.Tensor:

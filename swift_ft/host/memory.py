@@ -14,9 +14,8 @@ def available_bytes(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
         proc: where the kernel tells of memory and processes.
         groups: where it tells of control groups.
     """
-    left = [group.left_bytes for group in memory_groups(proc, groups)]
-    known = (found for found in (_of_host(proc / "meminfo", "MemAvailable:"), *left) if found is not None)
-    return min(known, default=None)
+    left = (group.left_bytes for group in memory_groups(proc, groups))
+    return _least(_of_host(proc / "meminfo", "MemAvailable:"), *left)
 
 
 def most_bytes(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
@@ -26,9 +25,12 @@ def most_bytes(proc: Path = PROC, groups: Path = GROUPS) -> int | None:
         proc: where the kernel tells of memory and processes.
         groups: where it tells of control groups.
     """
-    limits = [group.limit_bytes for group in memory_groups(proc, groups)]
-    known = (found for found in (_of_host(proc / "meminfo", "MemTotal:"), *limits) if found is not None)
-    return min(known, default=None)
+    limits = (group.limit_bytes for group in memory_groups(proc, groups))
+    return _least(_of_host(proc / "meminfo", "MemTotal:"), *limits)
+
+
+def _least(*known: int | None) -> int | None:
+    return min((one for one in known if one is not None), default=None)
 
 
 def _of_host(meminfo: Path, fact: str) -> int | None:

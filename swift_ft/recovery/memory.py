@@ -48,9 +48,8 @@ def newest_in_memory(
     for rank, status in statuses.items():
         for iteration in status.kept:
             places.setdefault(iteration, {})[rank] = rank
-    complete = [
-        iteration for iteration, holders in places.items() if len(holders) == (workers or len(statuses))
-    ]
+    parts = len(statuses) if workers is None else workers
+    complete = [iteration for iteration, holders in places.items() if len(holders) == parts]
     if not complete:
         return None
     return MemoryCheckpoint(newest := max(complete), places[newest])

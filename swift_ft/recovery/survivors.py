@@ -87,9 +87,9 @@ def held_of(state: State) -> Map[int, Held]:
 
 
 def _held_by(report: StatusReported, layers: Sequence[int]) -> Held:
-    if layers or report.holds or not report.copies:
-        return tuple(f"layer {layer}" for layer in layers) or report.holds
-    return (f"the state of worker {report.rank}",)  # it may be shards, of which nobody else has a replica
+    if held := tuple(f"layer {layer}" for layer in layers) or report.holds:
+        return held
+    return (f"the shards of worker {report.rank}",) if report.copies else ()
 
 
 def _why_not(state: State) -> str:
@@ -106,17 +106,17 @@ def _why_not(state: State) -> str:
         return "the stages of its pipeline cannot be dealt to fewer workers: those of a LayerStack can"
     left = [rank for rank in held if state.slot_of_rank(rank) in membership.members]
     there = _pieces(held, left)
-    lost = [rank for rank in sorted(held) if not held[rank] or not there.issuperset(held[rank])]
-    return "" if not lost else _why_not_from_copies(state, lost)
+    lost = next((rank for rank in sorted(held) if not held[rank] or not there.issuperset(held[rank])), None)
+    return "" if lost is None else _why_not_from_copies(state, lost)
 
 
-def _why_not_from_copies(state: State, lost: Sequence[int]) -> str:
-    """Why copies in memory cannot stand in for what some lost workers held; empty if they can."""
+def _why_not_from_copies(state: State, lost: int) -> str:
+    """Why copies in memory cannot stand in for what a lost worker held; empty if they can."""
     reports, members = state.round.statuses.values(), state.membership.members
     placement = CopyPlacement.of(state.domains, state.shape.workers_per_machine)
     # Where layers are, copies of some of them may be of another cut; a pipeline has logs.
     if placement is None or state.layouts.placed or not all(report.copies for report in reports):
-        return f"nobody else holds what worker {lost[0]} held"
+        return f"nobody else holds what worker {lost} held"
     if state.membership.hosts:  # a guest that was lost with its host says no more whose domain it shared
         return ""
     for rank in range(state.world_size):
@@ -170,7 +170,7 @@ class Sources(NamedTuple):
 
     Attributes:
         ranks: the workers whose states they are.
-        iteration: the one that they have completed.
+        iteration: completed iterations of these states.
         reason: why there are none.
         copies: by rank of these workers, the survivor in whose memory it is; empty if they are survivors, and
             in these states.

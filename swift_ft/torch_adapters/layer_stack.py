@@ -99,7 +99,7 @@ class LayerStack(nn.Module):
         if not dist.is_initialized():
             raise UsageError("Call dist.init_process_group(backend) before the LayerStack is made.")
         planned, changed = _plan(plan, costs)
-        of_group = group is not None
+        by_memory = group is None  # of replicas in groups of their own, each would know its own machines only
         if planned is not None:
             planned.check_model(count, stages_per_worker)
         if changed:  # what the script says is for the world with which the run began
@@ -130,9 +130,7 @@ class LayerStack(nn.Module):
         several = stages_per_worker > 1
         self._parts = tuple(StageModule(self) for _ in self.stages) if several else ()  # a tuple: no children
         self._as_asked = planned is not None or costs is not None
-        # Of stacks in groups of their own, as replicas may be, each would know its own machines' memory.
-        workers_of_stages, by_memory = self._workers_of_stages(), not of_group
-        cuts = first_cuts(planned, costs, count, workers_of_stages, by_memory=by_memory)
+        cuts = first_cuts(planned, costs, count, self._workers_of_stages(), by_memory=by_memory)
         self.begun: StageLayers = tuple(chain(*cuts))
         self.arrange(self.cut_of(self.begun))
 
@@ -201,11 +199,11 @@ class LayerStack(nn.Module):
             layout: over all pipelines.
         """
         found: dict[int, list[int]] = {number: [] for number in range(self.count)}
-        for cut, ranks in zip(cuts_of(layout, self.stages_by_pipeline), self._ranks, strict=True):
-            for place, rank in enumerate(ranks):
-                for turn in range(self._turns):
-                    for number in layers_of(cut, _stage(place, turn, len(ranks), self._v_shaped)):
-                        found[number].append(rank)
+        cuts = cuts_of(layout, self.stages_by_pipeline)
+        for cut, workers in zip(cuts, self._workers_of_stages(), strict=True):
+            for stage, rank in enumerate(workers):
+                for number in layers_of(cut, stage):
+                    found[number].append(rank)
         return {number: tuple(ranks) for number, ranks in found.items()}
 
     def prepare(self, layout: StageLayers) -> Mapping[int, nn.Module]:

@@ -95,15 +95,9 @@ def switch_requested(state: State, event: ev.SwitchRequested) -> State:
 def state_offered(state: State, event: ev.StateOffered) -> State:
     """Note that a worker has stopped, and where a state is."""
     change, pending = state.worlds.change, state.layouts.pending
-    if (
-        change is None
-        or pending is None
-        or (pending.world, pending.iteration)
-        != (
-            change.world.number,
-            event.iteration,
-        )
-    ):
+    if change is None or pending is None:
+        return state
+    if (pending.world, pending.iteration) != (change.world.number, event.iteration):
         return state
     holder = event.rank if event.holder is None else event.holder
     if change.held and event.rank not in change.owed_by(holder):

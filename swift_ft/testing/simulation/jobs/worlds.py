@@ -20,7 +20,7 @@ from swift_ft.testing.simulation.job import SimulatedJob
 from swift_ft.testing.simulation.jobs.memory import FAULTS_OF_COPIES, MemoryJob
 from swift_ft.testing.simulation.jobs.pipelines import FAULTS_OF_PIPELINES, PipelinesJob
 from swift_ft.testing.simulation.jobs.replicated import FAULTS_OF_REPLICAS, ReplicatedJob
-from swift_ft.testing.simulation.store import Violation
+from swift_ft.testing.simulation.store import Content, Violation
 
 _PLANS = 0.02
 """The chance in each step of the simulation that an operator plans another world, while all train."""
@@ -37,6 +37,7 @@ _OF_CHANGES = {"give_up_change_early": 3, "kill_next": 5}
 class _Operators(SimulatedJob):
     """Plans other worlds, and checks what comes of them."""
 
+    patience = 0.7
     _planned_at = 0
 
     def _begin(self) -> None:
@@ -135,12 +136,13 @@ class _Operators(SimulatedJob):
             offered = {piece for rank in change.offered for piece in change.held[rank]}
             if not offered.issuperset(piece for held in change.held.values() for piece in held):
                 raise Violation(f"world {number} begins with {offered}, and {change.held} were there")
+        states: list[Content | None]
         if change.copies:
             self.seen["switched to copies"] += 1
-            states = {self.offers[one.address].content for one in change.offered.values()}
+            states = [self.offers[one.address].content for one in change.offered.values()]
         else:
-            states = {w.content for w in last if w.content is not None}
-        at = states.union(w.content for w in takers if w.content is not None)
+            states = [w.content for w in last]
+        at = {*states, *(w.content for w in takers)}
         if len(at) > 1:
             raise Violation(f"world {number} begins with another state than its last one had: {at}")
         if any(w.core.next is not None for w in last):
@@ -183,8 +185,6 @@ def _progress_after_loss(change: Change) -> str:
 class WorldsJob(_Operators):
     """A pipeline with one stage for each worker of its world; see :class:`SimulatedJob`."""
 
-    patience = 0.7
-
     def __init__(
         self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
     ) -> None:
@@ -194,8 +194,6 @@ class WorldsJob(_Operators):
 
 class ReplicatedWorldsJob(_Operators, ReplicatedJob):
     """A data-parallel job whose number of replicas changes; see :class:`SimulatedJob`."""
-
-    patience = 0.7
 
     def __init__(
         self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
@@ -208,8 +206,6 @@ class ReplicatedWorldsJob(_Operators, ReplicatedJob):
 
 class SurvivorsJob(_Operators, ReplicatedJob):
     """A data-parallel job that goes on with fewer replicas after a loss; see :class:`SimulatedJob`."""
-
-    patience = 0.7
 
     def __init__(
         self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
@@ -229,8 +225,6 @@ class SurvivorsJob(_Operators, ReplicatedJob):
 class SurvivingShardsJob(_Operators, MemoryJob):
     """Shards whose copies in memory become those of fewer workers after a loss; see :class:`SimulatedJob`."""
 
-    patience = 0.7
-
     def __init__(
         self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
     ) -> None:
@@ -241,8 +235,6 @@ class SurvivingShardsJob(_Operators, MemoryJob):
 
 class SurvivingPipelinesJob(_Operators, PipelinesJob):
     """Pipelines of a stack of layers that become unlike as machines are lost; see :class:`SimulatedJob`."""
-
-    patience = 0.7
 
     def __init__(
         self, seed: int, machines: int, workers: int = 1, *, trace: Callable[[str], None] | None = None
