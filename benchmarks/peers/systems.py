@@ -16,7 +16,8 @@ _GLOO_TIMEOUT_S = 5.0
 _DLROVER_FOLDERS = ("/tmp/ckpt_sock", "/tmp/dlrover", "/dev/shm")
 _KEEP_ALIVE = "keep_alive_interval=1,keep_alive_max_attempt=3"
 """torchrun's own is 5 s: with it, a lost machine is missed after 15 s."""
-_SHRINK = ("--on-loss", "shrink", "--elastic-wait", "0.2")
+_AT_ONCE = ("--elastic-wait", "0.2")
+"""No machine is waited for: its own is 10 s."""
 
 
 def _torchrun(number: int, case: Case, place: Place, words: list[str]) -> Start:
@@ -124,19 +125,29 @@ SWIFT = System(
     _swift,
     settings="as they are",
 )
+_NO_LOSS = {"spare": "as swift_ft: the spare takes over", "process": "as swift_ft: the machine lives"}
+GUEST_SWIFT = System(
+    "swift_ft, a guest",
+    SWIFT.scripts,
+    partial(_swift, more=_AT_ONCE),
+    cannot=_NO_LOSS,
+    settings="without a spare another machine runs the lost one's worker, too, after 0.2 s "
+    "(`--elastic-wait`, its own: 10 s), until the lost one has come again",
+)
 FEWER_SWIFT = System(
     "swift_ft, three go on",
     {"data": "data_swift_fewer.py"},
-    partial(_swift, more=_SHRINK),
-    cannot={"spare": "as swift_ft: the spare takes over", "process": "as swift_ft: the machine lives"},
+    partial(_swift, more=(*_AT_ONCE, "--on-loss", "shrink")),
+    cannot=_NO_LOSS,
     shrinks=True,
     settings="without a spare `--on-loss shrink`, after 0.2 s",
 )
-OURS = (SWIFT.name, FEWER_SWIFT.name)
+OURS = (SWIFT.name, GUEST_SWIFT.name, FEWER_SWIFT.name)
 TUNED_TORCHFT = _torchft(_TORCHFT_TIMEOUT_S)
 _TORCHRUN = "a lost machine is missed after 3 s (torchrun's own: 15 s)"
 SYSTEMS = (
     SWIFT,
+    GUEST_SWIFT,
     FEWER_SWIFT,
     _torchft(None),
     TUNED_TORCHFT,

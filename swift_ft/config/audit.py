@@ -25,6 +25,8 @@ class AuditRequest:
         setup: the facts of :class:`swift_ft.offline.replay.ToldRun`, as the next two are.
         log_since: see there.
         moved: see there.
+        gradients: of replicas, which log no messages: only the step after the first checkpoint is computed,
+            and its own gradients are compared (`offline/gradient_audit.py`).
     """
 
     store: str
@@ -38,6 +40,7 @@ class AuditRequest:
     setup: tuple[str, ...]
     log_since: int
     moved: int
+    gradients: bool = False
 
     def to_json(self) -> str:
         """As text."""

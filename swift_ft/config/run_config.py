@@ -228,8 +228,9 @@ class RunConfig:
         Topic.FAILURES,
         False,
         "spares that wait compute again what each machine of a pipeline has computed between two "
-        "checkpoints, from the checkpoint and the logs, and compare it bit for bit; both stay for that "
-        "long (docs/how-to/find-silent-corruption.md)",
+        "checkpoints, from the checkpoint and the logs, which stay for that long, or what a replica (DDP) has "
+        "contributed to the step after a checkpoint; it is compared bit for bit "
+        "(docs/how-to/find-silent-corruption.md)",
         same_everywhere=True,
     )
     on_corruption: str = option(

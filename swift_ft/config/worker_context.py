@@ -29,12 +29,15 @@ class OfflineReplay:
         out: the folder in which the worker saves its rebuilt state.
         log_since: log segments of generations before this one belong to an abandoned history.
         audit: what differs from what the original sent is noted in that folder.
+        gradients: nothing is rebuilt: the worker computes its own gradients of the step after the checkpoint,
+            on its own, and their digests are noted in that folder.
     """
 
     store: str
     out: str
     log_since: int = 0
     audit: bool = False
+    gradients: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ import torch
 from swift_ft.checkpoint.state_digest import listed, tensor_digests
 from swift_ft.config.audit import OUTPUT, AuditRequest, AuditResult
 from swift_ft.errors import SwiftError, first_line
+from swift_ft.offline.gradient_audit import audit_gradients
 from swift_ft.offline.part_comparison import differences, find_parts, leaves, read_part
 from swift_ft.offline.replay import OfflineReplayResult, ReplayRequest, ToldRun, replay_machine
 from swift_ft.recovery.job_state import SavedPart
@@ -37,6 +38,8 @@ _PATIENCE_S = 60.0
 
 def audit(request: AuditRequest) -> AuditResult:
     """Compute again, and compare. Call it while the process has a single thread: it forks."""
+    if request.gradients:
+        return audit_gradients(request)
     out = Path(request.out)
     replay = ReplayRequest(
         request.store,

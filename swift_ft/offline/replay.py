@@ -146,7 +146,7 @@ def replay_machine(
         facts = request.told or _ArchivedRun(read_journal(run.store, run.run_id))
         setup = facts.setup
         plan = _plan(run, request, facts)
-        _check_setup(setup, request)
+        check_setup(setup, request.kind, request.target)
         environment = environment_of(setup)
         with _filled(request.out, plan.ranks):
             out = str(request.out.absolute())
@@ -309,9 +309,18 @@ _SET_BY_SWIFT_RUN = {"OMP_NUM_THREADS": "1"}
 """For a host on which it starts several workers."""
 
 
-def _check_setup(setup: tuple[str, ...], request: ReplayRequest) -> None:
-    """The script and what runs it must be those of the run: others may compute other bits."""
-    here = setup_of(JobOpened(machines=1), RunConfig(), request.kind, request.target)
+def check_setup(setup: tuple[str, ...], kind: str, target: str) -> None:
+    """The script and what runs it must be those of the run: others may compute other bits.
+
+    Args:
+        setup: the facts of the run.
+        kind: of the script, as the next one is that of :class:`ReplayRequest`.
+        target: see there.
+
+    Raises:
+        UsageError: they are others.
+    """
+    here = setup_of(JobOpened(machines=1), RunConfig(), kind, target)
     ours, theirs = (dict(fact.split(": ", 1) for fact in facts) for facts in (here, setup))
     for name in ("swift_ft", "torch", "Python", "the script", "the module"):
         if name in theirs and ours.get(name) != theirs[name]:

@@ -41,6 +41,7 @@ class ReplayPlan:
         until: completed iterations at which the replay ends.
         log_since: the generation before which all segments of the log belong to an abandoned history.
         layout: the number of layers of each stage; empty if the model is not a LayerStack.
+        alone: nothing is replayed up to the others' iteration: they have no state either, so all would load.
     """
 
     machines: int
@@ -51,6 +52,7 @@ class ReplayPlan:
     until: int
     log_since: int = 0
     layout: tuple[int, ...] = ()
+    alone: bool = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -202,7 +204,7 @@ def synthetic_journal(plan: ReplayPlan) -> Iterator[ev.Event]:
         yield ev.MachineJoined(machine=name, preferred_slot=slot)
     for rank, record in plan.records.items():
         if rank not in plan.ranks:
-            yield _status(rank, record, plan.until)
+            yield _status(rank, record, None if plan.alone else plan.until)
 
 
 def _status(rank: int, record: WorkerRecord, iteration: int | None) -> ev.StatusReported:

@@ -9,6 +9,9 @@ from swift_ft.recovery.audits import Audits, Interval, Judgement, Mark, Wrong
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
 
+WHOLE_MODEL = ("the model",)
+"""What a worker holds that reports no shard and no stage."""
+
 
 class AuditOrder(NamedTuple):
     """The order to compute a machine's work of an interval again."""
@@ -21,7 +24,7 @@ def next_audit(state: State, machine: str) -> AuditOrder | None:
     """The order of a spare: its own audit that has begun, else one that nobody has begun, or None."""
     if state.phase != Phase.LIVE or state.round.finished or machine not in auditors(state):
         return None
-    if not has_stages(state):
+    if why_nothing_to_audit(state):
         return None
     audits = state.audits
     if (interval := interval_of(state)) is None:
@@ -37,9 +40,31 @@ def next_audit(state: State, machine: str) -> AuditOrder | None:
     return AuditOrder(interval, ordered[0]) if ordered else None
 
 
+def why_nothing_to_audit(state: State) -> str:
+    """Why no spare could compute anything again; empty if one can."""
+    if has_stages(state):
+        return ""
+    if not has_replicas(state):
+        return "this training sends no messages between stages, and no worker has the whole model"
+    if state.layouts.shares:
+        return "the replicas' shares of a batch have changed"
+    return ""
+
+
 def has_stages(state: State) -> bool:
-    """Whether there are messages between stages, without which nothing can be computed again."""
+    """Whether there are messages between stages: then what a stage was sent is computed with again."""
     return len({stage for status in state.round.statuses.values() for stage in status.stages}) > 1
+
+
+def has_replicas(state: State) -> bool:
+    """Whether all workers have the whole model: then a step after a checkpoint is, as far as the average."""
+    statuses = state.round.statuses.values()
+    return bool(statuses) and all(is_whole_model(status.holds) for status in statuses)
+
+
+def is_whole_model(holds: tuple[str, ...]) -> bool:
+    """Whether a worker that holds these parts has no shard of the model, and no stage."""
+    return holds == WHOLE_MODEL
 
 
 def auditors(state: State) -> set[str]:

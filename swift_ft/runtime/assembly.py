@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.own_gradients import OwnGradients
 from swift_ft.checkpoint.store_claim import check_next_world, claim_store, keep_topology, note_topology
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
@@ -18,6 +19,7 @@ from swift_ft.costs.job import Worker
 from swift_ft.costs.next_world import Pipelines
 from swift_ft.errors import UsageError
 from swift_ft.observe.spans import recorder
+from swift_ft.recovery.audit_orders import is_whole_model
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
@@ -52,6 +54,7 @@ from swift_ft.runtime.slowness.part import SlownessPart
 from swift_ft.runtime.slowness.straggler_watch import StragglerWatch
 from swift_ft.runtime.state_part import LocalState
 from swift_ft.runtime.steps import Epochs, Loop
+from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.verify.part import VerifyPart
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.part import Part
@@ -207,6 +210,7 @@ class Assembly(Foundations):
         every, act = self._settings.verify_every, self._settings.on_corruption
         verify = VerifyPart(self._context.rank, self._state, self._participant, every, act)
         parts.append(verify)
+        parts += self._own_gradients()
         ports = Ports(
             self._participant,
             self._groups,
@@ -232,6 +236,12 @@ class Assembly(Foundations):
 
     def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
         return WorkerCore(self._context.rank, self.status, parts, ports)
+
+    def _own_gradients(self) -> Iterator[Part]:
+        """Notes them where spares audit, and no messages are logged that they could replay."""
+        if self._context.config.audit and is_whole_model(self.attached.holds):
+            own = OwnGradients(self.attached.setup)
+            yield OwnGradientsPart(self._saver.due, own, self._records.write_own_gradients)
 
     def _is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""

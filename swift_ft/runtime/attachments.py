@@ -18,6 +18,7 @@ from swift_ft.config.extensions import Extensions, load
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
+from swift_ft.recovery.audit_orders import WHOLE_MODEL
 from swift_ft.recovery.layout.stage_layers import cuts_of
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
@@ -390,7 +391,7 @@ def held_by(
         assert pipeline.stack is not None
         last = pipeline.stack.stages_by_pipeline[0] - 1  # the first pipeline saves each layer
         return tuple(f"layers of stage {stage}" for stage in sorted({min(s, last) for s in pipeline.stages}))
-    parts = ("the model",) if pipeline is None else tuple(f"stage {stage}" for stage in pipeline.stages)
+    parts = WHOLE_MODEL if pipeline is None else tuple(f"stage {stage}" for stage in pipeline.stages)
     if replicas.sharded:
         return tuple(f"{part}, {shards}" for part in parts)
     # With tensor parallelism each holder of a stage has another part: replicas share gradients (decision 29).

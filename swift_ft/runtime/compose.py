@@ -8,6 +8,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.checked_run import CheckedAssembly
+from swift_ft.runtime.offline_gradients import GradientsAssembly
 from swift_ft.runtime.offline_replay import OfflineAssembly
 from swift_ft.runtime.settings import Settings
 from swift_ft.storage.read_only import ReadOnlyStore
@@ -32,4 +33,5 @@ def assemble(
         return CheckedAssembly(context, url, state, settings)
     if context.offline is None:
         return Assembly(context, Store(url), state, settings)
-    return OfflineAssembly(context, ReadOnlyStore(context.offline.store), state, settings)
+    kind = GradientsAssembly if context.offline.gradients else OfflineAssembly
+    return kind(context, ReadOnlyStore(context.offline.store), state, settings)

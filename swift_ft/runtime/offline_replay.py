@@ -86,7 +86,7 @@ class OfflineAssembly(Assembly):
         return WorkHistory(self._context, lambda history: None)
 
     def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
-        return _OfflineCore(self._context, self.status, parts, ports, self._save_elsewhere, self._note)
+        return OfflineCore(self._context, self.status, parts, ports, self._save_elsewhere, self._note)
 
     def start(self, *, epochs: bool = False) -> Loop:
         """See :meth:`Assembly.start`.
@@ -137,7 +137,7 @@ class OfflineAssembly(Assembly):
         write_manifest(out, name, files)
 
 
-class _OfflineCore(WorkerCore):
+class OfflineCore(WorkerCore):
     """Carries out the orders of one generation, and ends where the worker would go live."""
 
     def __init__(

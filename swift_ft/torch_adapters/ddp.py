@@ -253,7 +253,7 @@ class DataParallelHook:
     def _show(self, bucket: dist.GradBucket) -> None:
         names = {parameter: name for name, parameter in self.model.module.named_parameters()}
         pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        gradients = {f"the gradient of {names[parameter]}": gradient for parameter, gradient in pairs}
+        gradients = {outputs.gradient_of(names[parameter]): gradient for parameter, gradient in pairs}
         members = tuple(dist.get_process_group_ranks(self.group))
         outputs.show(Output(f"bucket {bucket.index()} of gradients", gradients, members))
 

@@ -1,7 +1,7 @@
-"""Tensors that a step gives to other workers, or gets from them, shown to a listener. Free when unused.
+"""Tensors that a step gives to other workers, or gets from them, shown to listeners. Free when unused.
 
 Whoever sends a message or contributes to a collective shows it just before. That costs one comparison unless
-a listener is installed, which is so only while a step is verified (`runtime/verify/`).
+somebody listens, which is so only while a step is verified, or noted for an audit (`runtime/verify/`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+
+_GRADIENT = "the gradient of "
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +35,33 @@ class Output:
 Listener = Callable[[Output], None]
 """Called before the tensors go, or when they have arrived, in the thread that communicates."""
 
-_listener: Listener | None = None
+_listeners: dict[str, Listener] = {}
+
+
+def gradient_of(parameter: str) -> str:
+    """The name among an output's tensors of what a worker contributes to the average of a gradient."""
+    return f"{_GRADIENT}{parameter}"
+
+
+def is_gradient(name: str) -> bool:
+    """Whether :func:`gradient_of` has made this name."""
+    return name.startswith(_GRADIENT)
 
 
 def are_watched() -> bool:
     """Whether anybody wants to see outputs: else they need not be made."""
-    return _listener is not None
+    return bool(_listeners)
 
 
 def show(output: Output) -> None:
-    """Show an output to the listener, if there is one."""
-    if _listener is not None:
-        _listener(output)
+    """Show an output to all who listen."""
+    for listener in _listeners.values():
+        listener(output)
 
 
-def listen(listener: Listener | None) -> None:
-    """Install the listener that :func:`show` calls. None removes it."""
-    global _listener
-    _listener = listener
+def listen(who: str, listener: Listener | None) -> None:
+    """Have :func:`show` call a listener, in the place of an earlier one of the same name. None removes it."""
+    if listener is None:
+        _listeners.pop(who, None)
+    else:
+        _listeners[who] = listener

@@ -20,7 +20,7 @@ from tests.support.cluster import (
 )
 
 SCRIPT = Path(__file__).parent / "scripts" / "computes_wrong.py"
-MACHINES = {"train_swift": 3, "train_elastic": 2, "train_hybrid": 4, "train_ddp": 2}
+MACHINES = {"train_swift": 3, "train_elastic": 2, "train_hybrid": 4, "train_ddp": 2, "train_fsdp": 2}
 SMALLER = ["--layers=4", "--microbatches=4"]
 ITERATIONS = 14
 CLEAN = {"what": "nothing", "rank": -2}
@@ -89,6 +89,7 @@ def differences(run: ClusterRun) -> list[tuple[int, int]]:
     ("example", "args"),
     [
         ("train_swift", ()),
+        ("train_ddp", ()),
         pytest.param("train_elastic", (), marks=pytest.mark.thorough),
         pytest.param("train_hybrid", (), marks=pytest.mark.thorough),
         pytest.param("train_swift", ("--schedule=Interleaved1F1B", "--layers=6"), marks=pytest.mark.thorough),
@@ -205,9 +206,48 @@ def test_a_spare_that_is_needed_stops_at_once(
     assert lost["machine"] != begun["machine"]
 
 
+OF_A_REPLICA = {"example": "train_ddp", "iteration": 3, "what": "product"}
+"""A replica's gradients are audited in the step after a checkpoint."""
+
+
+@pytest.mark.parametrize(
+    "rank",
+    [
+        1,
+        pytest.param(0, marks=pytest.mark.thorough),
+    ],
+)
+def test_a_replica_that_was_wrong_is_named(rank: int, audited: Callable[..., ClusterRun]) -> None:
+    """Its gradients enter the average, so all replicas stay equal and none of their digests shows it."""
+    run = audited("--on-corruption", "stop", rank=rank, live=True, times=[1, 2, 3], **OF_A_REPLICA)
+    assert run.code == 1
+    assert differences(run) == [(rank, 3)] * 2
+    assert f"machine {rank} has computed iteration 3 wrong: the gradient of " in one_line(run)
+
+
 @pytest.mark.thorough
-def test_replicas_alone_have_nothing_to_audit(audited: Callable[..., ClusterRun]) -> None:
-    run = audited(example="train_ddp", waits="", struck=0, **CLEAN)
+def test_all_replicas_go_back(audited: Callable[..., ClusterRun], unaudited: Reference) -> None:
+    """A fault that comes once: the bits are those of a right run."""
+    run = audited("--on-corruption", "back", rank=1, **OF_A_REPLICA)
+    assert differences(run) == [(1, 3)] * 2
+    (doubted,) = run.events("CheckpointsDoubted")
+    assert doubted["iteration"] == 3
+    assert_identical(run, unaudited("train_ddp"))
+
+
+@pytest.mark.thorough
+def test_a_spare_that_is_wrong_about_a_replica(
+    audited: Callable[..., ClusterRun], unaudited: Reference
+) -> None:
+    run = audited("--on-corruption", "drain", rank=0, audits=True, times=[2], **OF_A_REPLICA)
+    assert differences(run) == [(0, 3)]
+    assert "has computed iteration 3 wrong in an audit" in run.output
+    assert_identical(run, unaudited("train_ddp"))
+
+
+@pytest.mark.thorough
+def test_shards_have_nothing_to_audit(audited: Callable[..., ClusterRun]) -> None:
+    run = audited(example="train_fsdp", waits="", struck=0, **CLEAN)
     assert run.code == 0
     assert run.events("AuditBegun") == []
     assert run.output.count("--audit finds nothing to audit") == 1

@@ -24,10 +24,11 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import (
     AuditOrder,
     acts_on,
-    has_stages,
+    has_replicas,
     interval_of,
     next_audit,
     open_claims,
+    why_nothing_to_audit,
 )
 from swift_ft.recovery.job_state import Phase, State
 
@@ -179,11 +180,10 @@ class Auditor:
         if self._said or state.phase != Phase.LIVE or self._membership.machine not in state.membership.spares:
             return
         self._said = True
-        if not has_stages(state):
+        if why := why_nothing_to_audit(state):
             _logger.warning(
-                "--audit finds nothing to audit: this training sends no messages between stages, of which a "
-                "log could be kept. Replicas compare their digests, and --verify replay finds a machine that "
-                "computes wrong.",
+                "--audit finds nothing to audit: %s. --verify replay finds a machine that computes wrong.",
+                why,
                 extra={"event": "nothing_to_audit"},
             )
 
@@ -210,6 +210,7 @@ class Auditor:
             state.shape.setup,
             state.checkpoints.log_since,
             state.layouts.since,
+            gradients=has_replicas(state),
         )
         self._process = AuditProcess(self._standby, request, order, folder, lock)
         self._selector.register(self._process, selectors.EVENT_READ, data=self._read)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from swift_ft.checkpoint.layer_costs import keep_layers
+from swift_ft.checkpoint.own_gradients import OwnGradients, write_own_gradients
 from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
 from swift_ft.checkpoint.worker_history import WorkerHistory, write_history
 from swift_ft.checkpoint.worker_profile import write_profile
@@ -22,6 +23,8 @@ _logger = logging.getLogger(__name__)
 class WorkerRecords:
     """Writes the record of one worker, what it measured, the history of its work, and its part in recoveries.
 
+    Training needs none of it: what cannot be written is a warning.
+
     Args:
         run_id: the run.
         rank: the worker.
@@ -35,23 +38,12 @@ class WorkerRecords:
         self._background = background
         self._lock = threading.Lock()
         self._newest: WorkerHistory | None = None  # to be written; guarded by the lock
-        self._warned = False  # owner: the background
+        self._warned: set[str] = set()  # owner: the background
 
     def write(self, record: WorkerRecord) -> None:
         """Write it soon. Returns at once."""
-        self._background.submit(self._write, record)
-
-    def _write(self, record: WorkerRecord) -> None:
-        try:
-            write_record(self._store, self._rank, record)
-        except Exception as error:  # training needs none of it
-            _logger.warning(
-                "The record of worker %d could not be written to %s: %s. swift-recover replay will not work.",
-                self._rank,
-                self._store.url,
-                self._store.redacted(error),
-                extra={"event": "worker_record_not_written", "rank": self._rank},
-            )
+        then = "swift-recover replay will not work."
+        self._soon(lambda: write_record(self._store, self._rank, record), "the record of its pipeline", then)
 
     def write_history(self, history: WorkerHistory) -> None:
         """Write the history of this process soon, unless there is a newer one by then. Returns at once."""
@@ -60,74 +52,70 @@ class WorkerRecords:
         if pending:
             return
         try:
-            self._background.submit(self._write_history)
+            self._soon(
+                self._write_history, "what it has done so far", "It is tried again as the run goes on."
+            )
         except RuntimeError as error:  # this process ends
             _logger.debug("%s", error, extra={"event": "worker_history_left", "rank": self._rank})
 
     def _write_history(self) -> None:
         with self._lock:
             history, self._newest = self._newest, None
-        if history is None:
-            return
-        try:
+        if history is not None:
             write_history(self._store, history)
-        except Exception as error:  # training needs none of it, and a later one holds all of it
-            if not self._warned:
-                self._warned = True
-                _logger.warning(
-                    "What worker %d has done so far cannot be noted in %s now (%s): it is tried again as the "
-                    "run goes on.",
-                    self._rank,
-                    self._store.url,
-                    self._store.redacted(error),
-                    extra={"event": "worker_history_not_written", "rank": self._rank},
-                )
 
     def write_recording(self, stored: StoredRecording) -> None:
         """Write soon what this process did in a recovery. Returns at once."""
-        self._background.submit(self._write_recording, stored)
-
-    def _write_recording(self, stored: StoredRecording) -> None:
-        try:
-            write_recording(self._store, stored)
-        except Exception as error:  # training needs none of it
-            _logger.warning(
-                "What worker %d did in a recovery could not be written to %s: %s. The trace of that recovery "
-                "is without it.",
-                self._rank,
-                self._store.url,
-                self._store.redacted(error),
-                extra={"event": "recording_not_written", "rank": self._rank},
-            )
+        then = "The trace of that recovery is without it."
+        self._soon(lambda: write_recording(self._store, stored), "what it did in a recovery", then)
 
     def write_profile(self, measured: Worker) -> None:
         """Write soon what the worker has measured. Returns at once."""
-        self._background.submit(self._write_profile, measured)
-
-    def _write_profile(self, measured: Worker) -> None:
-        try:
-            write_profile(self._store, self._run_id, self._rank, measured)
-        except Exception as error:  # training needs none of it
-            _logger.warning(
-                "The profile of worker %d could not be archived in %s: %s. swift-recover status and plan can "
-                "say less.",
-                self._rank,
-                self._store.url,
-                self._store.redacted(error),
-                extra={"event": "profile_not_archived", "rank": self._rank},
-            )
+        then = "swift-recover status and plan can say less."
+        self._soon(
+            lambda: write_profile(self._store, self._run_id, self._rank, measured), "its profile", then
+        )
 
     def write_layers(self, layers: Sequence[LayerProfile]) -> None:
         """Write the costs of the model's layers soon. Returns at once."""
-        self._background.submit(self._write_layers, layers)
+        then = "A later run begins without it."
+        self._soon(lambda: keep_layers(self._store, self._run_id, layers), "what layers cost", then)
 
-    def _write_layers(self, layers: Sequence[LayerProfile]) -> None:
+    def write_own_gradients(self, own: OwnGradients) -> None:
+        """Write soon what a spare can compute again. Returns at once."""
+        then = "No spare audits it."
+        self._soon(
+            lambda: write_own_gradients(self._store, self._run_id, self._rank, own),
+            "what it has contributed to a step",
+            then,
+        )
+
+    def _soon(self, write: Callable[[], None], what: str, then: str) -> None:
+        """Write in the background.
+
+        Args:
+            write: writes, or raises whatever the store's client raises.
+            what: is missing if it fails, in words. They are said once.
+            then: what follows from that.
+
+        Raises:
+            RuntimeError: this process ends.
+        """
+        self._background.submit(self._try, write, what, then)
+
+    def _try(self, write: Callable[[], None], what: str, then: str) -> None:
         try:
-            keep_layers(self._store, self._run_id, layers)
+            write()
         except Exception as error:  # training needs none of it
+            if what in self._warned:
+                return
+            self._warned.add(what)
             _logger.warning(
-                "The costs of layers could not be kept in %s: %s. A later run begins without them.",
+                "Worker %d: %s cannot be written to %s now: %s. %s",
+                self._rank,
+                what,
                 self._store.url,
                 self._store.redacted(error),
-                extra={"event": "layer_costs_not_kept"},
+                then,
+                extra={"event": "worker_file_not_written", "rank": self._rank, "what": what},
             )

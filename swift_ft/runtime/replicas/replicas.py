@@ -36,6 +36,7 @@ from swift_ft.torch_adapters.ddp import DataParallelHook, Layout
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.step_failures import step_failures
+from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 from swift_ft.torch_core.tensors import version_of
 
 _DRAIN_S = 2.0
@@ -188,6 +189,11 @@ class Replicas:
     def equal_buffers(self) -> bool:
         """Whether DDP keeps the replicas' buffers equal. Otherwise each has statistics of its own data."""
         return self._hook is not None and self._hook.buffers.equal
+
+    def forward_alone(self) -> None:
+        """No other replica is there to give this one its buffers: they stay as they are."""
+        if self._hook is not None:
+            setattr(self._hook.model, BUFFER_SYNC, False)
 
     def begin(self, iteration: int) -> None:
         """The step of an iteration begins."""

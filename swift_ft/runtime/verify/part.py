@@ -94,7 +94,7 @@ class VerifyPart(Part):
 
     def judge(self, step: StepInfo) -> Judgement:
         """Whether a step counts that was computed once more, and what its computations show."""
-        outputs.listen(None)
+        outputs.listen(self.name, None)
         runs = self._runs
         runs[-1].end(self._tensors())
         if len(runs) == 1:
@@ -171,7 +171,7 @@ class VerifyPart(Part):
             del self._runs[step.computation - 1 :]
             evidence = Evidence()
             self._runs.append(evidence)
-            outputs.listen(evidence.note)
+            outputs.listen(self.name, evidence.note)
 
     def why_checkpoint(self, committed: int | None) -> str:
         # The log may have wrong messages of it beside the right ones, and a replay refuses what is unlike.
@@ -189,7 +189,7 @@ class VerifyPart(Part):
         self._forget()
 
     def _forget(self) -> None:
-        outputs.listen(None)
+        outputs.listen(self.name, None)
         self._runs.clear()
 
 

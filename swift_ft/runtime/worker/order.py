@@ -25,6 +25,7 @@ ORDER = (
     "worlds",
     "policy",
     "verify",
+    "own gradients",
 )
 """Names of parts. One that is not here comes after them."""
 

@@ -139,4 +139,4 @@ def test_a_store_that_takes_nothing_is_reported_once(
             records.write_history(history(GenerationWork(2, steps=steps)))
             background.submit(int).result(60)
     events = [getattr(record, "event", "") for record in caplog.records]
-    assert events.count("worker_history_not_written") == 1
+    assert events.count("worker_file_not_written") == 1

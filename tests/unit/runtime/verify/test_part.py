@@ -104,7 +104,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(part, "any_of_all", bool)
     monkeypatch.setattr(part, "texts_of_all", lambda text: [text])
     yield
-    outputs.listen(None)
+    outputs.listen("verify", None)
 
 
 @pytest.mark.parametrize("wrap", [True, False])
