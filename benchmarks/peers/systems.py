@@ -16,7 +16,7 @@ _GLOO_TIMEOUT_S = 5.0
 _DLROVER_FOLDERS = ("/tmp/ckpt_sock", "/tmp/dlrover", "/dev/shm")
 _KEEP_ALIVE = "keep_alive_interval=1,keep_alive_max_attempt=3"
 """torchrun's own is 5 s: with it, a lost machine is missed after 15 s."""
-_AT_ONCE = ("--elastic-wait", "0.2")
+_AT_ONCE = ("--elastic-wait", "0")
 """No machine is waited for: its own is 10 s."""
 
 
@@ -131,7 +131,7 @@ GUEST_SWIFT = System(
     SWIFT.scripts,
     partial(_swift, more=_AT_ONCE),
     cannot=_NO_LOSS,
-    settings="without a spare another machine runs the lost one's worker, too, after 0.2 s "
+    settings="without a spare another machine runs the lost one's worker, too, at once "
     "(`--elastic-wait`, its own: 10 s), until the lost one has come again",
 )
 FEWER_SWIFT = System(
@@ -140,7 +140,7 @@ FEWER_SWIFT = System(
     partial(_swift, more=(*_AT_ONCE, "--on-loss", "shrink")),
     cannot=_NO_LOSS,
     shrinks=True,
-    settings="without a spare `--on-loss shrink`, after 0.2 s",
+    settings="without a spare `--on-loss shrink`, at once",
 )
 OURS = (SWIFT.name, GUEST_SWIFT.name, FEWER_SWIFT.name)
 TUNED_TORCHFT = _torchft(_TORCHFT_TIMEOUT_S)

@@ -69,7 +69,7 @@ def _plan(run: RunStore, request: AuditRequest) -> tuple[ReplayPlan, dict[int, S
 def _own_gradients(
     run: RunStore, request: AuditRequest, world_size: int, ranks: range
 ) -> Mapping[int, OwnGradients]:
-    """What workers have noted, with the step that is audited: they write in the background."""
+    """The notes of all workers, with the step that is audited: they write in the background."""
     until = time.monotonic() + _PATIENCE_S
     while True:
         own = read_own_gradients(run.store, run.run_id, world_size)

@@ -10,7 +10,7 @@ from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
 
 WHOLE_MODEL = ("the model",)
-"""What a worker holds that reports no shard and no stage."""
+"""The parts of a worker that has no shard and no stage."""
 
 
 class AuditOrder(NamedTuple):

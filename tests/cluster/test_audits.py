@@ -20,7 +20,7 @@ from tests.support.cluster import (
 )
 
 SCRIPT = Path(__file__).parent / "scripts" / "computes_wrong.py"
-MACHINES = {"train_swift": 3, "train_elastic": 2, "train_hybrid": 4, "train_ddp": 2, "train_fsdp": 2}
+MACHINES = {"train_swift": 3, "train_hybrid": 4}
 SMALLER = ["--layers=4", "--microbatches=4"]
 ITERATIONS = 14
 CLEAN = {"what": "nothing", "rank": -2}
@@ -37,7 +37,9 @@ def unaudited(tmp_path_factory: pytest.TempPathFactory) -> Reference:
         if (name := " ".join([example, *args])) not in made:
             folder = tmp_path_factory.mktemp("unaudited")
             script = training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS)
-            made[name] = run_cluster(folder, *SMALLER, *args, machines=MACHINES[example], script=script)
+            made[name] = run_cluster(
+                folder, *SMALLER, *args, machines=MACHINES.get(example, 2), script=script
+            )
             assert made[name].code == 0, made[name].output[-6000:]
         return made[name]
 
@@ -65,7 +67,7 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cl
             *SMALLER,
             *args,
             flags=["--audit", *flags],
-            machines=MACHINES[example],
+            machines=MACHINES.get(example, 2),
             script=training(tmp_path, SCRIPT, iterations=ITERATIONS),
             inject=inject,
         )
@@ -101,7 +103,7 @@ def test_what_was_computed_right_is_marked(
     run = audited(example=example, args=args, waits="marked", struck=0, **CLEAN)
     assert_identical(run, unaudited(example, *args))
     slots = {slot for event in run.events("AuditEnded") for slot in event["slots"]}
-    assert slots == {*range(MACHINES[example])}
+    assert slots == {*range(MACHINES.get(example, 2))}
     assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
     status = json.loads(recover("status", str(run.store), "--json").stdout)
     assert status["wrong"] == []
@@ -243,6 +245,41 @@ def test_a_spare_that_is_wrong_about_a_replica(
     assert differences(run) == [(0, 3)]
     assert "has computed iteration 3 wrong in an audit" in run.output
     assert_identical(run, unaudited("train_ddp"))
+
+
+@pytest.mark.parametrize(
+    ("example", "variable", "habit"),
+    [
+        ("replica_habits", "HABIT", "accumulates"),
+        pytest.param("replica_habits", "HABIT", "logs", marks=pytest.mark.thorough),
+        pytest.param("running_statistics", "STATISTICS", "ddp", marks=pytest.mark.thorough),
+        pytest.param("running_statistics", "STATISTICS", "own", marks=pytest.mark.thorough),
+    ],
+)
+def test_replicas_as_people_write_them(
+    example: str,
+    variable: str,
+    habit: str,
+    audited: Callable[..., ClusterRun],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(variable, habit)
+    run = audited(example=example, waits="marked", struck=0, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    assert {slot for event in run.events("AuditEnded") for slot in event["slots"]} == {0, 1}
+    assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
+
+
+@pytest.mark.thorough
+def test_gradients_that_follow_from_what_others_give(
+    audited: Callable[..., ClusterRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No spare can compute them on its own: it says so, and names nobody."""
+    monkeypatch.setenv("HABIT", "counts")
+    run = audited(example="replica_habits", waits="marked", struck=0, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    assert {event["problem"].partition(" calls ")[2][:9] for event in ended(run)} == {"allreduce"}
+    assert [event for event in ended(run) if "iteration" in event or "slots" in event] == []
 
 
 @pytest.mark.thorough
