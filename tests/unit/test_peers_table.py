@@ -18,7 +18,7 @@ from benchmarks.peers.cells import MACHINES, Case, Outcome, System, evaluate
 from benchmarks.peers.draw import seconds
 from benchmarks.peers.lines import changed_lines
 from benchmarks.peers.report import Cell, equal, judge
-from benchmarks.peers.systems import PLAIN, SWIFT, SYSTEMS, TUNED_TORCHFT
+from benchmarks.peers.systems import GUEST_SWIFT, PLAIN, SWIFT, SYSTEMS, TUNED_TORCHFT
 from benchmarks.peers.table import turns
 from examples.commands import CommandError
 
@@ -160,12 +160,20 @@ def test_a_cell_is_the_same_after_it_was_kept() -> None:
 
 def test_targets_take_the_fastest_peer_and_the_worst_row() -> None:
     slower = Case("data", "spare", 25)
-    cells = _cells({SWIFT.name: 1.0, TUNED_TORCHFT.name: 4.0, "dlrover": 9.0})
-    more = [replace(one, case=slower) for one in _cells({SWIFT.name: 1.0, TUNED_TORCHFT.name: 0.5})]
+    cells = _cells({SWIFT.name: 1.0, TUNED_TORCHFT.name: 4.0, "dlrover": 5.0, "torchrun + DCP": 9.0})
+    others = {SWIFT.name: 1.0, TUNED_TORCHFT.name: 0.5, "torchrun + DCP": 0.8}
+    more = [replace(one, case=slower) for one in _cells(others)]
     met = {target.limit: target for target in judge(cells, [CASE])}
     missed = {target.limit: target for target in judge([*cells, *more], [CASE, slower])}
-    assert (met["< 1"].measured, met["< 1"].met, met["<= 0.5"].met) == ("0.250", True, True)
-    assert (missed["< 1"].measured, missed["< 1"].met, missed["<= 0.5"].met) == ("2.000", False, False)
+    assert (met["< 1"].measured, met["< 1"].met, met["<= 0.5"].met) == ("0.200", True, True)
+    assert (missed["< 1"].measured, missed["< 1"].met) == ("1.250", False)
+    assert (missed["<= 0.5"].measured, missed["<= 0.5"].met) == ("2.000", False)
+
+
+def test_a_tuned_peer_is_compared_with_our_faster_setting() -> None:
+    cells = _cells({SWIFT.name: 4.0, GUEST_SWIFT.name: 1.0, TUNED_TORCHFT.name: 4.0, "dlrover": 2.0})
+    targets = {target.limit: target.measured for target in judge(cells, [CASE])}
+    assert (targets["< 1"], targets["<= 0.5"]) == ("2.000", "0.250")
 
 
 def test_the_tables_say_why_a_figure_is_missing_and_what_is_worse() -> None:
