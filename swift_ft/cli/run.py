@@ -41,7 +41,7 @@ from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
 from swift_ft.faults import Fault, check_faults, missed_faults
-from swift_ft.host.networks import lacking
+from swift_ft.host.networks import begin_again_as_root, lacking
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.health.gate import check_names
@@ -253,6 +253,7 @@ def _check_networks(standalone: bool) -> None:
         raise UsageError(
             f"--networks needs {missing}, which is missing here: omit it, and faults of networks."
         )
+    begin_again_as_root()
 
 
 @contextlib.contextmanager

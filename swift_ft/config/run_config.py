@@ -76,7 +76,7 @@ class RunConfig:
         Topic.MACHINES,
         False,
         "give each machine of this host a network of its own, which faults of --inject can cut and slow down "
-        "(with --standalone, as root, on Linux)",
+        "(with --standalone, on Linux, as root or where a user may be root of a namespace)",
     )
     resume: bool = option(
         Topic.MACHINES, False, "continue from the last checkpoint in the store", same_everywhere=True
@@ -228,8 +228,8 @@ class RunConfig:
         Topic.FAILURES,
         False,
         "spares that wait compute again what each machine of a pipeline has computed between two "
-        "checkpoints, from the checkpoint and the logs, which stay for that long, or what a replica (DDP) has "
-        "contributed to the step after a checkpoint; it is compared bit for bit "
+        "checkpoints, from the checkpoint and the logs, which stay for that long, or what a replica (DDP) "
+        "has contributed to the step after a checkpoint; it is compared bit for bit "
         "(docs/how-to/find-silent-corruption.md)",
         same_everywhere=True,
     )

@@ -245,7 +245,7 @@ def check_faults(text: str, *, machines: int, workers_per_machine: int, networks
         if fault.action in OF_NETWORKS and not networks:
             raise UsageError(
                 f"--inject '{fault}' needs machines with networks of their own: add --networks "
-                "(with --standalone, as root)."
+                "(with --standalone)."
             )
 
 

@@ -4,16 +4,19 @@ Each machine is in a network namespace, on one end of a virtual cable. The other
 host, where the launcher and its rendezvous store are. What is cut vanishes on its way, as in a switch that
 has failed: whoever sends it uses a hardware address that nobody has. No packet says so.
 
-Needs root, iproute2 and nsenter.
+Needs Linux, iproute2, nsenter and root. Another user becomes root of a user namespace, where the system
+allows that, with networks that nobody outside of it sees.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +30,9 @@ _NOBODY = "02:53:57:ff:ff:ff"
 _FLAP_S = 1.0
 _HOST = -1
 """The index of this host itself."""
+_OWN_ROOT = ("unshare", "--user", "--map-root-user", "--net", "--mount")
+_OWN_HOST = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
+"""Names of namespaces are files below /run, which an ordinary user may not make."""
 
 
 def lacking() -> str:
@@ -36,7 +42,27 @@ def lacking() -> str:
     for command, package in (("ip", "iproute2"), ("tc", "iproute2"), ("nsenter", "util-linux")):
         if shutil.which(command) is None:
             return f"the command {command} of {package}"
-    return "" if os.geteuid() == 0 else "root"
+    return "" if os.geteuid() == 0 or _may_be_own_root() else "root, or user namespaces"
+
+
+@functools.cache
+def _may_be_own_root() -> bool:
+    """Whether this user may be root in a namespace. The system, or a container, may forbid it."""
+    if shutil.which(_OWN_ROOT[0]) is None:
+        return False
+    command = [*_OWN_ROOT, "sh", "-c", _OWN_HOST, "sh", "true"]
+    return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
+
+
+def begin_again_as_root() -> None:
+    """Begin this process's command again as root of a user namespace; nothing if this is root already.
+
+    It has a network of its own, in which there is this host and nothing else. What it writes belongs to the
+    user who has called it.
+    """
+    if os.geteuid() != 0:
+        command = [*_OWN_ROOT, "sh", "-c", _OWN_HOST, "sh", *sys.orig_argv]
+        os.execvp(command[0], command)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
 from tests.support.cluster import EXAMPLES, SMALL
 from tests.support.missing import skip_for_missing
+from tests.support.nobody import NOBODY, as_nobody
 from tests.support.waiting import wait_until
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "small_replicas.py")
@@ -230,6 +235,27 @@ def test_a_network_is_cut_and_mended(plan: str, capfd: pytest.CaptureFixture[str
     assert run["ways"] or "throttle" in plan
     owners = {path.name.split("-")[1] for path in NAMESPACES.glob("swift-*-*-*")}
     assert all(Path(f"/proc/{owner}").exists() for owner in owners), owners  # of other runs
+
+
+def test_networks_without_root(tmp_path: Path) -> None:
+    """Whoever may be root in a namespace of their own needs no other right."""
+    if missing := lacking():
+        skip_for_missing(f"networks of machines ({missing})")
+    if os.geteuid() != 0:
+        skip_for_missing("root, which this user is not: the other tests of networks run without it")
+    with tempfile.TemporaryDirectory() as name:  # all may go into it, as nobody else's tests may
+        folder = Path(name)
+        folder.chmod(0o777)
+        command = [sys.executable, "-m", "swift_ft.cli.chaos", "--json", "--networks", "--plan", CUTS[0]]
+        command += ["--spares", "1", "--keep", str(folder / "kept"), "--", SCRIPT]
+        done = subprocess.run(
+            as_nobody(command), cwd=folder, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert {path.stat().st_uid for path in folder.rglob("*")} == {NOBODY}
+    (run,) = json.loads(done.stdout)["runs"]
+    assert (run["outcome"], run["never_struck"]) == ("identical", []), run
+    assert run["ways"]
 
 
 @pytest.mark.thorough

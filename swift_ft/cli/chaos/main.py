@@ -132,7 +132,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--networks",
         action="store_true",
-        help="each machine has a network of its own, for faults of networks (as root, on Linux)",
+        help="each machine has a network of its own, for faults of networks (on Linux)",
     )
     group.add_argument(
         "--microbatches",

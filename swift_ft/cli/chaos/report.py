@@ -30,7 +30,7 @@ def print_kinds(*, as_json: bool) -> None:
         print_json([_facts_of_kind(kind) for kind in kinds()])
         return
     table = Table()
-    for column in ("fault", "meaning", "here", "root", "by default"):
+    for column in ("fault", "meaning", "here", "--networks", "by default"):
         table.add_column(column)
     for kind in kinds():
         here = f"no: it needs {kind.missing}" if kind.missing else "yes"
@@ -39,11 +39,12 @@ def print_kinds(*, as_json: bool) -> None:
 
 
 def _flags(kind: Kind) -> tuple[bool, bool]:
-    return kind.needs_root, kind.by_default
+    return kind.needs_networks, kind.by_default
 
 
 def _facts_of_kind(kind: Kind) -> dict[str, Any]:
-    return {name: getattr(kind, name) for name in ("name", "meaning", "missing", "needs_root", "by_default")}
+    names = ("name", "meaning", "missing", "needs_networks", "by_default")
+    return {name: getattr(kind, name) for name in names}
 
 
 class Report:

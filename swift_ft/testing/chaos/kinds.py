@@ -55,14 +55,14 @@ class Kind:
         name: as a plan has it.
         meaning: in a line.
         missing: what it needs and this host lacks; empty if it can strike here.
-        needs_root: it is for root only.
+        needs_networks: it strikes machines with networks of their own (``--networks``).
         by_default: it is drawn unless others are asked for.
     """
 
     name: str
     meaning: str
     missing: str
-    needs_root: bool
+    needs_networks: bool
     by_default: bool
 
 
@@ -74,7 +74,7 @@ def kinds() -> list[Kind]:
             action.value,
             words,
             missing=of_networks if action in OF_NETWORKS else "",
-            needs_root=action in OF_NETWORKS,
+            needs_networks=action in OF_NETWORKS,
             by_default=action in WEIGHTS,
         )
         for action, words in _WORDS.items()
