@@ -111,7 +111,8 @@ def claim_store(
         with waiting(f"the store {store.url} to answer"):
             checkpoints = _decide(store, context, topology, settings or {})
         # After the record, which whoever sees the key looks for.
-        rendezvous.set(key, json.dumps({"checkpoints": checkpoints, "store": store.url}))
+        facts = {"checkpoints": checkpoints, "store": store.url, "secret": store.has_secret_url}
+        rendezvous.set(key, json.dumps(facts))
     store.anchor(RECORD)
     return checkpoints
 

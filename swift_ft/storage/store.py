@@ -140,6 +140,11 @@ class Store:
         if self._anchor and not self._files.exists(self._absolute(self._anchor)):
             raise StoreGoneError(self.url, self._anchor)
 
+    @property
+    def has_secret_url(self) -> bool:
+        """Whether there are credentials in its URL, which :attr:`url` leaves out."""
+        return self._url.has_credentials
+
     def child_url(self, path: str) -> str:
         """The full URL of a path inside, credentials included, for another library's fsspec."""
         return self._url.child(_checked(path))

@@ -33,6 +33,11 @@ class StoreUrl:
     def __str__(self) -> str:
         return self.redacted(self.full)
 
+    @property
+    def has_credentials(self) -> bool:
+        """Whether this text, which says none, is too little to use the store."""
+        return bool(self._credentials)
+
     def redacted(self, what: object) -> str:
         """A text for people, such as an error, without the credentials."""
         return str(what).replace(self._credentials, "")

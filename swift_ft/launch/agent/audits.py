@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_ft.config.audit import OUTPUT, AuditRequest, AuditResult
+from swift_ft.errors import UsageError
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.launch.settings import AgentSettings
@@ -159,8 +160,8 @@ class Auditor:
         """Begin the audit that is due, and end one that is not."""
         if not self._on:
             return
-        self._say_if_useless(state)
-        order = next_audit(state, self._membership.machine)
+        self._look_first(state)
+        order = next_audit(state, self._membership.machine) if self._on else None
         if self._process is not None:
             if order == self._process.order:
                 return
@@ -176,11 +177,17 @@ class Auditor:
                 return
         self._start(state, order)
 
-    def _say_if_useless(self, state: State) -> None:
+    def _look_first(self, state: State) -> None:
+        """Once, as a spare: where the store is, and whether there is anything to audit."""
         if self._said or state.phase != Phase.LIVE or self._membership.machine not in state.membership.spares:
             return
         self._said = True
-        if why := why_nothing_to_audit(state):
+        why = why_nothing_to_audit(state)
+        try:
+            self._store = self._membership.store_of_session()
+        except UsageError as error:
+            why, self._on = str(error), False
+        if why:
             _logger.warning(
                 "--audit finds nothing to audit: %s. --verify replay finds a machine that computes wrong.",
                 why,
@@ -195,7 +202,6 @@ class Auditor:
 
     def _start(self, state: State, order: AuditOrder) -> None:
         settings, (interval, slot) = self._settings, order
-        self._store = self._store or self._membership.store_of_session()
         sweep_left(Path(tempfile.gettempdir()))
         folder, lock = locked_folder()
         request = AuditRequest(

@@ -37,6 +37,7 @@ from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.coordination.restoring import JournalCopy, Restorer, Roster
 from swift_ft.coordination.runs import restore_newest
 from swift_ft.coordination.store_client import Admit
+from swift_ft.errors import UsageError
 from swift_ft.launch.rendezvous.bootstrap import Bootstrap
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
@@ -214,9 +215,19 @@ class JournalRendezvous(RendezvousHandler):
         return self.relay
 
     def store_of_session(self) -> str:
-        """The URL of the session's store, without credentials; empty before worker 0 has claimed it."""
+        """The URL of the session's store. Empty before worker 0 has claimed it.
+
+        Raises:
+            UsageError: there are credentials in it, and only workers know them.
+        """
         key = store_keys.claimed()
-        return json.loads(self.store.get(key)).get("store", "") if self.store.check([key]) else ""
+        facts = json.loads(self.store.get(key)) if self.store.check([key]) else {}
+        if facts.get("secret"):
+            raise UsageError(
+                f"the URL of {facts['store']} has credentials in it, which only the script knows: put them "
+                "where its client looks for them on each machine (a file or a variable)"
+            )
+        return str(facts.get("store", ""))
 
     def serve(self, lines: Iterable[Line]) -> None:
         """Serve lines to the relay, each in a thread, until the other sides close them."""
