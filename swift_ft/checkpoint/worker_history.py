@@ -22,7 +22,7 @@ from swift_ft.storage.store import Store
 _NAME = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.json")
 _BY_WORKER = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.(?:trace\.)?json")
 _BY_AGENT = re.compile(r"agent-(.+)\.g\d{4,}\.trace\.json")
-_PROFILE = re.compile(r"rank-(\d{5,})\.profile\.json")
+_OF_ANY_PROCESS = re.compile(r"rank-(\d{5,})\.(?:profile|gradients)\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +133,15 @@ def sweep_histories(
     def is_dead(name: str) -> bool:
         if agent := _BY_AGENT.match(name):
             return agent[1] not in machines
-        profile = _PROFILE.match(name)
-        found = profile or _BY_WORKER.match(name)
+        of_any = _OF_ANY_PROCESS.match(name)
+        found = of_any or _BY_WORKER.match(name)
         if found is None:
             return False
         rank = int(found[1])
         if workers is not None and rank >= workers:
             return True
-        # A profile does not say of which process it is.
-        return started_in.get(rank, 1) > 1 if profile else int(found[2]) < started_in.get(rank, 0)
+        # Such a name does not say of which process the file is.
+        return started_in.get(rank, 1) > 1 if of_any else int(found[2]) < started_in.get(rank, 0)
 
     store.sweep(history_directory(run_id), is_dead)
     if started_in.get(0, 1) > 1:  # not with `sweep`, which ends uploads below: others write there

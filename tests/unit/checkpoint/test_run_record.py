@@ -116,6 +116,18 @@ def test_a_run_resumes_beside_it(store: Store, damage: Damage) -> None:
     assert store.read_json(RECORD) == sealed({"format": 1, **third})
 
 
+def test_what_a_run_was_writing_that_was_lost_as_a_whole_is_swept(store: Store) -> None:
+    run = place(store, f"runs/job.2-b/{RECORD}").parent
+    (run / "workers").mkdir()
+    begun = [run / "layers.json.12ab.tmp", run / "workers" / "rank-00000.gradients.json.12ab.tmp"]
+    for path in begun:
+        path.write_text("half of it")
+    context = SimpleNamespace(rank=0, run_id="job.3-c", config=RunConfig(resume=True))
+    claim_store(store, cast(WorkerContext, context), RendezvousStore(HashStore), TOPOLOGY, 1.0)
+    assert not any(path.exists() for path in begun)
+    assert (run / RECORD).exists()
+
+
 @damaged
 def test_without_a_copy_it_says_what_is_left(store: Store, damage: Damage) -> None:
     store.delete("runs", recursive=True)

@@ -72,7 +72,8 @@ def test_what_workers_of_a_larger_world_were_writing_is_swept(tmp_path: Path) ->
     store = Store(tmp_path)
     write_history(store, history(rank=0))
     (folder,) = tmp_path.glob("runs/*/workers")
-    names = ("rank-00001.g0003", "rank-00002.g0003.trace", "rank-00002.profile", "rank-00010.g0001")
+    of_third = ("g0003.trace", "profile", "gradients")
+    names = ("rank-00001.g0003", *(f"rank-00002.{kind}" for kind in of_third), "rank-00010.g0001")
     begun = {name: folder / f"{name}.json.12ab.tmp" for name in names}
     for path in begun.values():
         path.write_text("half of it")
