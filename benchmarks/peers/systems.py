@@ -65,7 +65,10 @@ def _torchft(timeout_s: float | None) -> System:
         {"data": "data_torchft.py"},
         machine,
         lighthouse,
-        {"pipeline": "no: it protects replicas, and one pipeline has none"},
+        {
+            "pipeline": "no: it protects replicas, and one pipeline has none",
+            "hsdp": "not measured: the loss of one machine restarts both of a replica of two",
+        },
         elastic=True,
         needs=("torchft", "0.2.0"),
         settings="as they are"
@@ -165,11 +168,13 @@ SYSTEMS = (
     ),
     System(
         "nvidia-resiliency-ext",
-        {"data": "data_nvrx.py", "pipeline": "pipeline_nvrx.py"},
+        {"data": "data_nvrx.py", "pipeline": "pipeline_nvrx.py", "hsdp": "hsdp_nvrx.py"},
         _nvrx,
         cannot={
             "pipeline again": "no: its world shrinks, and a pipeline of three is another one",
             "pipeline process": "no: its world shrinks, and a pipeline of three is another one",
+            "hsdp again": "no: its world shrinks, and three workers are no two replicas of two shards",
+            "hsdp process": "no: its world shrinks, and three workers are no two replicas of two shards",
         },
         shrinks=True,
         needs=("nvidia-resiliency-ext", "0.4.1"),
@@ -190,6 +195,7 @@ SYSTEMS = (
         {
             "spare": "no: its master starts machines anew, none waits",
             "pipeline": "no: flash checkpoints of parts are for Megatron-LM, DeepSpeed and FSDP",
+            "hsdp": "not measured: its flash checkpoints are of the first FSDP",
         },
         needs=("dlrover", "0.6.1"),
         settings="elastic agent and flash checkpoint, each machine with shared memory of its own",
