@@ -252,6 +252,7 @@ def test_a_spare_that_is_wrong_about_a_replica(
     [
         ("replica_habits", "HABIT", "accumulates"),
         pytest.param("replica_habits", "HABIT", "logs", marks=pytest.mark.thorough),
+        pytest.param("replica_habits", "HABIT", "twice", marks=pytest.mark.thorough),
         pytest.param("running_statistics", "STATISTICS", "ddp", marks=pytest.mark.thorough),
         pytest.param("running_statistics", "STATISTICS", "own", marks=pytest.mark.thorough),
     ],

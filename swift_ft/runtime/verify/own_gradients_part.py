@@ -57,6 +57,7 @@ class OwnGradientsPart(Part):
         outputs.listen(self.name, self._note if listens else None)
 
     def _note(self, output: Output) -> None:
-        """A step with several backward passes has several averages: the last one's are those that count."""
-        own = {name: tensor for name, tensor in output.tensors.items() if outputs.is_gradient(name)}
+        """In a step with several averages, those after the first one follow from what others have given."""
+        tensors = output.tensors.items()
+        own = {name: t for name, t in tensors if outputs.is_gradient(name) and name not in self._found}
         self._found.update(tensor_digests(own))

@@ -1,8 +1,9 @@
 """Data parallelism in the ways in which people write it (HABIT).
 
 ``"accumulates"``: gradients of two microbatches, the first one without an average, with dropout and gradients
-that are clipped. ``"logs"``: a loss that is averaged after the backward pass. ``"counts"``: the loss is
-divided by a count that is summed over all replicas before.
+that are clipped. ``"logs"``: a loss that is averaged after the backward pass. ``"twice"``: two updates, the
+second one of what the first one has left. ``"counts"``: the loss is divided by a count that is summed over all
+replicas before.
 """
 
 import os
@@ -51,6 +52,10 @@ def main() -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            if habit == "twice":
+                loss_fn(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
     Path(args.weights_out).mkdir(parents=True, exist_ok=True)
     torch.save(model.module.state_dict(), f"{args.weights_out}/rank{rank}.pt")
     dist.destroy_process_group()

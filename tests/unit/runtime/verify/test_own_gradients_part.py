@@ -72,6 +72,19 @@ def test_a_step_that_is_repeated_is_noted_as_it_counts(
     assert len(kept) == 2
 
 
+def test_only_the_first_average_is_a_replica_s_own_work(
+    noting: OwnGradientsPart, kept: list[OwnGradients]
+) -> None:
+    """A second one comes after an update by the first, as in a GAN."""
+    train(noting, 0, 1.0)
+    noting.begin(StepInfo(3, 1))
+    contribute(1.0)
+    contribute(2.0)
+    noting.completed(StepInfo(3, 1))
+    (once, first) = kept[-1].digests.values()
+    assert once == first
+
+
 def test_it_hears_beside_others(noting: OwnGradientsPart, kept: list[OwnGradients]) -> None:
     """A step may be verified as well."""
     heard: list[str] = []
