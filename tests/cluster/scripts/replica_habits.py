@@ -2,8 +2,8 @@
 
 ``"accumulates"``: gradients of two microbatches, the first one without an average, with dropout and gradients
 that are clipped. ``"logs"``: a loss that is averaged after the backward pass. ``"twice"``: two updates, the
-second one of what the first one has left. ``"counts"``: the loss is divided by a count that is summed over all
-replicas before.
+second one of what the first one has left. ``"counts"``: the loss is divided by a count that is summed over
+all replicas before.
 """
 
 import os
