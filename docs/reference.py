@@ -501,8 +501,10 @@ def _log_events() -> Iterator[str]:
 
 
 def _kinds_of_faults() -> Iterator[str]:
-    rows = ((f"`{one.name}`", one.meaning, "yes" * one.needs_root, "yes" * one.by_default) for one in kinds())
-    return _table(("fault", "meaning", "for root only", "drawn by default"), rows)
+    rows = (
+        (f"`{one.name}`", one.meaning, "yes" * one.needs_networks, "yes" * one.by_default) for one in kinds()
+    )
+    return _table(("fault", "meaning", "needs --networks", "drawn by default"), rows)
 
 
 def _operator_events() -> Iterator[str]:

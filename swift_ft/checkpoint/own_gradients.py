@@ -1,69 +1,80 @@
-"""A replica's own gradients of the step after each checkpoint, as digests: what a spare can compute again.
+"""A replica's own work in the step after each checkpoint, as digests: what a spare can compute again.
 
-runs/<run>/workers/rank-00003.gradients.json     of the newest few checkpoints
+runs/<run>/workers/rank-00003.setup.json         what the script communicated before its first step
+                   rank-00003.gradients.json     its gradients, and what they follow from, of some steps
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from swift_ft.checkpoint.state_digest import StateDigests
 from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.errors import SwiftError
 from swift_ft.storage.digest import sealed, unsealed
-from swift_ft.storage.read_only import read_at_once
 from swift_ft.storage.store import Store
-
-_NEWEST = 4
-"""An audit begins with the second newest committed checkpoint, and newer ones may be on their way."""
 
 
 @dataclass(frozen=True, slots=True)
-class OwnGradients:
-    """One worker's.
+class OwnStep:
+    """One replica's own work in a step: all that comes before its first average.
 
     Attributes:
-        setup: what its script communicated before the first step (`coordination/setup_communication.py`).
-        digests: by completed iterations of the checkpoint, of each gradient in the step after it, before the
-            average.
+        epoch: of checkpoints. Those of an earlier one were given up.
+        host: what has computed it, in words. Another processor may round in other ways.
+        begin: digests of what its gradients follow from, by what that is.
+        gradients: digests of these, by parameter, before they are averaged.
     """
 
-    setup: Mapping[str, str] = field(default_factory=dict)
-    digests: Mapping[int, StateDigests] = field(default_factory=dict)
-
-    def with_step(self, iteration: int, digests: StateDigests) -> OwnGradients:
-        """With another step's. Those of long ago go."""
-        found = {**self.digests, iteration: digests}
-        return OwnGradients(self.setup, {number: found[number] for number in sorted(found)[-_NEWEST:]})
+    epoch: int
+    host: str
+    begin: StateDigests
+    gradients: StateDigests
 
 
-def write_own_gradients(store: Store, run_id: str, rank: int, own: OwnGradients) -> None:
-    """Write or replace a worker's."""
-    content = {"setup": dict(own.setup), "digests": {str(step): dict(of) for step, of in own.digests.items()}}
-    store.write_json(_path(run_id, rank), sealed(content))
+def write_setup(store: Store, run_id: str, rank: int, setup: Mapping[str, str]) -> None:
+    """Write what a worker's script communicated before its first step.
 
-
-def read_own_gradients(store: Store, run_id: str, world_size: int) -> dict[int, OwnGradients]:
-    """Those of a run's workers, by rank. Those without a whole file are missing.
-
-    Raises:
-        Exception: what the store's client raised.
+    Args:
+        run_id: the run.
+        rank: the worker.
+        setup: by key (`coordination/setup_communication.py`).
     """
-    read = read_at_once(lambda rank: _read(store, _path(run_id, rank)), range(world_size))
-    return {rank: own for rank, own in enumerate(read) if own is not None}
+    store.write_json(_path(run_id, rank, "setup"), sealed(dict(setup)))
 
 
-def _read(store: Store, path: str) -> OwnGradients | None:
+def read_setup(store: Store, run_id: str, rank: int) -> dict[str, str] | None:
+    """See :func:`write_setup`. None if there is no whole file."""
+    return _read(store, _path(run_id, rank, "setup"))
+
+
+def write_own_steps(store: Store, run_id: str, rank: int, steps: Mapping[int, OwnStep]) -> None:
+    """Write or replace a worker's.
+
+    Args:
+        run_id: the run.
+        rank: the worker.
+        steps: by completed iterations of the checkpoint before.
+    """
+    content = {str(iteration): asdict(step) for iteration, step in steps.items()}
+    store.write_json(_path(run_id, rank, "gradients"), sealed(content))
+
+
+def read_own_steps(store: Store, run_id: str, rank: int) -> dict[int, OwnStep]:
+    """See :func:`write_own_steps`. Empty if there is no whole file."""
+    found = _read(store, _path(run_id, rank, "gradients")) or {}
+    return {int(iteration): OwnStep(**step) for iteration, step in found.items()}
+
+
+def _read(store: Store, path: str) -> dict[str, Any] | None:
     try:
         content = store.read_json(path)
     except SwiftError:  # it is not JSON
         return None
-    plain = unsealed(content) if content is not None else None
-    if plain is None:
-        return None
-    return OwnGradients(plain["setup"], {int(step): of for step, of in plain["digests"].items()})
+    return unsealed(content) if content is not None else None
 
 
-def _path(run_id: str, rank: int) -> str:
-    return f"{history_directory(run_id)}/rank-{rank:05d}.gradients.json"
+def _path(run_id: str, rank: int, what: str) -> str:
+    return f"{history_directory(run_id)}/rank-{rank:05d}.{what}.json"

@@ -192,8 +192,8 @@ def _decide(
         _check_topology(store, record["topology"], topology)
         tidy_store(store)
         for run in store.list(RUNS):  # at a run's own end other workers may still be writing there
-            for folder in (f"{RUNS}/{run}/{_WORKERS}", f"{RUNS}/{run}"):
-                store.sweep(folder)
+            store.sweep(f"{RUNS}/{run}/{_WORKERS}")
+            store.sweep(f"{RUNS}/{run}")
         _take_over_logs(store, {*earlier})
     if record is None and config.resume:
         raise UsageError(

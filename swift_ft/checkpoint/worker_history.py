@@ -22,7 +22,7 @@ from swift_ft.storage.store import Store
 _NAME = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.json")
 _BY_WORKER = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.(?:trace\.)?json")
 _BY_AGENT = re.compile(r"agent-(.+)\.g\d{4,}\.trace\.json")
-_OF_ANY_PROCESS = re.compile(r"rank-(\d{5,})\.(?:profile|gradients)\.json")
+_OF_ANY_PROCESS = re.compile(r"rank-(\d{5,})\.(?:profile|gradients|setup)\.json")
 
 
 @dataclass(frozen=True, slots=True)

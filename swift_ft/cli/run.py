@@ -41,7 +41,7 @@ from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
 from swift_ft.faults import Fault, check_faults, missed_faults
-from swift_ft.host.networks import begin_again_as_root, lacking
+from swift_ft.host.networks import become_root_for, lacking
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.health.gate import check_names
@@ -83,6 +83,10 @@ def run_and_exit() -> NoReturn:
     os._exit(code)
 
 
+_MODULE = "swift_ft.cli.run"
+"""This one, also where it is called as a command."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, the script's own, or 2 for what the user can fix."""
     args = parser().parse_args(argv)
@@ -93,6 +97,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.status is not None:
             return _status(args)
+        if args.networks and not lacking():  # before anything is made or said, which would be so twice
+            become_root_for(["-m", _MODULE, *(sys.argv[1:] if argv is None else argv)])
         return _check(args) if args.check else _run(args)
     except UsageError as error:
         for line in str(error).splitlines():  # one per mistake
@@ -253,7 +259,6 @@ def _check_networks(standalone: bool) -> None:
         raise UsageError(
             f"--networks needs {missing}, which is missing here: omit it, and faults of networks."
         )
-    begin_again_as_root()
 
 
 @contextlib.contextmanager

@@ -25,6 +25,10 @@ class AuditRequest:
         setup: the facts of :class:`swift_ft.offline.replay.ToldRun`, as the next two are.
         log_since: see there.
         moved: see there.
+        machines: in the run now, as the next one is.
+        workers: of each machine.
+        epoch: in which the checkpoints were committed.
+        limit_s: for a script to start, and to take the one step of ``gradients``.
         gradients: of replicas, which log no messages: only the step after the first checkpoint is computed,
             and its own gradients are compared (`offline/gradient_audit.py`).
     """
@@ -40,7 +44,11 @@ class AuditRequest:
     setup: tuple[str, ...]
     log_since: int
     moved: int
-    gradients: bool = False
+    machines: int
+    workers: int
+    epoch: int
+    limit_s: float
+    gradients: bool
 
     def to_json(self) -> str:
         """As text."""

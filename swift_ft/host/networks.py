@@ -31,8 +31,11 @@ _FLAP_S = 1.0
 _HOST = -1
 """The index of this host itself."""
 _OWN_ROOT = ("unshare", "--user", "--map-root-user", "--net", "--mount")
-_OWN_HOST = 'mount -t tmpfs tmpfs /run && ip link set lo up && exec "$@"'
-"""Names of namespaces are files below /run, which an ordinary user may not make."""
+_OWN_HOST = """
+mount -t tmpfs tmpfs /run/netns 2>/dev/null || mount -t tmpfs tmpfs /run || exit
+ip link set lo up && exec "$@"
+"""
+"""Names of namespaces are files in /run/netns, which an ordinary user may not make, nor the folder."""
 
 
 def lacking() -> str:
@@ -54,14 +57,17 @@ def _may_be_own_root() -> bool:
     return subprocess.run(command, check=False, capture_output=True, timeout=30).returncode == 0
 
 
-def begin_again_as_root() -> None:
-    """Begin this process's command again as root of a user namespace; nothing if this is root already.
+def become_root_for(arguments: Sequence[str]) -> None:
+    """Let this process become another Python, as root of a user namespace; nothing if this is root already.
 
-    It has a network of its own, in which there is this host and nothing else. What it writes belongs to the
+    That has a network of its own, in which there is this host and nothing else. What it writes belongs to the
     user who has called it.
+
+    Args:
+        arguments: of Python.
     """
     if os.geteuid() != 0:
-        command = [*_OWN_ROOT, "sh", "-c", _OWN_HOST, "sh", *sys.orig_argv]
+        command = [*_OWN_ROOT, "sh", "-c", _OWN_HOST, "sh", sys.executable, *arguments]
         os.execvp(command[0], command)
 
 

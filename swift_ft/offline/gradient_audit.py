@@ -3,16 +3,19 @@
 Replicas log no messages, so no interval can be replayed. But up to the average of the gradients a step is a
 worker's own work: from a checkpoint, the script computes it without the others
 (`runtime/offline_gradients.py`). What they have contributed is not needed, and nothing is rebuilt.
+
+A difference counts only where both have begun alike. A replica may have begun with another state than the
+checkpoint's: an undo rounds, and variables of the script may be each replica's own.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from swift_ft.checkpoint.own_gradients import OwnGradients, read_own_gradients
-from swift_ft.checkpoint.state_digest import StateDigests, differing, listed
+from swift_ft.checkpoint.own_gradients import OwnStep, read_own_steps, read_setup
+from swift_ft.checkpoint.state_digest import differing, listed
 from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config.audit import AuditRequest, AuditResult
 from swift_ft.config.worker_context import OfflineReplay
@@ -21,77 +24,113 @@ from swift_ft.offline.replay import check_setup, environment_of
 from swift_ft.offline.replay_plan import ReplayPlan
 from swift_ft.offline.replay_workers import ReplayWorkers
 from swift_ft.offline.run_store import RunStore, open_run_store
-from swift_ft.recovery.audit_orders import WHOLE_MODEL
-from swift_ft.runtime.offline_gradients import noted_gradients
+from swift_ft.recovery.topology import WHOLE_MODEL
+from swift_ft.runtime.offline_gradients import noted_step
 from swift_ft.storage.digest import digest_of_json
-from swift_ft.units import named
 
 _PATIENCE_S = 60.0
 """For workers to have written what they have contributed."""
-_POLL_S = 0.2
+_POLL_S = 0.5
+_VARIABLE = "the variable "
 
 
 def audit_gradients(request: AuditRequest) -> AuditResult:
     """Compute a machine's step again, and compare. Call it while the process has one thread: it forks."""
     out = Path(request.out)
     out.mkdir(parents=True)
+    first = request.machine * request.workers
+    ranks = range(first, first + request.workers)
     try:
         with ReplayWorkers() as workers:
             run = open_run_store(request.store)
-            plan, recorded = _plan(run, request)
+            recorded = _recorded(run, request, ranks)
             check_setup(request.setup, request.kind, request.target)
             environment = environment_of(request.setup)
             offline = OfflineReplay(request.store, str(out), audit=True, gradients=True)
             script = (request.kind, request.target, request.args)
-            workers.run(plan, run.run_id, offline, script, environment, lambda *_: None)
-        computed = {rank: noted_gradients(out, rank) for rank in plan.ranks}
+            plan = _plan(run, request)
+            workers.run(
+                plan, run.run_id, offline, script, environment, lambda *_: None, limit_s=request.limit_s
+            )
+        computed = {rank: noted_step(out, rank) for rank in ranks}
     except SwiftError as error:
         return AuditResult(problem=first_line(error))
-    return _compared(request, recorded, computed)
+    return compared(request, recorded, computed)
 
 
-def _plan(run: RunStore, request: AuditRequest) -> tuple[ReplayPlan, dict[int, StateDigests]]:
-    """The workers that compute, and what they have contributed."""
-    machines, each = run.topology["machines"], run.topology["workers"]
-    ranks = range(request.machine * each, (request.machine + 1) * each)
-    own = _own_gradients(run, request, machines * each, ranks)
-    # All members of a group are given what one of them has noted, so the notes of all workers are needed.
-    records = {
-        rank: WorkerRecord((), WHOLE_MODEL, 0, 0, (), 0, {}, setup=own[rank].setup if rank in own else {})
-        for rank in range(machines * each)
-    }
-    plan = ReplayPlan(
-        machines, each, records, (request.machine,), request.begin, request.begin + 1, alone=True
+def _plan(run: RunStore, request: AuditRequest) -> ReplayPlan:
+    """Only this machine's workers compute. Each is given what all have noted before the first step."""
+    records = {}
+    for rank in range(request.machines * request.workers):
+        if (setup := read_setup(run.store, run.run_id, rank)) is None:
+            raise UsageError(f"worker {rank} has not noted what its script communicated at first")
+        records[rank] = WorkerRecord(
+            stages=(),
+            holds=WHOLE_MODEL,
+            pipeline=0,
+            group=0,
+            linked=(),
+            microbatches=0,
+            shapes={},
+            setup=setup,
+        )
+    return ReplayPlan(
+        machines=request.machines,
+        workers_per_machine=request.workers,
+        records=records,
+        lost=(request.machine,),
+        begin=request.begin,
+        until=request.begin + 1,
+        alone=True,
     )
-    return plan, {rank: own[rank].digests[request.begin] for rank in ranks}
 
 
-def _own_gradients(
-    run: RunStore, request: AuditRequest, world_size: int, ranks: range
-) -> Mapping[int, OwnGradients]:
-    """The notes of all workers, with the step that is audited: they write in the background."""
+def _recorded(run: RunStore, request: AuditRequest, ranks: Iterable[int]) -> dict[int, OwnStep]:
+    """What workers have noted of the step that is audited: they write in the background."""
+    found: dict[int, OwnStep] = {}
     until = time.monotonic() + _PATIENCE_S
-    while True:
-        own = read_own_gradients(run.store, run.run_id, world_size)
-        missing = [rank for rank in ranks if rank not in own or request.begin not in own[rank].digests]
-        if not missing:
-            return own
-        if time.monotonic() > until:
-            raise UsageError(
-                f"{named('worker', missing)} noted no gradients of iteration {request.begin}: new since, "
-                "or the store did not take them"
-            )
-        time.sleep(_POLL_S)
+    while missing := [rank for rank in ranks if rank not in found]:
+        for rank in missing:
+            steps = read_own_steps(run.store, run.run_id, rank)
+            step = steps.get(request.begin)
+            if step is not None and step.epoch == request.epoch:
+                found[rank] = step
+            elif time.monotonic() > until or max(steps, default=0) > request.begin:
+                raise UsageError(
+                    f"worker {rank} has noted no gradients of iteration {request.begin}: it is new since, or "
+                    "that step had another shape"
+                )
+        if len(found) < len(missing):
+            time.sleep(_POLL_S)
+    return found
 
 
-def _compared(
-    request: AuditRequest, recorded: Mapping[int, StateDigests], computed: Mapping[int, StateDigests]
+def compared(
+    request: AuditRequest, recorded: Mapping[int, OwnStep], computed: Mapping[int, OwnStep]
 ) -> AuditResult:
-    """Worker by worker."""
-    for rank, digests in recorded.items():
-        if names := differing(computed[rank], digests):
-            own = {name: computed[rank].get(name) for name in names}
-            return AuditResult(
-                rank=rank, iteration=request.begin, tensors=listed(names), digest=digest_of_json(own)
-            )
+    """The result, worker by worker. A difference counts unless the step has begun with another one."""
+    for rank, theirs in recorded.items():
+        ours = computed[rank]
+        if not (names := differing(ours.gradients, theirs.gradients)):
+            continue
+        if why := _why_no_finding(ours, theirs):
+            problem = f"worker {rank} has other gradients in iteration {request.begin}: {why}"
+            return AuditResult(problem=problem)
+        own = {name: ours.gradients.get(name) for name in names}
+        digest = digest_of_json(own)
+        return AuditResult(rank=rank, iteration=request.begin, tensors=listed(names), digest=digest)
     return AuditResult(slots=(request.machine,))
+
+
+def _why_no_finding(ours: OwnStep, theirs: OwnStep) -> str:
+    """Why another result is nobody's fault; empty if all that it follows from was the same."""
+    if ours.host != theirs.host:
+        return f"it computes on {theirs.host}, and the spare on {ours.host}"
+    alike = ours.begin.keys() & theirs.begin.keys()
+    # Of variables, a process may know only those that it has come across.
+    unlike = [
+        name
+        for name in differing(ours.begin, theirs.begin)
+        if name in alike or not name.startswith(_VARIABLE)
+    ]
+    return f"it has begun with something else than the spare ({listed(unlike)})" if unlike else ""

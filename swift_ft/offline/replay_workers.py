@@ -7,6 +7,7 @@ import os
 import selectors
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -69,6 +70,7 @@ class ReplayWorkers:
         script: tuple[str, str, tuple[str, ...]],
         environment: Mapping[str, str],
         on_iteration: Callable[[int, int], None],
+        limit_s: float | None = None,
     ) -> None:
         """Replay, and save the state of each worker.
 
@@ -79,6 +81,7 @@ class ReplayWorkers:
             script: its kind (``script`` or ``module``), its path or name, and its arguments.
             environment: variables to set for it.
             on_iteration: called with a rank and the iterations that its state has completed.
+            limit_s: how long it may take; None for as long as it takes.
 
         Raises:
             UsageError: the user can fix what is wrong with the script.
@@ -103,7 +106,7 @@ class ReplayWorkers:
             self._standby.launch(job, local_rank=index, stdout=log, stderr=log, channel=theirs)
             channels[rank] = ours
         try:
-            self._watch(channels, on_iteration)
+            self._watch(channels, on_iteration, limit_s)
         finally:
             for channel in channels.values():
                 channel.close()
@@ -153,16 +156,25 @@ class ReplayWorkers:
             "TORCHELASTIC_RESTART_COUNT": "0",
         }
 
-    def _watch(self, channels: Mapping[int, socket.socket], on_iteration: Callable[[int, int], None]) -> None:
+    def _watch(
+        self,
+        channels: Mapping[int, socket.socket],
+        on_iteration: Callable[[int, int], None],
+        limit_s: float | None,
+    ) -> None:
         """Until all workers have ended with exit code 0, or one of them has failed."""
         failed: dict[str, Any] | None = None
+        until = None if limit_s is None else time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector, waiting("the workers to replay"):
             selector.register(self._standby, selectors.EVENT_READ)
             for rank, channel in channels.items():
                 selector.register(channel, selectors.EVENT_READ, data=rank)
             running = len(channels)
             while running and failed is None:
-                for key, _ in selector.select():
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    failed = {"failed": f"no end within {limit_s:g} s"}
+                for key, _ in selector.select(left):
                     if key.fileobj is self._standby:
                         status = self._status()
                         running -= status is not None

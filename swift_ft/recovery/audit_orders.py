@@ -8,9 +8,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.audits import Audits, Interval, Judgement, Mark, Wrong
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
-
-WHOLE_MODEL = ("the model",)
-"""The parts of a worker that has no shard and no stage."""
+from swift_ft.recovery.topology import is_whole_model
 
 
 class AuditOrder(NamedTuple):
@@ -35,20 +33,21 @@ def next_audit(state: State, machine: str) -> AuditOrder | None:
     open_slots = [slot for slot in range(state.shape.machines) if not audits.is_done(slot)]
     own = [slot for slot in open_slots if claimed.get(slot) == machine]
     free = [slot for slot in open_slots if slot not in claimed and _may_take(state, audits, slot, machine)]
-    # A difference is judged first.
-    ordered = own or sorted(free, key=lambda slot: (slot not in audits.findings, slot))
+    # A difference is judged first, but one of a replica when it is known how all others came out.
+    first = has_stages(state)
+    ordered = own or sorted(free, key=lambda slot: ((slot in audits.findings) != first, slot))
     return AuditOrder(interval, ordered[0]) if ordered else None
 
 
 def why_nothing_to_audit(state: State) -> str:
     """Why no spare could compute anything again; empty if one can."""
+    if state.worlds.present.has_own_program:  # a spare would run that with which the run began
+        return "the script was changed since the run began"
     if has_stages(state):
         return ""
     if not has_replicas(state):
-        return "this training sends no messages between stages, and no worker has the whole model"
-    if state.layouts.shares:
-        return "the replicas' shares of a batch have changed"
-    return ""
+        return "this training sends no messages between stages, and its workers are no replicas"
+    return "the replicas' shares of a batch have changed" if state.layouts.shares else ""
 
 
 def has_stages(state: State) -> bool:
@@ -57,14 +56,9 @@ def has_stages(state: State) -> bool:
 
 
 def has_replicas(state: State) -> bool:
-    """Whether all workers have the whole model: then a step after a checkpoint is, as far as the average."""
+    """Whether all workers have the whole model: then each computes a step on its own up to the average."""
     statuses = state.round.statuses.values()
-    return bool(statuses) and all(is_whole_model(status.holds) for status in statuses)
-
-
-def is_whole_model(holds: tuple[str, ...]) -> bool:
-    """Whether a worker that holds these parts has no shard of the model, and no stage."""
-    return holds == WHOLE_MODEL
+    return len(statuses) > 1 and all(is_whole_model(status.holds) for status in statuses)
 
 
 def auditors(state: State) -> set[str]:
@@ -88,6 +82,8 @@ def interval_of(state: State) -> Interval | None:
     """The interval that is audited, if it is still one of this history."""
     interval = state.audits.interval
     if interval is None or not {interval.begin, interval.until} <= {*state.checkpoints.kept}:
+        return None
+    if why_nothing_to_audit(state):
         return None
     return interval if interval == _between(state, interval.begin, interval.until) else None
 

@@ -11,6 +11,14 @@ from dataclasses import dataclass
 
 from swift_ft.recovery.events import StatusReported
 
+WHOLE_MODEL = ("the model",)
+"""The parts of a worker that has no shard and no stage."""
+
+
+def is_whole_model(holds: tuple[str, ...]) -> bool:
+    """Whether a worker that holds these parts has no shard of the model, and no stage."""
+    return holds == WHOLE_MODEL
+
 
 @dataclass(frozen=True, slots=True)
 class Topology:

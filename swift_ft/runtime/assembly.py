@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.own_gradients import OwnGradients
+from swift_ft.checkpoint.own_gradients import OwnStep
 from swift_ft.checkpoint.store_claim import check_next_world, claim_store, keep_topology, note_topology
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
@@ -19,11 +19,12 @@ from swift_ft.costs.job import Worker
 from swift_ft.costs.next_world import Pipelines
 from swift_ft.errors import UsageError
 from swift_ft.observe.spans import recorder
-from swift_ft.recovery.audit_orders import is_whole_model
+from swift_ft.recovery.audit_orders import pinned
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.policy import Limits, Price
+from swift_ft.recovery.topology import is_whole_model
 from swift_ft.runtime.checkpoints.part import CheckpointsPart, Elsewhere
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.data.file_peers import share_files
@@ -210,7 +211,7 @@ class Assembly(Foundations):
         every, act = self._settings.verify_every, self._settings.on_corruption
         verify = VerifyPart(self._context.rank, self._state, self._participant, every, act)
         parts.append(verify)
-        parts += self._own_gradients()
+        parts += self._own_gradients(lambda iteration: core.due(iteration))
         ports = Ports(
             self._participant,
             self._groups,
@@ -237,11 +238,30 @@ class Assembly(Foundations):
     def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
         return WorkerCore(self._context.rank, self.status, parts, ports)
 
-    def _own_gradients(self) -> Iterator[Part]:
-        """Notes them where spares audit, and no messages are logged that they could replay."""
-        if self._context.config.audit and is_whole_model(self.attached.holds):
-            own = OwnGradients(self.attached.setup)
-            yield OwnGradientsPart(self._saver.due, own, self._records.write_own_gradients)
+    def _own_gradients(self, due: Callable[[int], bool]) -> Iterator[Part]:
+        """Notes them where spares audit, and no messages are logged that they could replay.
+
+        Args:
+            due: whether a checkpoint has so many completed iterations.
+        """
+        if not self._context.config.audit or not is_whole_model(self.attached.holds):
+            return
+        participant, steps = self._participant, dict[int, OwnStep]()
+
+        def keep(iteration: int, step: OwnStep) -> None:
+            """As long as an audit may ask for it: the checkpoint stays for as long."""
+            if not steps:  # only now the store is this run's
+                self._records.write_setup(self.attached.setup)
+            state = participant.state
+            oldest = min({*state.checkpoints.kept, *pinned(state)}, default=0)
+            for old in [one for one in steps if one < oldest]:
+                del steps[old]
+            steps[iteration] = step
+            self._records.write_own_steps({**steps})
+
+        variables = self._rollback.carried.digests_of_earlier
+        epoch = lambda: participant.state.checkpoints.epoch  # noqa: E731
+        yield OwnGradientsPart(self._replicas, variables, due, epoch, keep)
 
     def _is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""

@@ -18,8 +18,8 @@ from swift_ft.config.extensions import Extensions, load
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
-from swift_ft.recovery.audit_orders import WHOLE_MODEL
 from swift_ft.recovery.layout.stage_layers import cuts_of
+from swift_ft.recovery.topology import WHOLE_MODEL
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.data.dealing import DealtBatches
 from swift_ft.runtime.hooks.between import Between, Hook

@@ -1,23 +1,23 @@
 """A replica that computes its own gradients of one step, without its job (`offline/gradient_audit.py`).
 
 The worker runs the user's script as a replacement does, loads a checkpoint, and begins the step after it.
-Nobody else is there. So a step that communicates before its gradients are computed cannot be audited: they
-may follow from what others give. Whatever it communicates after that is over at once, and leaves its tensors
-as they are. The gradients are noted before they would be averaged, and the script ends with the step.
+Nobody else is there. So what the step communicates before it has all gradients cannot be served, and they may
+follow from it: then there is no audit. Once they are there, they are noted, and the process ends at once: the
+rest of the step would go on with gradients that nobody has averaged, and its script might write them down.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 
-from swift_ft.checkpoint.own_gradients import OwnGradients
-from swift_ft.checkpoint.state_digest import StateDigests
+from swift_ft.checkpoint.own_gradients import OwnStep
 from swift_ft.errors import RecoveryError, UsageError
-from swift_ft.recovery.audit_orders import is_whole_model
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.topology import is_whole_model
 from swift_ft.runtime.offline_replay import OfflineAssembly, OfflineCore, part_name
 from swift_ft.runtime.script.script_line import script_line
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
@@ -28,17 +28,16 @@ from swift_ft.runtime.worker.parts import Parts
 from swift_ft.torch_adapters.script_operations import Operation
 
 
-def noted_gradients(out: Path, rank: int) -> StateDigests:
-    """The digests of the gradients that a worker has noted.
+def noted_step(out: Path, rank: int) -> OwnStep:
+    """The step that a worker has noted.
 
     Raises:
         RecoveryError: it has come to an end without.
     """
     try:
-        digests: dict[str, int] = json.loads(_file(out, rank).read_text())
+        return OwnStep(**json.loads(_file(out, rank).read_text()))
     except FileNotFoundError as error:
-        raise RecoveryError(f"worker {rank} has ended without a step") from error
-    return digests
+        raise RecoveryError(f"the step of worker {rank} has ended without all of its gradients") from error
 
 
 def _file(out: Path, rank: int) -> Path:
@@ -56,26 +55,24 @@ class GradientsAssembly(OfflineAssembly):
                 "arguments."
             )
 
-    def _end_setup(self) -> None:
-        super()._end_setup()
-        self._replicas.forward_alone()
-
-    def _own_gradients(self) -> Iterator[Part]:
-        part = OwnGradientsPart(lambda _: True, OwnGradients(), self._write)
+    def _own_gradients(self, due: Callable[[int], bool]) -> Iterator[Part]:
+        replicas, variables = self._replicas, self._rollback.carried.digests_of_earlier
+        part = OwnGradientsPart(replicas, variables, lambda _: True, lambda: 0, self._end)
+        replicas.forward_alone()
         self.phases.steps = _Alone(part)
         yield part
 
-    def _write(self, own: OwnGradients) -> None:
+    def _end(self, _: int, step: OwnStep) -> None:
         assert self._context.offline is not None
-        (digests,) = own.digests.values()
-        _file(Path(self._context.offline.out), self._context.rank).write_text(json.dumps(dict(digests)))
+        _file(Path(self._context.offline.out), self._context.rank).write_text(json.dumps(asdict(step)))
+        os._exit(0)  # in the middle of a backward pass, which an exception would only interrupt
 
     def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
         return _GradientsCore(self._context, self.status, parts, ports, self._save_elsewhere, self._note)
 
 
 class _GradientsCore(OfflineCore):
-    """Loads the checkpoint, and takes one step."""
+    """Loads the checkpoint, and begins one step."""
 
     def _execute(self, state: State) -> Flow[bool]:
         """Do what all workers would do that have lost their state. Then nobody is waited for."""
@@ -83,8 +80,8 @@ class _GradientsCore(OfflineCore):
         return self.status.known
 
     def completed(self) -> Flow[None]:
-        """The step is over: the script is, too."""
-        yield partial(self.parts.completed, self.step)
+        """The step is over, and has not ended the process: there is nothing more to compute."""
+        yield lambda: None
         raise SystemExit(0)
 
 
@@ -92,21 +89,23 @@ class _Alone:
     """Decides about what the step communicates. See `script_operations.OperationInterceptor`.
 
     Args:
-        part: knows the gradients.
+        part: notes the gradients.
     """
 
     def __init__(self, part: OwnGradientsPart) -> None:
         self._part = part
+        self._averages = 0
 
     def begin(self, operation: Operation) -> Callable[[], None] | None:
-        """Nothing is sent, and nothing comes.
+        """Each bucket is averaged with nobody.
 
         Raises:
-            UsageError: the gradients are not computed yet.
+            UsageError: something else is communicated.
         """
-        if not self._part.has_begun:
+        self._averages += 1
+        if operation.name != "allreduce" or self._averages > self._part.buckets:
             raise UsageError(
-                f"{script_line()} calls {operation.name} before the gradients of the step are averaged: they "
+                f"{script_line()} calls {operation.name} before the gradients of the step are complete: they "
                 "may follow from what other replicas give, and no spare can compute them on its own"
             )
         return None

@@ -144,6 +144,13 @@ class DataParallelHook:
         named = self.model.module.named_parameters()
         return [parameter for name, parameter in named if parameter not in others and name not in ignored]
 
+    @property
+    def averaged(self) -> list[str]:
+        """Names of the parameters that it averages, but for those with sparse gradients."""
+        names = {parameter: name for name, parameter in self.model.module.named_parameters()}
+        pairs = zip(self._choice.parameters, self._choice.sparse, strict=True)
+        return [names[parameter] for parameter, sparse in pairs if not sparse]
+
     def take_waited_s(self) -> float:
         """Seconds since the last call in which this worker had its gradients, and waited for averages."""
         with self._one_at_a_time:

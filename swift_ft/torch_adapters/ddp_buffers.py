@@ -46,6 +46,12 @@ class BufferSync:
         """Whether DDP synchronises buffers in its next forward pass."""
         return bool(self._model.require_forward_param_sync)
 
+    @property
+    def come_first(self) -> bool:
+        """Whether the next forward pass gives all replicas the first one's, if there are any."""
+        model = self._model
+        return self.due and keeps_buffers_equal(model) and any(True for _ in model.module.buffers())
+
     def forget(self) -> None:
         """Drop what has not been adopted."""
         self._work, self._buffers = None, []

@@ -261,6 +261,7 @@ def test_replicas_as_people_write_them(
     example: str,
     variable: str,
     habit: str,
+    tmp_path: Path,
     audited: Callable[..., ClusterRun],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -269,6 +270,8 @@ def test_replicas_as_people_write_them(
     assert run.code == 0, run.output[-3000:]
     assert {slot for event in run.events("AuditEnded") for slot in event["slots"]} == {0, 1}
     assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
+    assert not [*tmp_path.glob("saved-by-audit-*")]
+    assert bool([*tmp_path.glob("saved-by-run-*")]) == (habit == "logs")
 
 
 @pytest.mark.thorough
@@ -281,6 +284,61 @@ def test_gradients_that_follow_from_what_others_give(
     assert run.code == 0, run.output[-3000:]
     assert {event["problem"].partition(" calls ")[2][:9] for event in ended(run)} == {"allreduce"}
     assert [event for event in ended(run) if "iteration" in event or "slots" in event] == []
+
+
+@pytest.mark.thorough
+def test_workers_of_one_machine(audited: Callable[..., ClusterRun]) -> None:
+    run = audited(
+        "--nproc-per-node",
+        "2",
+        "--on-corruption",
+        "stop",
+        rank=3,
+        live=True,
+        times=[1, 2, 3],
+        **OF_A_REPLICA,
+    )
+    assert differences(run) == [(3, 3)] * 2
+    assert "machine 1 has computed iteration 3 wrong: the gradient of " in one_line(run)
+
+
+@pytest.mark.thorough
+def test_gradients_that_follow_from_a_replica_s_own_statistics(
+    audited: Callable[..., ClusterRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint has the first replica's: another one's gradients are others, and nobody is wrong."""
+    monkeypatch.setenv("HABIT", "frozen")
+    run = audited("--on-corruption", "stop", example="replica_habits", waits="all", struck=0, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    problems = {event["slot"]: event["problem"] for event in run.events("AuditEnded") if event["begin"] == 3}
+    assert (problems[0], "1.running_mean" in problems[1]) == ("", True), problems
+    assert differences(run) == [(0, None)]
+
+
+@pytest.mark.thorough
+def test_replicas_that_were_undone(
+    audited: Callable[..., ClusterRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step after a checkpoint is interrupted after the update. An undo rounds: nobody is wrong."""
+    monkeypatch.setenv("HABIT", "logs")
+    run = audited(
+        "--spares",
+        "2",
+        "--on-corruption",
+        "stop",
+        example="replica_habits",
+        waits="all",
+        struck=0,
+        inject="kill machine=1 iteration=3 point=optimizer",
+        **CLEAN,
+    )
+    assert run.code == 0, run.output[-3000:]
+    (recovery,) = run.recoveries
+    assert recovery["mode"] == "replica"
+    assert run.events("AuditEnded")
+    assert differences(run) == [
+        (event["rank"], None) for event in run.events("AuditEnded") if not event["slots"]
+    ]
 
 
 @pytest.mark.thorough

@@ -246,16 +246,26 @@ def test_networks_without_root(tmp_path: Path) -> None:
     with tempfile.TemporaryDirectory() as name:  # all may go into it, as nobody else's tests may
         folder = Path(name)
         folder.chmod(0o777)
-        command = [sys.executable, "-m", "swift_ft.cli.chaos", "--json", "--networks", "--plan", CUTS[0]]
-        command += ["--spares", "1", "--keep", str(folder / "kept"), "--", SCRIPT]
+        command = [
+            sys.executable,
+            "-m",
+            "swift_ft.cli.run",
+            "--standalone",
+            "--machines",
+            "2",
+            "--spares",
+            "1",
+        ]
+        command += ["--networks", "--inject", CUTS[0], "--events-out", "events.json", SCRIPT]
         done = subprocess.run(
             as_nobody(command), cwd=folder, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert {path.stat().st_uid for path in folder.rglob("*")} == {NOBODY}
-    (run,) = json.loads(done.stdout)["runs"]
-    assert (run["outcome"], run["never_struck"]) == ("identical", []), run
-    assert run["ways"]
+        report = json.loads((folder / "events.json").read_text())
+        owners = {path.stat().st_uid for path in folder.rglob("*")}
+    assert owners == {NOBODY}
+    (recovery,) = report["recoveries"]
+    assert recovery["mode"] == "replica"
 
 
 @pytest.mark.thorough

@@ -132,6 +132,14 @@ class CarriedVariables:
             for name, value in values.items()
         }
 
+    def digests_of_earlier(self) -> dict[str, int]:
+        """As :meth:`digests`, of variables that were there before the first step.
+
+        A step cannot begin with what a step has made: in the first one that was not there.
+        """
+        earlier = {"\n".join(place): ".".join(filter(None, place)) for place in self._before_steps}
+        return {earlier[name]: digest for name, digest in self.digests().items() if name in earlier}
+
     def note_generators(self) -> None:
         """Note which generators there are, and how they were seeded: see :meth:`goes_on`."""
         # Held, since a new one might be made in the same place of the memory.

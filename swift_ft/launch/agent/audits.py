@@ -154,13 +154,14 @@ class Auditor:
         self._process: AuditProcess | None = None
         self._refused: set[AuditOrder] = set()
         self._store = ""
-        self._said = False
+        self._said = ""
 
     def look(self, state: State) -> None:
         """Begin the audit that is due, and end one that is not."""
         if not self._on:
             return
         self._look_first(state)
+        self._say_if_useless(state)
         order = next_audit(state, self._membership.machine) if self._on else None
         if self._process is not None:
             if order == self._process.order:
@@ -178,21 +179,31 @@ class Auditor:
         self._start(state, order)
 
     def _look_first(self, state: State) -> None:
-        """Once, as a spare: where the store is, and whether there is anything to audit."""
-        if self._said or state.phase != Phase.LIVE or self._membership.machine not in state.membership.spares:
+        """Once there is one: where the session's store is."""
+        if self._store or not self._waits(state):
             return
-        self._said = True
-        why = why_nothing_to_audit(state)
         try:
             self._store = self._membership.store_of_session()
         except UsageError as error:
-            why, self._on = str(error), False
-        if why:
-            _logger.warning(
-                "--audit finds nothing to audit: %s. --verify replay finds a machine that computes wrong.",
-                why,
-                extra={"event": "nothing_to_audit"},
-            )
+            self._on = False
+            self._warn(str(error))
+
+    def _say_if_useless(self, state: State) -> None:
+        """Each reason once."""
+        why = why_nothing_to_audit(state) if self._on and self._waits(state) else ""
+        if why and why != self._said:
+            self._said = why
+            self._warn(why)
+
+    def _waits(self, state: State) -> bool:
+        return state.phase == Phase.LIVE and self._membership.machine in state.membership.spares
+
+    def _warn(self, why: str) -> None:
+        _logger.warning(
+            "--audit finds nothing to audit: %s. --verify replay finds a machine that computes wrong.",
+            why,
+            extra={"event": "nothing_to_audit"},
+        )
 
     def _claim(self, order: AuditOrder) -> State:
         interval, slot = order
@@ -216,7 +227,11 @@ class Auditor:
             state.shape.setup,
             state.checkpoints.log_since,
             state.layouts.since,
-            gradients=has_replicas(state),
+            state.shape.machines,
+            state.shape.workers_per_machine,
+            interval.epoch,
+            2 * settings.config.report_timeout_s,
+            has_replicas(state),
         )
         self._process = AuditProcess(self._standby, request, order, folder, lock)
         self._selector.register(self._process, selectors.EVENT_READ, data=self._read)

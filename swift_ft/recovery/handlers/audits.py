@@ -5,7 +5,13 @@ from __future__ import annotations
 from immutables import Map
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.audit_orders import auditors, candidate, interval_of, open_claims
+from swift_ft.recovery.audit_orders import (
+    auditors,
+    candidate,
+    has_replicas,
+    interval_of,
+    open_claims,
+)
 from swift_ft.recovery.audits import MOST_MARKS, Audits, Finding, Interval, Judgement, Mark, Wrong, judge
 from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
 from swift_ft.recovery.handlers.generations import open_generation
@@ -48,10 +54,21 @@ def audit_ended(state: State, event: ev.AuditEnded) -> State:
     else:
         if before is not None:
             wrong = judge(before, found, changed=event.changed)
+            if wrong == Wrong.MACHINE and has_replicas(state) and not _stands_out(audits, interval):
+                wrong = Wrong.NOBODY
             judgement = _judgement(state, interval, before, event, wrong)
             audits = replace(audits, judged=(*audits.judged, judgement)[-MOST_MARKS:])
         audits = _clean(audits, {slot, *event.slots}) if found is None else _closed(audits, slot)
     return replace(state, audits=_marked(state, audits, interval))
+
+
+def _stands_out(audits: Audits, interval: Interval) -> bool:
+    """Whether no fewer replicas came out as recorded than differ.
+
+    They run the same script. What differs on most of them is in the spare, or in the script.
+    """
+    judged = {one.slot for one in audits.judged if one.interval == interval and one.wrong != Wrong.SPARE}
+    return len(audits.clean) >= len(judged | {*audits.findings})
 
 
 def _clean(audits: Audits, slots: set[int]) -> Audits:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from swift_ft.checkpoint.layer_costs import keep_layers
-from swift_ft.checkpoint.own_gradients import OwnGradients, write_own_gradients
+from swift_ft.checkpoint.own_gradients import OwnStep, write_own_steps, write_setup
 from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
 from swift_ft.checkpoint.worker_history import WorkerHistory, write_history
 from swift_ft.checkpoint.worker_profile import write_profile
@@ -81,14 +81,15 @@ class WorkerRecords:
         then = "A later run begins without it."
         self._soon(lambda: keep_layers(self._store, self._run_id, layers), "what layers cost", then)
 
-    def write_own_gradients(self, own: OwnGradients) -> None:
+    def write_setup(self, setup: Mapping[str, str]) -> None:
+        """Write soon what a spare is given that computes this worker's steps again. Returns at once."""
+        place, then = (self._store, self._run_id, self._rank), "No spare audits its steps."
+        self._soon(lambda: write_setup(*place, setup), "what its script communicated at first", then)
+
+    def write_own_steps(self, steps: Mapping[int, OwnStep]) -> None:
         """Write soon what a spare can compute again. Returns at once."""
-        then = "No spare audits it."
-        self._soon(
-            lambda: write_own_gradients(self._store, self._run_id, self._rank, own),
-            "what it has contributed to a step",
-            then,
-        )
+        place, then = (self._store, self._run_id, self._rank), "No spare audits it."
+        self._soon(lambda: write_own_steps(*place, steps), "what it has contributed to a step", then)
 
     def _soon(self, write: Callable[[], None], what: str, then: str) -> None:
         """Write in the background.

@@ -282,14 +282,14 @@ class WorkerCore:
         iteration = self.status.iteration
         if self._checkpoints.due(iteration) and self._has_begun_at(iteration):
             return True  # that of the world before does not count
-        return self._due(iteration) and saves_again(state, self.rank)
+        return self.due(iteration) and saves_again(state, self.rank)
 
     def _has_begun_at(self, iteration: int) -> bool:
         """Whether another world has begun there, and has no checkpoint yet."""
         worlds, committed = self._job.state.worlds, self._job.state.checkpoints.committed
         return worlds.present.begins_at(iteration) and (committed is None or committed < iteration)
 
-    def _due(self, iteration: int) -> bool:
+    def due(self, iteration: int) -> bool:
         """Whether a checkpoint follows the completion of this many iterations.
 
         One follows the first iteration of another world. Before it, all would wait for the copies.
@@ -414,7 +414,7 @@ class WorkerCore:
     def _save_if_due(self) -> Flow[bool]:
         """False if the state turned out not to be what a replay has to rebuild."""
         iteration = self.status.iteration
-        if not self._due(iteration):
+        if not self.due(iteration):
             return True
         try:
             yield Call(self._checkpoints.save, iteration, replaying=self._replays.active)

@@ -9,7 +9,8 @@ in each iteration. What has struck is a file ``struck-RANK-ITERATION-TIME`` in t
 spares replays without the job: it is that machine's fault; ``"audits"`` strikes these alone.
 
 ``"waits": {n: "marked"}``: before iteration n, worker 0 waits until a spare has audited all machines,
-``"judged"``: until a difference is judged; ``"auditing"``: until an audit stands still in the middle, at the
+``"all"``: until the time from iteration 3 to 6 is audited; ``"judged"``: until a difference is judged;
+``"auditing"``: until an audit stands still in the middle, at the
 iteration ``"stands"``, for good; ``"recovered"``: until a machine was replaced.
 """
 
@@ -84,6 +85,8 @@ def wait_for_audit(session: swift_ft.Session, what: str) -> None:
 def is_over(state: State, what: str) -> bool:
     if what == "auditing":
         return AUDITING.exists()
+    if what == "all":
+        return {(mark.begin, mark.until) for mark in state.audits.marks} >= {(3, 6)}
     done = {"judged": state.audits.judged, "marked": state.audits.marks, "recovered": ()}[what]
     return bool(done) or state.generation > 1
 

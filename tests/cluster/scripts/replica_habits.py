@@ -1,9 +1,10 @@
 """Data parallelism in the ways in which people write it (HABIT).
 
 ``"accumulates"``: gradients of two microbatches, the first one without an average, with dropout and gradients
-that are clipped. ``"logs"``: a loss that is averaged after the backward pass. ``"twice"``: two updates, the
-second one of what the first one has left. ``"counts"``: the loss is divided by a count that is summed over
-all replicas before.
+that are clipped. ``"logs"``: a loss that is averaged after the update, a mean of this replica's own losses,
+and a file every few steps. ``"twice"``: two updates, the second one of what the first one has left.
+``"counts"``: the loss is divided by a count that is summed over all replicas before. ``"frozen"``: BatchNorm
+with statistics of the replica's own data, which stay as they are after two iterations.
 """
 
 import os
@@ -16,6 +17,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from swift_ft.config.worker_context import WorkerContext
+from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
+
+FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 
 
 def main() -> None:
@@ -27,15 +32,19 @@ def main() -> None:
     config = Config.from_args(args)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(nn.Sequential(build_stage(0, 1, config), nn.Dropout(0.1)))
+    norm = nn.BatchNorm1d(config.sequence) if habit == "frozen" else nn.Dropout(0.1)
+    own_buffers = {BUFFER_SYNC: False} if habit == "frozen" else {}
+    model = DistributedDataParallel(nn.Sequential(build_stage(0, 1, config), norm), **own_buffers)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
     batches = Batches(config)
     session = swift_ft.Session(
         {"model": model, "optimizer": optimizer}, store=args.store, checkpoint_every=args.checkpoint_every
     )
     session.attach_ddp(model)
+    mean = 0.0
     for step in session.steps(args.iterations):
         with step:
+            norm.train(habit != "frozen" or step.index < 2)
             x, y = (part.chunk(world_size)[rank] for part in batches[step.index])
             count = torch.tensor(1.0 + y.numel())
             if habit == "counts":
@@ -46,12 +55,15 @@ def main() -> None:
                 x, y = x[1:], y[1:]
             loss = loss_fn(model(x), y) / count
             loss.backward()
-            if habit == "logs":
-                dist.all_reduce(loss.detach())
             if habit == "accumulates":
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+            if habit == "logs":
+                mean = 0.9 * mean + loss.item()
+                dist.all_reduce(loss.detach())
+                where = "audit" if WorkerContext.from_env().offline is not None else "run"
+                (FOLDER / f"saved-by-{where}-{rank}").write_text(str(mean))
             if habit == "twice":
                 loss_fn(model(x), y).backward()
                 optimizer.step()

@@ -1,114 +1,215 @@
-"""A replica notes its own gradients of the step after each checkpoint."""
+"""A replica notes its own work after each checkpoint: its gradients, and what they follow from."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from torch import nn
 
-from swift_ft.checkpoint.own_gradients import OwnGradients, read_own_gradients, write_own_gradients
+from swift_ft.checkpoint.own_gradients import (
+    OwnStep,
+    read_own_steps,
+    read_setup,
+    write_own_steps,
+    write_setup,
+)
+from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.worker.part import Interruption, StepInfo
 from swift_ft.storage.store import Store
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
 
-WEIGHT = outputs.gradient_of("weight")
+WEIGHT, BIAS = map(outputs.gradient_of, ("weight", "bias"))
+Kept = dict[int, OwnStep]
+
+
+class Replica:
+    """One of two that holds a small model; its buckets have a gradient each."""
+
+    averaged = ("weight", "bias")
+    takes_first_buffers = False
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 2)
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.fill_(0.5)
+
+    def tensors_by_word(self) -> dict[str, torch.Tensor]:
+        return {f"the parameter {name}": parameter for name, parameter in self.model.named_parameters()}
+
+    def forward(self, value: float = 1.0) -> None:
+        self.model(torch.full((1, 2), value))
+
+    def backward(self, *names: str, value: float = 1.0) -> None:
+        """What a backward pass gives to the other replica, and something else that the step gives."""
+        for number, name in enumerate(names):
+            gradient = torch.full((4,), value)
+            outputs.show(Output(f"bucket {number} of gradients", {name: gradient}, (0, 1)))
+            gradient.zero_()  # the average comes into the same memory
+            outputs.show(Output("allreduce on group 0", {"tensor 0": gradient}, (0, 1)))
 
 
 @pytest.fixture
-def kept() -> list[OwnGradients]:
-    return []
+def replica() -> Replica:
+    return Replica()
 
 
 @pytest.fixture
-def noting(kept: list[OwnGradients]) -> Iterator[OwnGradientsPart]:
+def kept() -> Kept:
+    return {}
+
+
+@pytest.fixture
+def noting(replica: Replica, kept: Kept) -> Iterator[OwnGradientsPart]:
     """After each third iteration there is a checkpoint."""
-    part = OwnGradientsPart(lambda iteration: iteration % 3 == 0, OwnGradients({"seed": "00"}), kept.append)
+    part = OwnGradientsPart(
+        cast("Replicas", replica),
+        lambda: {"rate": 7},
+        lambda iteration: iteration % 3 == 0,
+        lambda: 2,
+        kept.__setitem__,
+    )
     yield part
     part.close()
 
 
-def contribute(value: float) -> None:
-    """What a replica's backward pass gives to the others, and something else that it gives."""
-    gradient = torch.full((4,), value)
-    outputs.show(Output("bucket 0 of gradients", {WEIGHT: gradient}, (0, 1)))
-    gradient.zero_()  # the average comes into the same memory
-    outputs.show(Output("allreduce on group 0", {"tensor 0": gradient}, (0, 1)))
-
-
-def train(part: OwnGradientsPart, iteration: int, value: float) -> None:
+def train(
+    part: OwnGradientsPart, replica: Replica, iteration: int, given: float = 1.0, gradient: float = 1.0
+) -> None:
     part.begin(StepInfo(iteration, 1))
-    contribute(value)
+    replica.forward(given)
+    replica.backward(WEIGHT, BIAS, value=gradient)
     part.completed(StepInfo(iteration, 1))
+    assert not outputs.are_watched()
 
 
 def test_only_the_step_after_a_checkpoint_is_noted(
-    noting: OwnGradientsPart, kept: list[OwnGradients]
+    noting: OwnGradientsPart, replica: Replica, kept: Kept
 ) -> None:
     for iteration in range(5):
-        train(noting, iteration, 1.0 + iteration)
-        assert not outputs.are_watched()
-    assert [[*own.digests] for own in kept] == [[0], [0, 3]]
-    assert kept[-1].setup == {"seed": "00"}
-    assert [[*of] for of in kept[-1].digests.values()] == [[WEIGHT]] * 2
-    first, second = (of[WEIGHT] for of in kept[-1].digests.values())
-    assert first != second
+        train(noting, replica, iteration, gradient=1.0 + iteration)
+    assert [*kept] == [0, 3]
+    assert [{*step.gradients} for step in kept.values()] == [{WEIGHT, BIAS}] * 2
+    assert kept[0].gradients != kept[3].gradients
+    assert (kept[0].begin, kept[0].epoch, kept[0].host) == (kept[3].begin, 2, kept[3].host)
+    assert {*kept[0].begin} == {
+        "the parameter weight",
+        "the parameter bias",
+        "the variable rate",
+        "what the model is given in forward pass 1",
+    }
+
+
+UNLIKE = {
+    "parameter": {"the parameter bias"},
+    "batch": {"what the model is given in forward pass 1"},
+    "pass": {"what the model is given in forward pass 2"},
+    "buffers": {
+        "what the model is given in forward pass 2",
+        "the first replica's buffers in forward pass 2",
+    },
+}
+
+
+@pytest.mark.parametrize("other", UNLIKE)
+def test_what_the_gradients_follow_from_is_noted(
+    other: str, noting: OwnGradientsPart, replica: Replica, kept: Kept
+) -> None:
+    train(noting, replica, 0)
+    with torch.no_grad():
+        replica.model.bias += other == "parameter"
+    replica.takes_first_buffers = other == "buffers"
+    noting.begin(StepInfo(3, 1))
+    if other in ("pass", "buffers"):
+        replica.forward()
+    replica.forward(2.0 if other == "batch" else 1.0)
+    replica.backward(WEIGHT, BIAS)
+    unlike = {name for name in kept[3].begin if kept[3].begin.get(name) != kept[0].begin.get(name)}
+    assert unlike == UNLIKE[other]
 
 
 def test_a_step_that_is_repeated_is_noted_as_it_counts(
-    noting: OwnGradientsPart, kept: list[OwnGradients]
+    noting: OwnGradientsPart, replica: Replica, kept: Kept
 ) -> None:
     noting.begin(StepInfo(3, 1))
-    contribute(7.0)
+    replica.forward()
+    replica.backward(WEIGHT, value=7.0)
     noting.interrupted(Interruption())
     assert not outputs.are_watched()
-    train(noting, 3, 2.0)
-    train(noting, 6, 2.0)
-    (once, again) = kept[-1].digests.values()
-    assert once == again
-    assert len(kept) == 2
+    train(noting, replica, 3, gradient=2.0)
+    train(noting, replica, 6, gradient=2.0)
+    assert kept[3] == kept[6]
+
+
+@pytest.mark.parametrize("names", [(), (BIAS,)])
+def test_a_step_without_all_gradients_is_not_noted(
+    names: tuple[str, ...], noting: OwnGradientsPart, replica: Replica, kept: Kept
+) -> None:
+    """Two that have none would be alike."""
+    noting.begin(StepInfo(3, 1))
+    replica.forward()
+    replica.backward(*names)
+    assert noting.buckets == len(names)
+    assert not noting.is_complete
+    noting.completed(StepInfo(3, 1))
+    assert kept == {}
+
+
+def test_a_step_whose_forward_pass_is_not_seen_is_not_noted(
+    noting: OwnGradientsPart, replica: Replica, kept: Kept
+) -> None:
+    noting.begin(StepInfo(3, 1))
+    replica.backward(WEIGHT, BIAS)
+    assert kept == {}
 
 
 def test_only_the_first_average_is_a_replica_s_own_work(
-    noting: OwnGradientsPart, kept: list[OwnGradients]
+    noting: OwnGradientsPart, replica: Replica, kept: Kept
 ) -> None:
     """A second one comes after an update by the first, as in a GAN."""
-    train(noting, 0, 1.0)
+    train(noting, replica, 0)
     noting.begin(StepInfo(3, 1))
-    contribute(1.0)
-    contribute(2.0)
+    replica.forward()
+    replica.backward(WEIGHT, BIAS, value=1.0)
+    replica.backward(WEIGHT, BIAS, value=2.0)
     noting.completed(StepInfo(3, 1))
-    (once, first) = kept[-1].digests.values()
-    assert once == first
+    assert kept[0] == kept[3]
 
 
-def test_it_hears_beside_others(noting: OwnGradientsPart, kept: list[OwnGradients]) -> None:
+def test_it_hears_beside_others(noting: OwnGradientsPart, replica: Replica, kept: Kept) -> None:
     """A step may be verified as well."""
     heard: list[str] = []
     outputs.listen("verify", lambda output: heard.append(output.place))
     try:
-        train(noting, 0, 1.0)
+        noting.begin(StepInfo(0, 1))
+        replica.forward()
+        replica.backward(WEIGHT, BIAS)
     finally:
         outputs.listen("verify", None)
-    assert len(heard) == 2
-    assert [*kept[0].digests[0]] == [WEIGHT]
+    assert len(heard) == 4
+    assert {*kept[0].gradients} == {WEIGHT, BIAS}
 
 
-def test_the_newest_are_read_back(tmp_path: Path) -> None:
-    store, own = Store(tmp_path), OwnGradients({"key": "ff"})
-    for iteration in range(0, 70, 10):
-        own = own.with_step(iteration, {WEIGHT: iteration})
-    write_own_gradients(store, "run", 1, own)
-    (read,) = read_own_gradients(store, "run", 2).values()
-    assert read == OwnGradients({"key": "ff"}, {step: {WEIGHT: step} for step in (30, 40, 50, 60)})
+STEP = OwnStep(1, "a processor", {"the parameter weight": 3}, {WEIGHT: 4})
 
 
-@pytest.mark.parametrize("damage", ["{", '{"setup": {}, "digests": {}}'])
-def test_a_damaged_file_is_none(damage: str, tmp_path: Path) -> None:
-    write_own_gradients(Store(tmp_path), "run", 0, OwnGradients())
+def test_notes_are_read_back(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert (read_own_steps(store, "run", 1), read_setup(store, "run", 1)) == ({}, None)
+    write_own_steps(store, "run", 1, {20: STEP})
+    write_setup(store, "run", 1, {"key": "ff"})
+    assert (read_own_steps(store, "run", 1), read_setup(store, "run", 1)) == ({20: STEP}, {"key": "ff"})
+
+
+@pytest.mark.parametrize("damage", ["{", '{"20": {}}'])
+def test_damaged_notes_are_none(damage: str, tmp_path: Path) -> None:
+    write_own_steps(Store(tmp_path), "run", 0, {20: STEP})
     (file,) = tmp_path.rglob("*.gradients.json")
     file.write_text(damage)
-    assert read_own_gradients(Store(tmp_path), "run", 1) == {}
+    assert read_own_steps(Store(tmp_path), "run", 0) == {}
