@@ -22,7 +22,7 @@ class OwnStep:
     """One replica's own work in a step: all that comes before its first average.
 
     Attributes:
-        epoch: of checkpoints. Those of an earlier one were given up.
+        epoch: in which the checkpoint before was saved. Those saved in an earlier one were given up.
         host: what has computed it, in words. Another processor may round in other ways.
         begin: digests of what its gradients follow from, by what that is.
         gradients: digests of these, by parameter, before they are averaged.

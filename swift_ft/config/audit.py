@@ -26,7 +26,7 @@ class AuditRequest:
         log_since: see there.
         moved: see there.
         machines: in the run now, as the next one is.
-        workers: of each machine.
+        workers: on each machine.
         epoch: in which the checkpoints were committed.
         limit_s: for a script to start, and to take the one step of ``gradients``.
         gradients: of replicas, which log no messages: only the step after the first checkpoint is computed,

@@ -64,7 +64,7 @@ def become_root_for(arguments: Sequence[str]) -> None:
     user who has called it.
 
     Args:
-        arguments: of Python.
+        arguments: for Python.
     """
     if os.geteuid() != 0:
         command = [*_OWN_ROOT, "sh", "-c", _OWN_HOST, "sh", sys.executable, *arguments]

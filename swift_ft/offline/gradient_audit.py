@@ -86,7 +86,7 @@ def _plan(run: RunStore, request: AuditRequest) -> ReplayPlan:
 
 
 def _recorded(run: RunStore, request: AuditRequest, ranks: Iterable[int]) -> dict[int, OwnStep]:
-    """What workers have noted of the step that is audited: they write in the background."""
+    """The notes of the step that is audited. Workers write them in the background."""
     found: dict[int, OwnStep] = {}
     until = time.monotonic() + _PATIENCE_S
     while missing := [rank for rank in ranks if rank not in found]:

@@ -27,6 +27,7 @@ from swift_ft.recovery.policy import Limits, Price
 from swift_ft.recovery.topology import is_whole_model
 from swift_ft.runtime.checkpoints.part import CheckpointsPart, Elsewhere
 from swift_ft.runtime.data.dealing import DealtBatches
+from swift_ft.runtime.data.digest import digest_of
 from swift_ft.runtime.data.file_peers import share_files
 from swift_ft.runtime.data.part import DataPart, check_remade
 from swift_ft.runtime.device_part import Device
@@ -260,8 +261,11 @@ class Assembly(Foundations):
             self._records.write_own_steps({**steps})
 
         variables = self._rollback.carried.digests_of_earlier
-        epoch = lambda: participant.state.checkpoints.epoch  # noqa: E731
-        yield OwnGradientsPart(self._replicas, variables, due, epoch, keep)
+
+        def epoch() -> int:
+            return participant.state.checkpoints.epoch
+
+        yield OwnGradientsPart(self._replicas, digest_of, variables, due, epoch, keep)
 
     def _is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""

@@ -18,6 +18,7 @@ from swift_ft.checkpoint.own_gradients import OwnStep
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.topology import is_whole_model
+from swift_ft.runtime.data.digest import digest_of
 from swift_ft.runtime.offline_replay import OfflineAssembly, OfflineCore, part_name
 from swift_ft.runtime.script.script_line import script_line
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
@@ -57,7 +58,7 @@ class GradientsAssembly(OfflineAssembly):
 
     def _own_gradients(self, due: Callable[[int], bool]) -> Iterator[Part]:
         replicas, variables = self._replicas, self._rollback.carried.digests_of_earlier
-        part = OwnGradientsPart(replicas, variables, lambda _: True, lambda: 0, self._end)
+        part = OwnGradientsPart(replicas, digest_of, variables, lambda _: True, lambda: 0, self._end)
         replicas.forward_alone()
         self.phases.steps = _Alone(part)
         yield part

@@ -86,6 +86,11 @@ class BatchDigest:
         self._arrived.record(torch.cuda.current_stream(numbers.device))
 
 
+def digest_of(values: Any) -> int:
+    """The digest of what a script gave to a schedule or a model. Waits for the GPU where it must."""
+    return int(BatchDigest(values).value, 16)
+
+
 def reduce_on_device(tensor: torch.Tensor) -> torch.Tensor:
     """A number that depends on all bytes of a small tensor, or on evenly spaced blocks of a large one.
 

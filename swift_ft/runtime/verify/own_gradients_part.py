@@ -7,26 +7,45 @@ from is noted, too, as the first forward pass begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from swift_ft.checkpoint.own_gradients import OwnStep
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.host.processor import processor_in_words
-from swift_ft.runtime.data.digest import BatchDigest
-from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
+
+
+class Replica(Protocol):
+    """A model that other workers have, too (:class:`swift_ft.runtime.replicas.replicas.Replicas`)."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The DDP model."""
+
+    @property
+    def averaged(self) -> Sequence[str]:
+        """Names of the parameters whose gradients are averaged, but for sparse ones."""
+
+    @property
+    def takes_first_buffers(self) -> bool:
+        """Whether a forward pass that begins gives this replica the first one's buffers."""
+
+    def tensors_by_word(self) -> Mapping[str, torch.Tensor]:
+        """The tensors of the model from which its gradients follow, and gradients that are there already."""
 
 
 class OwnGradientsPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`.
 
     Args:
-        replicas: with the model, whose forward passes are watched from now on.
+        replica: with the model, whose forward passes are watched from now on.
+        digest: of what the script gives to the model.
         variables: digests of the script's variables that were there before its first step.
         due: whether a checkpoint has so many completed iterations.
         epoch: the present one of checkpoints.
@@ -37,13 +56,15 @@ class OwnGradientsPart(Part):
 
     def __init__(
         self,
-        replicas: Replicas,
+        replica: Replica,
+        digest: Callable[[Any], int],
         variables: Callable[[], Mapping[str, int]],
         due: Callable[[int], bool],
         epoch: Callable[[], int],
         keep: Callable[[int, OwnStep], None],
     ) -> None:
-        self._replicas = replicas
+        self._replica = replica
+        self._digest = digest
         self._variables = variables
         self._due = due
         self._epoch = epoch
@@ -54,7 +75,7 @@ class OwnGradientsPart(Part):
         self._passes = 0
         self._iteration: int | None = None  # of the step that is noted; None between two
         self.buckets = 0
-        replicas.model.register_forward_pre_hook(self._given, with_kwargs=True)
+        replica.model.register_forward_pre_hook(self._given, with_kwargs=True)
 
     @property
     def is_complete(self) -> bool:
@@ -65,7 +86,7 @@ class OwnGradientsPart(Part):
         self._forget()
         if self._due(step.iteration):
             self._iteration = step.iteration
-            self._expected = [outputs.gradient_of(name) for name in self._replicas.averaged]
+            self._expected = [outputs.gradient_of(name) for name in self._replica.averaged]
             self._begin = {f"the variable {name}": d for name, d in self._variables().items()}
             outputs.listen(self.name, self._note)
 
@@ -89,11 +110,11 @@ class OwnGradientsPart(Part):
             return
         self._passes += 1
         if self._passes == 1:
-            self._begin |= tensor_digests(self._replicas.tensors_by_word())
-        elif self._replicas.takes_first_buffers:
+            self._begin |= tensor_digests(self._replica.tensors_by_word())
+        elif self._replica.takes_first_buffers:
             self._begin[f"the first replica's buffers in forward pass {self._passes}"] = 1
-        given = BatchDigest((args, kwargs)).value
-        self._begin[f"what the model is given in forward pass {self._passes}"] = int(given, 16)
+        name = f"what the model is given in forward pass {self._passes}"
+        self._begin[name] = self._digest((args, kwargs))
 
     def _note(self, output: Output) -> None:
         """In a step with several averages, those after the first one follow from what others have given."""

@@ -9,6 +9,7 @@ with statistics of the replica's own data, which stay as they are after two iter
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +34,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     norm = nn.BatchNorm1d(config.sequence) if habit == "frozen" else nn.Dropout(0.1)
-    own_buffers = {BUFFER_SYNC: False} if habit == "frozen" else {}
+    own_buffers: Any = {BUFFER_SYNC: False} if habit == "frozen" else {}
     model = DistributedDataParallel(nn.Sequential(build_stage(0, 1, config), norm), **own_buffers)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-3))
     batches = Batches(config)

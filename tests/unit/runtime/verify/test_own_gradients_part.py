@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from swift_ft.checkpoint.own_gradients import (
     write_own_steps,
     write_setup,
 )
-from swift_ft.runtime.replicas.replicas import Replicas
+from swift_ft.runtime.data.digest import digest_of
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.worker.part import Interruption, StepInfo
 from swift_ft.storage.store import Store
@@ -31,10 +30,8 @@ Kept = dict[int, OwnStep]
 class Replica:
     """One of two that holds a small model; its buckets have a gradient each."""
 
-    averaged = ("weight", "bias")
-    takes_first_buffers = False
-
     def __init__(self) -> None:
+        self.averaged, self.takes_first_buffers = ("weight", "bias"), False
         self.model = nn.Linear(2, 2)
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -69,7 +66,8 @@ def kept() -> Kept:
 def noting(replica: Replica, kept: Kept) -> Iterator[OwnGradientsPart]:
     """After each third iteration there is a checkpoint."""
     part = OwnGradientsPart(
-        cast("Replicas", replica),
+        replica,
+        digest_of,
         lambda: {"rate": 7},
         lambda iteration: iteration % 3 == 0,
         lambda: 2,
@@ -123,7 +121,7 @@ def test_what_the_gradients_follow_from_is_noted(
 ) -> None:
     train(noting, replica, 0)
     with torch.no_grad():
-        replica.model.bias += other == "parameter"
+        replica.model.bias.add_(float(other == "parameter"))
     replica.takes_first_buffers = other == "buffers"
     noting.begin(StepInfo(3, 1))
     if other in ("pass", "buffers"):
