@@ -212,7 +212,8 @@ class Assembly(Foundations):
         every, act = self._settings.verify_every, self._settings.on_corruption
         verify = VerifyPart(self._context.rank, self._state, self._participant, every, act)
         parts.append(verify)
-        parts += self._own_gradients(lambda iteration: core.due(iteration))
+        own_gradients = self._new_own_gradients(lambda iteration: core.due(iteration))
+        parts += [own_gradients] if own_gradients is not None else []
         ports = Ports(
             self._participant,
             self._groups,
@@ -239,14 +240,14 @@ class Assembly(Foundations):
     def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
         return WorkerCore(self._context.rank, self.status, parts, ports)
 
-    def _own_gradients(self, due: Callable[[int], bool]) -> Iterator[Part]:
+    def _new_own_gradients(self, due: Callable[[int], bool]) -> OwnGradientsPart | None:
         """Notes them where spares audit, and no messages are logged that they could replay.
 
         Args:
             due: whether a checkpoint has so many completed iterations.
         """
         if not self._context.config.audit or not is_whole_model(self.attached.holds):
-            return
+            return None
         participant, steps = self._participant, dict[int, OwnStep]()
 
         def keep(iteration: int, step: OwnStep) -> None:
@@ -265,7 +266,7 @@ class Assembly(Foundations):
         def epoch() -> int:
             return participant.state.checkpoints.epoch
 
-        yield OwnGradientsPart(self._replicas, digest_of, variables, due, epoch, keep)
+        return OwnGradientsPart(self._replicas, digest_of, variables, due, epoch, keep)
 
     def _is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""

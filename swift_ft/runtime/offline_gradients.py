@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from swift_ft.runtime.script.script_line import script_line
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.flow import Flow
-from swift_ft.runtime.worker.part import Part
 from swift_ft.runtime.worker.parts import Parts
 from swift_ft.torch_adapters.script_operations import Operation
 
@@ -56,12 +55,12 @@ class GradientsAssembly(OfflineAssembly):
                 "arguments."
             )
 
-    def _own_gradients(self, due: Callable[[int], bool]) -> Iterator[Part]:
+    def _new_own_gradients(self, due: Callable[[int], bool]) -> OwnGradientsPart:
         replicas, variables = self._replicas, self._rollback.carried.digests_of_earlier
         part = OwnGradientsPart(replicas, digest_of, variables, lambda _: True, lambda: 0, self._end)
         replicas.forward_alone()
         self.phases.steps = _Alone(part)
-        yield part
+        return part
 
     def _end(self, _: int, step: OwnStep) -> None:
         assert self._context.offline is not None

@@ -342,6 +342,15 @@ def test_replicas_that_were_undone(
 
 
 @pytest.mark.thorough
+def test_an_audit_of_replicas_has_an_end(audited: Callable[..., ClusterRun]) -> None:
+    """The script waits for somebody who is not there."""
+    flags = ("--report-timeout", "6")
+    run = audited(*flags, example="train_ddp", waits="marked", stands=0, struck=0, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    assert {event["problem"] for event in ended(run) if event["until"] == 3} == {"no end within 12 s"}
+
+
+@pytest.mark.thorough
 def test_shards_have_nothing_to_audit(audited: Callable[..., ClusterRun]) -> None:
     run = audited(example="train_fsdp", waits="", struck=0, **CLEAN)
     assert run.code == 0

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.audit_orders import acts_on
+from swift_ft.recovery.audit_orders import acts_on, next_audit, pinned, why_nothing_to_audit
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.values import replace
 from swift_ft.testing.scenario import Scenario
 
 BEGIN = """
@@ -77,6 +78,21 @@ def test_a_spare_that_was_wrong_leaves(choice: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("choice", ["drain", "stop", "back"])
 def test_nobody_is_blamed_if_all_differ(choice: str, tmp_path: Path) -> None:
     assert acts(tmp_path, "audited T 1 20..40 at=29 digest=y", choice) == []
+
+
+def test_a_program_that_was_changed_is_not_audited(tmp_path: Path) -> None:
+    """A spare's process has the one with which the run began."""
+    scenario, path = Told(), tmp_path / "scenario.txt"
+    path.write_text(BEGIN)
+    scenario.run(path)
+    state = scenario.state
+    assert why_nothing_to_audit(state) == ""
+    assert pinned(state) == {20, 40}
+    changed = replace(state.worlds.present, command=("script", "other.py"))
+    state = replace(state, worlds=replace(state.worlds, present=changed))
+    assert "was changed" in why_nothing_to_audit(state)
+    assert next_audit(state, "S") is None
+    assert pinned(state) == {20}
 
 
 def test_a_changed_message_drains_nobody(tmp_path: Path) -> None:
