@@ -24,12 +24,15 @@ class OwnStep:
     Attributes:
         epoch: in which the checkpoint before was saved. Those saved in an earlier one were given up.
         host: what has computed it, in words. Another processor may round in other ways.
+        variables: of the script, as the step began, packed and in hexadecimal digits: each replica has its
+            own. Empty if they cannot be kept.
         begin: digests of what its gradients follow from, by what that is.
         gradients: digests of these, by parameter, before they are averaged.
     """
 
     epoch: int
     host: str
+    variables: str
     begin: StateDigests
     gradients: StateDigests
 

@@ -13,6 +13,7 @@ from swift_ft.cli.incident_words import incident_facts
 from swift_ft.cli.news import NEWS, SILENT, News, news
 from swift_ft.cli.words import cost_in_words, machine_in_words, numbers_in_words, plan_in_words
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.audit_orders import has_replicas
 from swift_ft.recovery.audits import Judgement, Mark, Wrong
 from swift_ft.recovery.history import History, StateChange
 from swift_ft.recovery.job_state import Phase, State
@@ -138,7 +139,7 @@ def _of_audit(change: StateChange, event: ev.AuditEnded) -> Iterator[_Told]:
     if after.judged != before.judged:
         yield _judged(facts, after.judged[-1])
     if after.marks != before.marks:
-        yield "audit_marked", {**facts, **_of_mark(after.marks[-1])}
+        yield "audit_marked", {**facts, **_of_mark(after.marks[-1], of_a_step=has_replicas(change.after))}
 
 
 def _judged(facts: dict[str, Any], judgement: Judgement) -> _Told:
@@ -165,9 +166,11 @@ def _judged(facts: dict[str, Any], judgement: Judgement) -> _Told:
             return "not_deterministic", found
 
 
-def _of_mark(mark: Mark) -> dict[str, Any]:
+def _of_mark(mark: Mark, *, of_a_step: bool) -> dict[str, Any]:
     by = "" if mark.whole else f" for {named('machine', mark.clean)}" if mark.clean else " for no machine"
     what = f"the checkpoint of iteration {mark.until} is audited from that of iteration {mark.begin} on{by}"
+    if of_a_step:
+        what = f"the step after the checkpoint of iteration {mark.begin} is audited{by}"
     return {"begin": mark.begin, "until": mark.until, "clean": mark.clean, "whole": mark.whole, "what": what}
 
 

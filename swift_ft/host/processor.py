@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
+import platform
 from pathlib import Path
 
 import torch
+
+CHOOSES_BY_TIME = "cuDNN chooses the fastest kernel (torch.backends.cudnn.benchmark)"
+_NAMES = ("model name", "CPU implementer", "CPU part", "CPU variant")
+"""In /proc/cpuinfo: of x86, and of ARM."""
 
 
 def processor_in_words(device: torch.device) -> str:
@@ -15,7 +20,8 @@ def processor_in_words(device: torch.device) -> str:
         device: that computes.
     """
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        version = f"{torch.cuda.get_device_name(device)}, cuDNN {torch.backends.cudnn.version()}"
+        return f"{version}, {CHOOSES_BY_TIME}" if torch.backends.cudnn.benchmark else version
     return f"{_model()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
 
@@ -24,6 +30,6 @@ def _model() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return "an unknown processor"
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "an unknown processor")
+        return platform.machine()
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return " ".join([platform.machine(), *(facts[name] for name in _NAMES if name in facts)])

@@ -20,6 +20,7 @@ from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config.audit import AuditRequest, AuditResult
 from swift_ft.config.worker_context import OfflineReplay
 from swift_ft.errors import SwiftError, UsageError, first_line
+from swift_ft.host.processor import CHOOSES_BY_TIME
 from swift_ft.offline.replay import check_setup, environment_of
 from swift_ft.offline.replay_plan import ReplayPlan
 from swift_ft.offline.replay_workers import ReplayWorkers
@@ -32,6 +33,8 @@ _PATIENCE_S = 60.0
 """For workers to have written what they have contributed."""
 _POLL_S = 0.5
 _VARIABLE = "the variable "
+_UNKNOWN = -1
+"""The digest of a variable that cannot be saved, and so is none of a replacement's."""
 
 
 def audit_gradients(request: AuditRequest) -> AuditResult:
@@ -45,7 +48,8 @@ def audit_gradients(request: AuditRequest) -> AuditResult:
             run = open_run_store(request.store)
             recorded = _recorded(run, request, ranks)
             check_setup(request.setup, request.kind, request.target)
-            environment = environment_of(request.setup)
+            # The script's process ends in the middle, and leaves its temporary files.
+            environment = {**environment_of(request.setup), "TMPDIR": str(out)}
             offline = OfflineReplay(request.store, str(out), audit=True, gradients=True)
             script = (request.kind, request.target, request.args)
             plan = _plan(run, request)
@@ -108,29 +112,30 @@ def _recorded(run: RunStore, request: AuditRequest, ranks: Iterable[int]) -> dic
 def compared(
     request: AuditRequest, recorded: Mapping[int, OwnStep], computed: Mapping[int, OwnStep]
 ) -> AuditResult:
-    """The result, worker by worker. A difference counts unless the step has begun with another one."""
+    """The result for a machine. A difference on one of its workers counts unless its step began unlike."""
+    problem = ""
     for rank, theirs in recorded.items():
         ours = computed[rank]
         if not (names := differing(ours.gradients, theirs.gradients)):
             continue
         if why := _why_no_finding(ours, theirs):
-            problem = f"worker {rank} has other gradients in iteration {request.begin}: {why}"
-            return AuditResult(problem=problem)
+            problem = problem or f"worker {rank} has other gradients in iteration {request.begin}: {why}"
+            continue
         own = {name: ours.gradients.get(name) for name in names}
         digest = digest_of_json(own)
         return AuditResult(rank=rank, iteration=request.begin, tensors=listed(names), digest=digest)
-    return AuditResult(slots=(request.machine,))
+    return AuditResult(problem=problem) if problem else AuditResult(slots=(request.machine,))
 
 
 def _why_no_finding(ours: OwnStep, theirs: OwnStep) -> str:
     """Why another result is nobody's fault; empty if all that it follows from was the same."""
     if ours.host != theirs.host:
         return f"it computes on {theirs.host}, and the spare on {ours.host}"
-    alike = ours.begin.keys() & theirs.begin.keys()
-    # Of variables, a process may know only those that it has come across.
-    unlike = [
-        name
-        for name in differing(ours.begin, theirs.begin)
-        if name in alike or not name.startswith(_VARIABLE)
-    ]
+    if CHOOSES_BY_TIME in ours.host:
+        return f"{CHOOSES_BY_TIME}, which may be another one each time"
+    # Of variables, those that are as at the start are not in the notes, but the spare names all.
+    at_start = {name: 0 for name in ours.begin if name.startswith(_VARIABLE)}
+    before = {**at_start, **theirs.begin}
+    unlike = differing(ours.begin, before)
+    unlike += [name for name, digest in theirs.begin.items() if digest == _UNKNOWN and name not in unlike]
     return f"it has begun with something else than the spare ({listed(unlike)})" if unlike else ""

@@ -14,7 +14,7 @@ from swift_ft.offline.journal_gaps import Later
 from swift_ft.offline.loss import LossPlan, LossPlanner, Outcome
 from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.audit_orders import interval_of
+from swift_ft.recovery.audit_orders import has_replicas, interval_of
 from swift_ft.recovery.audits import Wrong
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.plan import RecoveryMode
@@ -206,12 +206,14 @@ def run_status(
 
 def _audits(state: State) -> Iterator[str]:
     """The marks of checkpoints that are still there, and the audit that runs."""
+    alone = has_replicas(state)
     for mark in state.audits.marks:
         if mark.until in state.checkpoints.kept:
             whom = (
                 "all machines" if mark.whole else named("machine", mark.clean) if mark.clean else "no machine"
             )
-            yield f"checkpoint {mark.until}: audited from {mark.begin} on for {whom}"
+            what = f"the step after {mark.begin} is audited" if alone else f"audited from {mark.begin} on"
+            yield f"checkpoint {mark.until}: {what} for {whom}"
     if (interval := interval_of(state)) is not None:
         clean = f"so far {named('machine', sorted(state.audits.clean))}" if state.audits.clean else "begun"
         differs = "".join(

@@ -33,21 +33,36 @@ def next_audit(state: State, machine: str) -> AuditOrder | None:
     open_slots = [slot for slot in range(state.shape.machines) if not audits.is_done(slot)]
     own = [slot for slot in open_slots if claimed.get(slot) == machine]
     free = [slot for slot in open_slots if slot not in claimed and _may_take(state, audits, slot, machine)]
-    # A difference is judged first, but one of a replica when it is known how all others came out.
-    first = has_stages(state)
-    ordered = own or sorted(free, key=lambda slot: ((slot in audits.findings) != first, slot))
+    # A difference is judged first, if it may be judged already.
+    ordered = own or sorted(free, key=lambda slot: (slot not in audits.findings, slot))
+    ordered = [slot for slot in ordered if slot in own or may_judge(state, audits, slot)]
     return AuditOrder(interval, ordered[0]) if ordered else None
 
 
+def may_judge(state: State, audits: Audits, slot: int) -> bool:
+    """Whether a machine's audit may begin: that of a replica which differs, once all others have come out."""
+    if slot not in audits.findings or not has_replicas(state):
+        return True
+    every = range(state.shape.machines)
+    return all(audits.is_done(other) or other in audits.findings for other in every)
+
+
 def why_nothing_to_audit(state: State) -> str:
-    """Why no spare could compute anything again; empty if one can."""
+    """Why no spare could compute anything again; empty if one can. Known while the job is live."""
+    if reason := _ends_audits(state):
+        return reason
+    if has_stages(state) or has_replicas(state):
+        return ""
+    return "this training sends no messages between stages, and its workers are no replicas"
+
+
+def _ends_audits(state: State) -> str:
+    """Why an audit that has begun comes to nothing. Not while workers still report: it goes on after that."""
     if state.worlds.present.has_own_program:  # a spare would run that with which the run began
         return "the script was changed since the run began"
-    if has_stages(state):
-        return ""
-    if not has_replicas(state):
-        return "this training sends no messages between stages, and its workers are no replicas"
-    return "the replicas' shares of a batch have changed" if state.layouts.shares else ""
+    if state.layouts.shares and has_replicas(state):
+        return "the replicas' shares of a batch have changed"
+    return ""
 
 
 def has_stages(state: State) -> bool:
@@ -83,7 +98,7 @@ def interval_of(state: State) -> Interval | None:
     interval = state.audits.interval
     if interval is None or not {interval.begin, interval.until} <= {*state.checkpoints.kept}:
         return None
-    if why_nothing_to_audit(state):
+    if _ends_audits(state):
         return None
     return interval if interval == _between(state, interval.begin, interval.until) else None
 

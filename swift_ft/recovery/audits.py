@@ -120,6 +120,7 @@ class Audits:
         findings: by slot, a difference that is not judged yet.
         clean: slots of the interval that came out as recorded.
         closed: slots that did not, or could not be replayed.
+        differed: those of them that did not.
         marks: of the intervals before, the newest last.
         judged: differences that are judged, the newest last.
         saved_in: by checkpoint that counts, the generation in which it was committed.
@@ -130,6 +131,7 @@ class Audits:
     findings: Map[int, Finding] = field(default_factory=Map)
     clean: Numbers = field(default_factory=Map)
     closed: Numbers = field(default_factory=Map)
+    differed: Numbers = field(default_factory=Map)
     marks: tuple[Mark, ...] = ()
     judged: tuple[Judgement, ...] = ()
     saved_in: Map[int, int] = field(default_factory=Map)

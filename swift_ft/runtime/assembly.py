@@ -58,6 +58,7 @@ from swift_ft.runtime.state_part import LocalState
 from swift_ft.runtime.steps import Epochs, Loop
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.verify.part import VerifyPart
+from swift_ft.runtime.verify.step_inputs import StepInputs
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.part import Part
 from swift_ft.runtime.worker.parts import Parts
@@ -261,12 +262,11 @@ class Assembly(Foundations):
             steps[iteration] = step
             self._records.write_own_steps({**steps})
 
-        variables = self._rollback.carried.digests_of_earlier
-
         def epoch() -> int:
             return participant.state.checkpoints.epoch
 
-        return OwnGradientsPart(self._replicas, digest_of, variables, due, epoch, keep)
+        inputs = StepInputs(self._state, self._rollback.carried, digest_of, all_known=False)
+        return OwnGradientsPart(self._replicas, inputs, due, epoch, keep, training=True)
 
     def _is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""

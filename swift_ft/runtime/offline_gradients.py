@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from swift_ft.checkpoint.own_gradients import OwnStep
+from swift_ft.checkpoint.own_gradients import OwnStep, read_own_steps
+from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.topology import is_whole_model
@@ -22,9 +23,11 @@ from swift_ft.runtime.data.digest import digest_of
 from swift_ft.runtime.offline_replay import OfflineAssembly, OfflineCore, part_name
 from swift_ft.runtime.script.script_line import script_line
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
+from swift_ft.runtime.verify.step_inputs import StepInputs
 from swift_ft.runtime.worker.core import Ports, WorkerCore
 from swift_ft.runtime.worker.flow import Flow
 from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.script_operations import Operation
 
 
@@ -56,11 +59,20 @@ class GradientsAssembly(OfflineAssembly):
             )
 
     def _new_own_gradients(self, due: Callable[[int], bool]) -> OwnGradientsPart:
-        replicas, variables = self._replicas, self._rollback.carried.digests_of_earlier
-        part = OwnGradientsPart(replicas, digest_of, variables, lambda _: True, lambda: 0, self._end)
-        replicas.forward_alone()
+        self._inputs = StepInputs(self._state, self._rollback.carried, digest_of, all_known=True)
+        part = OwnGradientsPart(
+            self._replicas, self._inputs, lambda _: True, lambda: 0, self._end, training=False
+        )
+        # Nobody else is there: from now on, what communicates in the step is decided here.
+        self._replicas.forward_alone()
         self.phases.steps = _Alone(part)
         return part
+
+    def _put_own_variables(self) -> None:
+        """The checkpoint has those of the replica that has saved it."""
+        rank, iteration = self._context.rank, self.status.iteration
+        if (step := read_own_steps(self._store, self._context.run_id, rank).get(iteration)) is not None:
+            self._inputs.put_variables(step.variables)
 
     def _end(self, _: int, step: OwnStep) -> None:
         assert self._context.offline is not None
@@ -68,15 +80,36 @@ class GradientsAssembly(OfflineAssembly):
         os._exit(0)  # in the middle of a backward pass, which an exception would only interrupt
 
     def _new_core(self, parts: Parts, ports: Ports) -> WorkerCore:
-        return _GradientsCore(self._context, self.status, parts, ports, self._save_elsewhere, self._note)
+        return _GradientsCore(self._context, self.status, parts, ports, self._put_own_variables)
 
 
 class _GradientsCore(OfflineCore):
-    """Loads the checkpoint, and begins one step."""
+    """Loads the checkpoint, and begins one step.
+
+    Args:
+        context: the worker's place, as the next three are those of its base.
+        status: see there.
+        parts: see there.
+        ports: see there.
+        put_variables: gives the script the worker's own variables, once the checkpoint is loaded.
+    """
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        status: WorkerStatus,
+        parts: Parts,
+        ports: Ports,
+        put_variables: Callable[[], None],
+    ) -> None:
+        super().__init__(context, status, parts, ports, save=lambda: None, note=lambda _: None)
+        self._put_variables = put_variables
 
     def _execute(self, state: State) -> Flow[bool]:
         """Do what all workers would do that have lost their state. Then nobody is waited for."""
         yield from super()._execute(state)
+        if self.status.known:
+            yield self._put_variables
         return self.status.known
 
     def completed(self) -> Flow[None]:

@@ -146,10 +146,9 @@ class DataParallelHook:
 
     @property
     def averaged(self) -> list[str]:
-        """Names of the parameters that it averages, but for those with sparse gradients."""
+        """Names of the parameters that it averages. None if some of them have sparse gradients."""
         names = {parameter: name for name, parameter in self.model.module.named_parameters()}
-        pairs = zip(self._choice.parameters, self._choice.sparse, strict=True)
-        return [names[parameter] for parameter, sparse in pairs if not sparse]
+        return [] if any(self._choice.sparse) else [names[one] for one in self._choice.parameters]
 
     def take_waited_s(self) -> float:
         """Seconds since the last call in which this worker had its gradients, and waited for averages."""

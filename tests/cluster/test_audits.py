@@ -303,6 +303,26 @@ def test_workers_of_one_machine(audited: Callable[..., ClusterRun]) -> None:
 
 
 @pytest.mark.thorough
+def test_a_replica_with_variables_of_its_own_is_named(
+    audited: Callable[..., ClusterRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The spare is given those that the machine has noted: the checkpoint has another replica's."""
+    monkeypatch.setenv("HABIT", "logs")
+    run = audited(
+        "--on-corruption",
+        "stop",
+        rank=1,
+        live=True,
+        times=[1, 2, 3],
+        **{**OF_A_REPLICA, "example": "replica_habits", "iteration": 6},
+        waits="judged",
+        then="judged",
+    )
+    assert differences(run) == [(1, 6)] * 2, ended(run)
+    assert "machine 1 has computed iteration 6 wrong: the gradient of " in one_line(run)
+
+
+@pytest.mark.thorough
 def test_gradients_that_follow_from_a_replica_s_own_statistics(
     audited: Callable[..., ClusterRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,18 +127,34 @@ class CarriedVariables:
     def digests(self) -> dict[str, int]:
         """A digest of each value that is not that of the start, by path and name, a line feed between."""
         return {
-            f"{path}\n{name}": xxhash.xxh3_64_intdigest(self._variables.state.pack(value))
+            f"{path}\n{name}": self._digest(value)
             for path, values in self.to_save().items()
             for name, value in values.items()
         }
 
-    def digests_of_earlier(self) -> dict[str, int]:
-        """As :meth:`digests`, of variables that were there before the first step.
+    def digests_of_earlier(self, saved: Saved) -> dict[str, int]:
+        """A digest of each variable that was there before the first step, by its name.
 
         A step cannot begin with what a step has made: in the first one that was not there.
+
+        Args:
+            saved: by :meth:`to_save`.
+
+        Returns:
+            0 for a value as it was at the start, -1 for one that cannot be saved, and so not be compared.
         """
-        earlier = {"\n".join(place): ".".join(filter(None, place)) for place in self._before_steps}
-        return {earlier[name]: digest for name, digest in self.digests().items() if name in earlier}
+        found = {}
+        for path, name in self._before_steps:
+            value = saved.get(path, {}).get(name, MISSING)
+            if isinstance(value, dict):
+                value = value.get(_OF_EPOCH, value)
+            unsaved = isinstance(value, dict) and _UNSAVED in value
+            digest = 0 if value is MISSING else -1 if unsaved else self._digest(value)
+            found[".".join(filter(None, (path, name)))] = digest
+        return found
+
+    def _digest(self, value: Any) -> int:
+        return xxhash.xxh3_64_intdigest(self._variables.state.pack(value))
 
     def note_generators(self) -> None:
         """Note which generators there are, and how they were seeded: see :meth:`goes_on`."""

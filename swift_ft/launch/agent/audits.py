@@ -216,22 +216,22 @@ class Auditor:
         sweep_left(Path(tempfile.gettempdir()))
         folder, lock = locked_folder()
         request = AuditRequest(
-            self._store,
-            slot,
-            interval.begin,
-            interval.until,
-            str(folder / "out"),
-            settings.kind,
-            settings.target,
-            settings.args,
-            state.shape.setup,
-            state.checkpoints.log_since,
-            state.layouts.since,
-            state.shape.machines,
-            state.shape.workers_per_machine,
-            interval.epoch,
-            2 * settings.config.report_timeout_s,
-            has_replicas(state),
+            store=self._store,
+            machine=slot,
+            begin=interval.begin,
+            until=interval.until,
+            out=str(folder / "out"),
+            kind=settings.kind,
+            target=settings.target,
+            args=settings.args,
+            setup=state.shape.setup,
+            log_since=state.checkpoints.log_since,
+            moved=state.layouts.since,
+            machines=state.shape.machines,
+            workers=state.shape.workers_per_machine,
+            epoch=interval.epoch,
+            limit_s=2 * settings.config.report_timeout_s,
+            gradients=has_replicas(state),
         )
         self._process = AuditProcess(self._standby, request, order, folder, lock)
         self._selector.register(self._process, selectors.EVENT_READ, data=self._read)

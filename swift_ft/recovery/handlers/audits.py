@@ -10,6 +10,7 @@ from swift_ft.recovery.audit_orders import (
     candidate,
     has_replicas,
     interval_of,
+    may_judge,
     open_claims,
 )
 from swift_ft.recovery.audits import MOST_MARKS, Audits, Finding, Interval, Judgement, Mark, Wrong, judge
@@ -31,7 +32,7 @@ def audit_begun(state: State, event: ev.AuditBegun) -> State:
     if interval is None or (event.begin, event.until) != (interval.begin, interval.until):
         return state
     claims = open_claims(state) if state.audits.interval == interval else {}
-    if event.slot in claims or audits.is_done(event.slot):
+    if event.slot in claims or audits.is_done(event.slot) or not may_judge(state, audits, event.slot):
         return state
     others = {slot: machine for slot, machine in claims.items() if machine != event.machine}
     return replace(state, audits=replace(audits, claims=Map({**others, event.slot: event.machine})))
@@ -54,21 +55,22 @@ def audit_ended(state: State, event: ev.AuditEnded) -> State:
     else:
         if before is not None:
             wrong = judge(before, found, changed=event.changed)
-            if wrong == Wrong.MACHINE and has_replicas(state) and not _stands_out(audits, interval):
+            if wrong == Wrong.MACHINE and has_replicas(state) and not _stands_out(audits):
                 wrong = Wrong.NOBODY
+            if wrong != Wrong.SPARE:
+                audits = replace(audits, differed=audits.differed.set(slot, None))
             judgement = _judgement(state, interval, before, event, wrong)
             audits = replace(audits, judged=(*audits.judged, judgement)[-MOST_MARKS:])
         audits = _clean(audits, {slot, *event.slots}) if found is None else _closed(audits, slot)
     return replace(state, audits=_marked(state, audits, interval))
 
 
-def _stands_out(audits: Audits, interval: Interval) -> bool:
+def _stands_out(audits: Audits) -> bool:
     """Whether no fewer replicas came out as recorded than differ.
 
     They run the same script. What differs on most of them is in the spare, or in the script.
     """
-    judged = {one.slot for one in audits.judged if one.interval == interval and one.wrong != Wrong.SPARE}
-    return len(audits.clean) >= len(judged | {*audits.findings})
+    return len(audits.clean) >= len({*audits.differed, *audits.findings})
 
 
 def _clean(audits: Audits, slots: set[int]) -> Audits:
@@ -121,6 +123,7 @@ def _marked(state: State, audits: Audits, interval: Interval) -> Audits:
         findings=Map(),
         clean=Map(),
         closed=Map(),
+        differed=Map(),
         marks=(*audits.marks, mark)[-MOST_MARKS:],
     )
 

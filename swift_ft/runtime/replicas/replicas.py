@@ -197,24 +197,13 @@ class Replicas:
 
     @property
     def averaged(self) -> list[str]:
-        """Names of the parameters whose gradients are averaged, but for sparse ones."""
+        """Names of the parameters whose gradients are averaged. None if some of these are sparse."""
         return self._hook.averaged if self._hook is not None else []
 
     @property
     def takes_first_buffers(self) -> bool:
         """Whether a forward pass that begins gives this replica the first one's buffers."""
         return self._hook is not None and self.replica > 0 and self._hook.buffers.come_first
-
-    def tensors_by_word(self) -> dict[str, torch.Tensor]:
-        """The tensors of the model from which its gradients follow, and gradients that are there already."""
-        module: Any = self.model.module if self._hook is not None else self.model
-        parameters, buffers = dict(module.named_parameters()), module.named_buffers()
-        gradients = {n: p.grad for n, p in parameters.items() if p.grad is not None}
-        return {
-            **{f"the parameter {name}": parameter for name, parameter in parameters.items()},
-            **{f"the buffer {name}": buffer for name, buffer in buffers},
-            **{f"the earlier gradient of {name}": gradient for name, gradient in gradients.items()},
-        }
 
     def begin(self, iteration: int) -> None:
         """The step of an iteration begins."""

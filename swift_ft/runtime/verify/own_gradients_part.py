@@ -1,12 +1,13 @@
 """Notes a replica's own work in the first step after each checkpoint, so that a spare can audit it.
 
-Gradients follow from the state, the batch and random numbers. A spare has these from the checkpoint and the
-script; where it has others after all, a difference of the gradients is nobody's fault. So what they follow
-from is noted, too, as the first forward pass begins.
+Gradients follow from the state, the batch, variables of the script and random numbers. A spare has these from
+the checkpoint, the notes and the script; where it has others after all, a difference of the gradients is
+nobody's fault. So what they follow from is noted, too, as the first forward pass begins.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,10 +16,13 @@ from torch import nn
 
 from swift_ft.checkpoint.own_gradients import OwnStep
 from swift_ft.checkpoint.state_digest import tensor_digests
+from swift_ft.errors import first_line
 from swift_ft.host.processor import processor_in_words
 from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
+
+_logger = logging.getLogger(__name__)
 
 
 class Replica(Protocol):
@@ -30,14 +34,24 @@ class Replica(Protocol):
 
     @property
     def averaged(self) -> Sequence[str]:
-        """Names of the parameters whose gradients are averaged, but for sparse ones."""
+        """Names of the parameters whose gradients are averaged. None if some of these are sparse."""
 
     @property
     def takes_first_buffers(self) -> bool:
         """Whether a forward pass that begins gives this replica the first one's buffers."""
 
-    def tensors_by_word(self) -> Mapping[str, torch.Tensor]:
-        """The tensors of the model from which its gradients follow, and gradients that are there already."""
+
+class Inputs(Protocol):
+    """The inputs of a step, besides what the script gives to the model."""
+
+    def variables(self) -> tuple[str, Mapping[str, int]]:
+        """Variables of the script, packed; and the digests of those that were there before its first step."""
+
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """The parameters and buffers in all models of the session, by what a user calls them."""
+
+    def digest(self, given: Any) -> int:
+        """The digest of what the script gives to the model."""
 
 
 class OwnGradientsPart(Part):
@@ -45,11 +59,11 @@ class OwnGradientsPart(Part):
 
     Args:
         replica: with the model, whose forward passes are watched from now on.
-        digest: of what the script gives to the model.
-        variables: digests of the script's variables that were there before its first step.
+        inputs: of its steps.
         due: whether a checkpoint has so many completed iterations.
         epoch: the present one of checkpoints.
         keep: is given a step that is complete.
+        training: an error ends the notes, and not the training.
     """
 
     name = "own gradients"
@@ -57,25 +71,28 @@ class OwnGradientsPart(Part):
     def __init__(
         self,
         replica: Replica,
-        digest: Callable[[Any], int],
-        variables: Callable[[], Mapping[str, int]],
+        inputs: Inputs,
         due: Callable[[int], bool],
         epoch: Callable[[], int],
         keep: Callable[[int, OwnStep], None],
+        *,
+        training: bool,
     ) -> None:
         self._replica = replica
-        self._digest = digest
-        self._variables = variables
+        self._inputs = inputs
         self._due = due
         self._epoch = epoch
         self._keep = keep
+        self._training = training
         self._expected: Collection[str] = ()
+        self._packed = ""
         self._begin: dict[str, int] = {}
         self._found: dict[str, int] = {}
         self._passes = 0
         self._iteration: int | None = None  # of the step that is noted; None between two
+        self._failed = False
         self.buckets = 0
-        replica.model.register_forward_pre_hook(self._given, with_kwargs=True)
+        self._watch = replica.model.register_forward_pre_hook(self._given, with_kwargs=True)
 
     @property
     def is_complete(self) -> bool:
@@ -84,11 +101,15 @@ class OwnGradientsPart(Part):
 
     def begin(self, step: StepInfo) -> None:
         self._forget()
-        if self._due(step.iteration):
+        if self._due(step.iteration) and not self._failed:
             self._iteration = step.iteration
-            self._expected = [outputs.gradient_of(name) for name in self._replica.averaged]
-            self._begin = {f"the variable {name}": d for name, d in self._variables().items()}
-            outputs.listen(self.name, self._note)
+            self._try(self._note_begin)
+
+    def _note_begin(self) -> None:
+        self._expected = [outputs.gradient_of(name) for name in self._replica.averaged]
+        self._packed, digests = self._inputs.variables()
+        self._begin = {f"the variable {name}": digest for name, digest in digests.items()}
+        outputs.listen(self.name, lambda output: self._try(lambda: self._note(output)))
 
     def interrupted(self, interruption: Interruption) -> None:
         self._forget()
@@ -98,30 +119,51 @@ class OwnGradientsPart(Part):
 
     def close(self) -> None:
         self._forget()
+        self._watch.remove()
 
     def _forget(self) -> None:
         outputs.listen(self.name, None)
         self._iteration, self._passes, self.buckets = None, 0, 0
         self._begin, self._found = {}, {}
 
+    def _try(self, note: Callable[[], None]) -> None:
+        """Training goes on whatever happens here. A failed note would be taken for a lost connection."""
+        try:
+            note()
+        except Exception as error:
+            if not self._training:
+                raise
+            self._failed = True
+            self._forget()
+            _logger.warning(
+                "Spares audit this worker no more: its part in a step cannot be noted (%s).",
+                first_line(error),
+                extra={"event": "own_gradients_not_noted"},
+            )
+
     def _given(self, model: Any, args: Any, kwargs: Any) -> None:
         """A forward pass begins. None is seen while a compiled model runs: such a step is not noted."""
-        if self._iteration is None or torch.compiler.is_compiling():
-            return
+        if not torch.compiler.is_compiling() and self._iteration is not None:
+            self._try(lambda: self._note_pass((args, kwargs)))
+
+    def _note_pass(self, given: Any) -> None:
         self._passes += 1
         if self._passes == 1:
-            self._begin |= tensor_digests(self._replica.tensors_by_word())
+            self._begin |= tensor_digests(self._inputs.tensors())
         elif self._replica.takes_first_buffers:
             self._begin[f"the first replica's buffers in forward pass {self._passes}"] = 1
-        name = f"what the model is given in forward pass {self._passes}"
-        self._begin[name] = self._digest((args, kwargs))
+        self._begin[f"what the model is given in forward pass {self._passes}"] = self._inputs.digest(given)
 
     def _note(self, output: Output) -> None:
         """In a step with several averages, those after the first one follow from what others have given."""
+        if self._iteration is None:
+            return
         tensors = output.tensors.items()
         own = {name: t for name, t in tensors if outputs.is_gradient(name) and name not in self._found}
         self.buckets += bool(own)
-        self._found.update(tensor_digests(own))
-        if own and self._passes and self._iteration is not None and self.is_complete:
+        # A gradient that is added to zeros has no negative ones: whether there were any is no difference.
+        self._found.update(tensor_digests({name: tensor + 0.0 for name, tensor in own.items()}))
+        if own and self._passes and self.is_complete:
             host = processor_in_words(next(iter(own.values())).device)
-            self._keep(self._iteration, OwnStep(self._epoch(), host, {**self._begin}, {**self._found}))
+            noted = OwnStep(self._epoch(), host, self._packed, {**self._begin}, {**self._found})
+            self._keep(self._iteration, noted)

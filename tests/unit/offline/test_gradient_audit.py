@@ -8,10 +8,11 @@ import pytest
 
 from swift_ft.checkpoint.own_gradients import OwnStep
 from swift_ft.config.audit import AuditRequest
+from swift_ft.host.processor import CHOOSES_BY_TIME
 from swift_ft.offline.gradient_audit import compared
 
 BEGIN = {"the parameter weight": 1, "the buffer mean": 2, "the variable scale": 3}
-STEP = OwnStep(0, "a processor", BEGIN, {"the gradient of weight": 4, "the gradient of bias": 5})
+STEP = OwnStep(0, "a processor", "", BEGIN, {"the gradient of weight": 4, "the gradient of bias": 5})
 WRONG = replace(STEP, gradients={**STEP.gradients, "the gradient of bias": 6})
 REQUEST = AuditRequest(
     store="store",
@@ -55,6 +56,8 @@ def test_a_difference_names_the_worker_and_the_gradient() -> None:
         (replace(STEP, begin={**BEGIN, "the variable scale": 9}), "the variable scale"),
         (replace(STEP, begin={**BEGIN, "the earlier gradient of bias": 9}), "the earlier gradient of bias"),
         (replace(STEP, begin={"the variable scale": 3}), "the buffer mean, the parameter weight"),
+        (replace(STEP, begin={**BEGIN, "the variable scale": 0}), "the variable scale"),
+        (replace(STEP, begin={**BEGIN, "the variable mean": 9}), "the variable mean"),
     ],
 )
 def test_nobody_is_at_fault_where_the_step_began_with_something_else(spare: OwnStep, said: str) -> None:
@@ -65,6 +68,24 @@ def test_nobody_is_at_fault_where_the_step_began_with_something_else(spare: OwnS
     assert compared(REQUEST, {3: STEP}, {3: spare}).slots == (1,)  # what it began with has not mattered
 
 
-def test_a_variable_that_only_one_of_them_knows_is_no_excuse() -> None:
-    spare = replace(STEP, begin={**BEGIN, "the variable loss": 9})
+def test_variables_as_at_the_start_are_not_in_the_notes() -> None:
+    spare = replace(STEP, begin={**BEGIN, "the variable rate": 0})
     assert compared(REQUEST, {3: WRONG}, {3: spare}).rank == 3
+
+
+def test_a_variable_that_cannot_be_compared_is_an_excuse() -> None:
+    begin = {**BEGIN, "the variable stream": -1}
+    theirs, ours = replace(WRONG, begin=begin), replace(STEP, begin=begin)
+    assert "the variable stream" in compared(REQUEST, {3: theirs}, {3: ours}).problem
+
+
+def test_a_difference_counts_more_than_what_cannot_be_said_of_another_worker() -> None:
+    other = replace(STEP, begin={**BEGIN, "the buffer mean": 9})
+    found = compared(REQUEST, {2: WRONG, 3: WRONG}, {2: other, 3: STEP})
+    assert (found.rank, found.problem) == (3, "")
+
+
+def test_kernels_that_are_chosen_by_time_accuse_nobody() -> None:
+    host = f"a GPU, {CHOOSES_BY_TIME}"
+    theirs, ours = replace(WRONG, host=host), replace(STEP, host=host)
+    assert CHOOSES_BY_TIME in compared(REQUEST, {3: theirs}, {3: ours}).problem

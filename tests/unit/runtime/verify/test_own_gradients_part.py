@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,14 +32,22 @@ class Replica:
     """One of two that holds a small model; its buckets have a gradient each."""
 
     def __init__(self) -> None:
-        self.averaged, self.takes_first_buffers = ("weight", "bias"), False
+        self.averaged, self.takes_first_buffers, self.breaks = ("weight", "bias"), False, False
         self.model = nn.Linear(2, 2)
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(0.5)
 
-    def tensors_by_word(self) -> dict[str, torch.Tensor]:
+    def tensors(self) -> dict[str, torch.Tensor]:
         return {f"the parameter {name}": parameter for name, parameter in self.model.named_parameters()}
+
+    def variables(self) -> tuple[str, dict[str, int]]:
+        return "ff", {"rate": 7}
+
+    def digest(self, given: Any) -> int:
+        if self.breaks:
+            raise RuntimeError("out of memory")
+        return digest_of(given)
 
     def forward(self, value: float = 1.0) -> None:
         self.model(torch.full((1, 2), value))
@@ -67,11 +76,11 @@ def noting(replica: Replica, kept: Kept) -> Iterator[OwnGradientsPart]:
     """After each third iteration there is a checkpoint."""
     part = OwnGradientsPart(
         replica,
-        digest_of,
-        lambda: {"rate": 7},
+        replica,
         lambda iteration: iteration % 3 == 0,
         lambda: 2,
         kept.__setitem__,
+        training=True,
     )
     yield part
     part.close()
@@ -194,7 +203,27 @@ def test_it_hears_beside_others(noting: OwnGradientsPart, replica: Replica, kept
     assert {*kept[0].gradients} == {WEIGHT, BIAS}
 
 
-STEP = OwnStep(1, "a processor", {"the parameter weight": 3}, {WEIGHT: 4})
+def test_an_error_ends_the_notes_and_not_the_training(
+    noting: OwnGradientsPart, replica: Replica, kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a backward pass it would be taken for a lost connection, again and again."""
+    replica.breaks = True
+    for iteration in (0, 3, 6):
+        train(noting, replica, iteration)
+    assert kept == {}
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "Spares audit this worker no more" in line
+    assert "out of memory" in line
+
+
+def test_negative_zeros_are_no_difference(noting: OwnGradientsPart, replica: Replica, kept: Kept) -> None:
+    """Gradients that are added to zeros have none, and those of a new process are added to nothing."""
+    train(noting, replica, 0, gradient=0.0)
+    train(noting, replica, 3, gradient=-0.0)
+    assert kept[0].gradients == kept[3].gradients
+
+
+STEP = OwnStep(1, "a processor", "00ff", {"the parameter weight": 3}, {WEIGHT: 4})
 
 
 def test_notes_are_read_back(tmp_path: Path) -> None:
