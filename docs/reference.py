@@ -163,7 +163,7 @@ MEANINGS = {
     "waiting": "A wait takes more than 10 s: what for, how long already, and until when.",
     "fault_met": "A fault of `--inject` meets the first of the calls of the store that it makes fail.",
     "store_waited_for": "The store is full, not writable, gone, or does not answer, and is tried again.",
-    "own_gradients_not_noted": "`--audit`: a replica's part in a step cannot be noted. Spares audit it no more.",
+    "own_gradients_not_noted": "`--audit`: a replica's step cannot be noted. Spares audit it no more.",
     "worker_file_not_written": "What is kept of a worker is not in the store: the line says what that costs.",
     "recording_not_written": "The trace of a recovery is without what a process did in it.",
     "worker_history_left": "A worker ends before it has noted its last steps in the store.",

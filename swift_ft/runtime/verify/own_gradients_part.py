@@ -59,7 +59,7 @@ class OwnGradientsPart(Part):
 
     Args:
         replica: with the model, whose forward passes are watched from now on.
-        inputs: of its steps.
+        inputs: what steps follow from.
         due: whether a checkpoint has so many completed iterations.
         epoch: the present one of checkpoints.
         keep: is given a step that is complete.

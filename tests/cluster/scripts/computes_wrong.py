@@ -40,10 +40,11 @@ PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 class Fault:
-    """Strikes once in each computation that it is meant for. It counts in files: the step is put back."""
+    """Strikes once in each computation that it is meant for. It counts in files: the step is put back.
 
-    due = False
-    place = Path()
+    What it notes is on a module of torch's, and so no variable of the script, in which a machine and a spare
+    would be unlike.
+    """
 
     def begin(self, iteration: int) -> None:
         rank, folder = torch.distributed.get_rank(), Path(os.environ["SWIFT_TEST_FOLDER"])
@@ -54,22 +55,24 @@ class Fault:
             and self._is_here()
             and (wrong.get("every") or iteration == wrong["iteration"])
         )
-        self.due, self.number = mine and number in times, number
-        self.place = folder / f"struck-{rank}-{iteration}-{number}"
+        noted.due, noted.number = mine and number in times, number
+        noted.place = folder / f"struck-{rank}-{iteration}-{number}"
 
     def _is_here(self) -> bool:
         """Whether this machine is the one that is at fault."""
         return not wrong.get("audits" if OFFLINE is None else "live", False)
 
     def strike(self, tensor: torch.Tensor) -> None:
-        if self.due:
-            self.due = False
+        if noted.due:
+            noted.due = False
             # Not of a version that autograd would compare: no flipped bit tells anybody.
-            tensor.data.view(torch.int32).view(-1)[-1] ^= 1 << (10 + self.number)
-            self.place.touch()
+            tensor.data.view(torch.int32).view(-1)[-1] ^= 1 << (10 + noted.number)
+            noted.place.touch()
 
 
 fault = Fault()
+noted: Any = torch
+noted.due = False
 
 
 def wait_for_audit(session: swift_ft.Session, what: str) -> None:
@@ -103,31 +106,34 @@ class WrongProducts(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func in PRODUCTS and fault.due:
+        if func in PRODUCTS and noted.due:
             fault.strike(found)
         return found
 
 
-class Session(swift_ft.Session):
-    def __init__(self, state: Any, **arguments: Any) -> None:
-        super().__init__(state, **{**arguments, **wrong.get("arguments", {})})
-        self._model = state["model"]
+original_init, original_steps = swift_ft.Session.__init__, swift_ft.Session.steps
 
-    def steps(self, iterations: int) -> Iterator[Any]:
-        if wrong["what"] == "parameter":
-            first = next(self._model.parameters())
-            first.register_hook(lambda _: fault.strike(next(self._model.parameters())))
-        for step in super().steps(iterations):
-            if OFFLINE is not None and step._index == wrong.get("stands"):
-                stand_still()
-            if OFFLINE is None and (what := wrong.get("waits", {}).get(str(step._index))):
-                wait_for_audit(self, what)
-            fault.begin(step._index)
-            if wrong["what"] == "product":
-                with WrongProducts():
-                    yield step
-            else:
+
+def init(self: swift_ft.Session, state: Any, **arguments: Any) -> None:
+    original_init(self, state, **{**arguments, **wrong.get("arguments", {})})
+    noted.model = state["model"]
+
+
+def steps(self: swift_ft.Session, iterations: int) -> Iterator[Any]:
+    if wrong["what"] == "parameter":
+        first = next(noted.model.parameters())
+        first.register_hook(lambda _: fault.strike(next(noted.model.parameters())))
+    for step in original_steps(self, iterations):
+        if OFFLINE is not None and step._index == wrong.get("stands"):
+            stand_still()
+        if OFFLINE is None and wrong.get("waits", {}).get(str(step._index)):
+            wait_for_audit(self, wrong["waits"][str(step._index)])
+        fault.begin(step._index)
+        if wrong["what"] == "product":
+            with WrongProducts():
                 yield step
+        else:
+            yield step
 
 
 forward_one_chunk = PipelineStage.forward_one_chunk
@@ -144,5 +150,5 @@ def computed(self: PipelineStage, microbatch: int, *args: Any, **kwargs: Any) ->
 
 
 PipelineStage.forward_one_chunk = computed  # type: ignore[assignment]
-swift_ft.Session = Session  # type: ignore[misc]
+swift_ft.Session.__init__, swift_ft.Session.steps = init, steps
 example.main()
