@@ -42,9 +42,9 @@ The same training on the same machine, in turns, under swift_ft and under others
 `torch.distributed.checkpoint`, [nvidia-resiliency-ext](https://github.com/NVIDIA/nvidia-resiliency-ext) and
 [DLRover](https://github.com/intelligent-machine-learning/dlrover). `make bench-peers` measures it on yours;
 [how their terms and ours go together](migration.md). All of this page but these lines is what that command
-has written; `python -m benchmarks.peers.draw` draws the picture. Five repetitions of one row, four replicas
-without a spare, with swift_ft [going on with three](how-to/elastic.md) as torchft does, are in
-[all measured runs](../benchmarks/HISTORY.md) (*Beside some of them, measured more often*).
+has written; `python -m benchmarks.peers.draw` draws the picture. Earlier runs are in
+[all measured runs](../benchmarks/HISTORY.md). swift_ft is there in three ways: as it is, with
+[a guest](how-to/elastic.md) at once where no spare waits, and going on with three replicas, as torchft does.
 
 ![Seconds from the kill to the next new iteration, by system](../benchmarks/figures/peers.png)
 

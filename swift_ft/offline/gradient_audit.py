@@ -21,6 +21,7 @@ from swift_ft.config.audit import AuditRequest, AuditResult
 from swift_ft.config.worker_context import OfflineReplay
 from swift_ft.errors import SwiftError, UsageError, first_line
 from swift_ft.host.processor import CHOOSES_BY_TIME
+from swift_ft.observe.waits import waiting
 from swift_ft.offline.replay import check_setup, environment_of
 from swift_ft.offline.replay_plan import ReplayPlan
 from swift_ft.offline.replay_workers import ReplayWorkers
@@ -93,19 +94,20 @@ def _recorded(run: RunStore, request: AuditRequest, ranks: Iterable[int]) -> dic
     """The notes of the step that is audited. Workers write them in the background."""
     found: dict[int, OwnStep] = {}
     until = time.monotonic() + _PATIENCE_S
-    while missing := [rank for rank in ranks if rank not in found]:
-        for rank in missing:
-            steps = read_own_steps(run.store, run.run_id, rank)
-            step = steps.get(request.begin)
-            if step is not None and step.epoch == request.epoch:
-                found[rank] = step
-            elif time.monotonic() > until or max(steps, default=0) > request.begin:
-                raise UsageError(
-                    f"worker {rank} has noted no gradients of iteration {request.begin}: it is new since, or "
-                    "that step had another shape"
-                )
-        if len(found) < len(missing):
-            time.sleep(_POLL_S)
+    with waiting("workers to note what they have contributed", _PATIENCE_S):
+        while missing := [rank for rank in ranks if rank not in found]:
+            for rank in missing:
+                steps = read_own_steps(run.store, run.run_id, rank)
+                step = steps.get(request.begin)
+                if step is not None and step.epoch == request.epoch:
+                    found[rank] = step
+                elif time.monotonic() > until or max(steps, default=0) > request.begin:
+                    raise UsageError(
+                        f"worker {rank} has noted no gradients of iteration {request.begin}: it is new since, "
+                        "or that step had another shape"
+                    )
+            if len(found) < len(missing):
+                time.sleep(_POLL_S)
     return found
 
 
