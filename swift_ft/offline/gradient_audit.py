@@ -103,8 +103,8 @@ def _recorded(run: RunStore, request: AuditRequest, ranks: Iterable[int]) -> dic
                     found[rank] = step
                 elif time.monotonic() > until or max(steps, default=0) > request.begin:
                     raise UsageError(
-                        f"worker {rank} has noted no gradients of iteration {request.begin}: it is new since, "
-                        "or that step had another shape"
+                        f"worker {rank} has noted no gradients of iteration {request.begin}: it is new, or "
+                        "that step had another shape"
                     )
             if len(found) < len(missing):
                 time.sleep(_POLL_S)

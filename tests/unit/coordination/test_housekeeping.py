@@ -138,7 +138,7 @@ def test_the_replacement_of_worker_0_finds_what_was_decided(folder: CheckpointFo
     claimed(folder, rendezvous, 0)
     save(folder, 30, 1)
     assert claimed(folder, rendezvous, 0) == (20,)
-    decided = {"checkpoints": [20], "store": folder.store.url}
+    decided = {"checkpoints": [20], "store": folder.store.url, "secret": False}
     assert json.loads(rendezvous.values["claimed"]) == decided
 
 

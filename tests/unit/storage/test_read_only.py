@@ -23,18 +23,8 @@ WRITES: dict[str, Callable[[Store, Path], object]] = {
     "open_write": lambda store, _: store.open_write("b"),
     "upload": lambda store, path: store.upload(path, "b"),
 }
-READS = {
-    "anchor",
-    "at_once",
-    "check_anchor",
-    "child_url",
-    "has_secret_url",
-    "exists",
-    "list",
-    "local_path",
-    "may_pass",
-}
-READS |= {"abandoned_uploads", "find", "read_pieces", "temporary_files"}
+READS = {"anchor", "at_once", "check_anchor", "child_url", "exists", "list", "local_path", "may_pass"}
+READS |= {"abandoned_uploads", "find", "has_secret_url", "read_pieces", "temporary_files"}
 READS |= {"files", "open_read", "patience_s", "read_json", "redacted", "remote", "root", "size", "url"}
 
 
