@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from swift_ft.checkpoint.state_digest import StateDigests
 from swift_ft.checkpoint.store_claim import history_directory
-from swift_ft.errors import SwiftError
-from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.storage.digest import sealed
+from swift_ft.storage.sealed_file import read_sealed
 from swift_ft.storage.store import Store
 
 
@@ -50,7 +49,7 @@ def write_setup(store: Store, run_id: str, rank: int, setup: Mapping[str, str]) 
 
 def read_setup(store: Store, run_id: str, rank: int) -> dict[str, str] | None:
     """See :func:`write_setup`. None if there is no whole file."""
-    return _read(store, _path(run_id, rank, "setup"))
+    return read_sealed(store, _path(run_id, rank, "setup"))
 
 
 def write_own_steps(store: Store, run_id: str, rank: int, steps: Mapping[int, OwnStep]) -> None:
@@ -67,16 +66,8 @@ def write_own_steps(store: Store, run_id: str, rank: int, steps: Mapping[int, Ow
 
 def read_own_steps(store: Store, run_id: str, rank: int) -> dict[int, OwnStep]:
     """See :func:`write_own_steps`. Empty if there is no whole file."""
-    found = _read(store, _path(run_id, rank, "gradients")) or {}
+    found = read_sealed(store, _path(run_id, rank, "gradients")) or {}
     return {int(iteration): OwnStep(**step) for iteration, step in found.items()}
-
-
-def _read(store: Store, path: str) -> dict[str, Any] | None:
-    try:
-        content = store.read_json(path)
-    except SwiftError:  # it is not JSON
-        return None
-    return unsealed(content) if content is not None else None
 
 
 def _path(run_id: str, rank: int, what: str) -> str:

@@ -51,7 +51,7 @@ def audit_gradients(request: AuditRequest) -> AuditResult:
             check_setup(request.setup, request.kind, request.target)
             # The script's process ends in the middle, and leaves its temporary files.
             environment = {**environment_of(request.setup), "TMPDIR": str(out)}
-            offline = OfflineReplay(request.store, str(out), audit=True, gradients=True)
+            offline = OfflineReplay(request.store, str(out), gradients=True)
             script = (request.kind, request.target, request.args)
             plan = _plan(run, request)
             workers.run(

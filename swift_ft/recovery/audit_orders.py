@@ -35,7 +35,6 @@ def next_audit(state: State, machine: str) -> AuditOrder | None:
     free = [slot for slot in open_slots if slot not in claimed and _may_take(state, audits, slot, machine)]
     # A difference is judged first, if it may be judged already.
     ordered = own or sorted(free, key=lambda slot: (slot not in audits.findings, slot))
-    ordered = [slot for slot in ordered if slot in own or may_judge(state, audits, slot)]
     return AuditOrder(interval, ordered[0]) if ordered else None
 
 
@@ -88,9 +87,11 @@ def open_claims(state: State) -> dict[int, str]:
 
 
 def _may_take(state: State, audits: Audits, slot: int, machine: str) -> bool:
-    """Another spare decides, if there is one."""
-    finding = audits.findings.get(slot)
-    return finding is None or finding.machine != machine or auditors(state) == {machine}
+    """Another spare decides on a difference, if there is one."""
+    if (finding := audits.findings.get(slot)) is None:
+        return True
+    another = finding.machine != machine or auditors(state) == {machine}
+    return another and may_judge(state, audits, slot)
 
 
 def interval_of(state: State) -> Interval | None:

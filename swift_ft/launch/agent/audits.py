@@ -161,8 +161,10 @@ class Auditor:
         if not self._on:
             return
         self._look_first(state)
+        if not self._on:
+            return
         self._say_if_useless(state)
-        order = next_audit(state, self._membership.machine) if self._on else None
+        order = next_audit(state, self._membership.machine)
         if self._process is not None:
             if order == self._process.order:
                 return
@@ -190,7 +192,7 @@ class Auditor:
 
     def _say_if_useless(self, state: State) -> None:
         """Each reason once."""
-        why = why_nothing_to_audit(state) if self._on and self._waits(state) else ""
+        why = why_nothing_to_audit(state) if self._waits(state) else ""
         if why and why != self._said:
             self._said = why
             self._warn(why)
