@@ -34,8 +34,9 @@ from swift_ft.units import format_bytes
 
 TURNS = ("replicas 2x1", "pipeline 4x1", "hybrid 4x1", "sharded 2x1, copies", "interleaved 4x1")
 _POINTS = ("between", "optimizer")
-_CALIBRATION = 200
-"""Iterations of the run that says how long one takes."""
+_CALIBRATION = 300
+"""Iterations of the run that says how long one takes, which its start is no part of."""
+_CALIBRATION_SAMPLE_S = 0.1
 _CHECKPOINTS = 40
 """In one training. Logs and old checkpoints are deleted with each."""
 _SKIPPED = 0.3
@@ -140,7 +141,7 @@ def main() -> int:
 def soak(its: Topology, folder: Path, seconds: float, every_s: float) -> Soaked:
     """Train for about so long, with failures, then as many iterations without."""
     folder.mkdir(parents=True)
-    step_s = _undisturbed(its, folder / "calibration", _CALIBRATION) / _CALIBRATION
+    step_s = _usual_step(its, folder / "calibration")
     iterations = max(_CALIBRATION, int(seconds / step_s))
     apart = max(2, int(every_s / step_s))
     faults = _faults(its.machines, range(apart, iterations - 1, apart))
@@ -180,6 +181,20 @@ def _faults(machines: int, iterations: Sequence[int]) -> list[str]:
         f"kill machine={draw.randrange(1, machines)} iteration={iteration} point={draw.choice(_POINTS)}"
         for iteration in iterations
     ]
+
+
+def _usual_step(its: Topology, place: Path) -> float:
+    """Seconds from one iteration of a short training without failures to the next."""
+    place.mkdir()
+    clock = Clock(output := place / "output")
+    with started(_command(its, place, _CALIBRATION, []), output) as process:
+        while process.poll() is None:
+            clock.read()
+            time.sleep(_CALIBRATION_SAMPLE_S)
+    check(process, output)
+    clock.read()
+    (first, began), *_, (last, ended) = sorted(clock.times.items())
+    return (ended - began) / (last - first)
 
 
 def _undisturbed(its: Topology, place: Path, iterations: int) -> float:
