@@ -111,12 +111,21 @@ class _PipeHandler(logging.Handler):
             "fields": {"logger": record.name, **facts},
             "dropped": self._dropped,
         }
-        packet = json.dumps(message, default=str).encode()
         try:
-            self._writer.send(packet, socket.MSG_DONTWAIT)
+            self._writer.send(_packet_of(message), socket.MSG_DONTWAIT)
             self._dropped = 0
         except OSError:  # full, or too long, or no longer read
             self._dropped += 1
+
+
+def _packet_of(message: dict[str, Any]) -> bytes:
+    """What the reader takes at once. Where the fields are too long for that, they are only named."""
+    packet = json.dumps(message, default=str).encode()
+    if len(packet) > _MAX_PACKET:
+        logger, *names = message["fields"]
+        short = {logger: message["fields"][logger], "left_out": names}
+        packet = json.dumps({**message, "fields": short}, default=str).encode()
+    return packet
 
 
 def _place() -> tuple[int | None, int | None]:

@@ -34,7 +34,7 @@ MODULES = (
     *("handlers.membership", "handlers.recovery", "handlers.generations", "handlers.newcomers"),
     *("handlers.checkpoints", "handlers.failures", "handlers.guests", "handlers.layouts", "handlers.worlds"),
     *("plan", "orders", "membership", "attempts", "helpers", "holders", "memory", "survivors", "worlds"),
-    *("guests", "targets", "next_world", "occupancy"),
+    *("guests", "targets", "next_world", "occupancy", "handlers.audits", "audit_orders"),
 )
 SEEDS = 12
 """Of each kind of job."""

@@ -208,6 +208,20 @@ def test_a_forked_worker_writes_into_the_pipe(logger: logging.Logger) -> None:
     assert os.waitpid(reader, 0)[1] == 0
 
 
+@pytest.mark.parametrize("names", [5_000, 50_000])  # longer than the reader takes, and than a socket does
+def test_fields_that_are_too_long_are_named(logger: logging.Logger, names: int) -> None:
+    pipe = EventPipe()
+    kept = os.dup(pipe._reader.fileno())
+    pipe.write_from_here()
+    pipe._reader = type(pipe._reader)(fileno=kept)
+    logger.warning("many", extra={"event": "log_waits", "names": ["a layer's name"] * names, "rank": 3})
+    record = pipe.receive()
+    assert record is not None
+    assert (record["event"], record["message"], record["rank"]) == ("log_waits", "many", 3)
+    assert record["fields"] == {"logger": "swift_ft.test", "left_out": ["names"]}
+    pipe._reader.close()
+
+
 def test_a_full_pipe_delays_nobody_and_what_is_missing_is_counted(logger: logging.Logger) -> None:
     pipe = EventPipe()
     kept = os.dup(pipe._reader.fileno())
