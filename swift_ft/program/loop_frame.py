@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
-from swift_ft.program.own_code import is_own_file
+from swift_ft.program.own_code import is_of_program
 
 _WRITES_THROUGH = sys.version_info >= (3, 13)
 """True if ``f_locals`` is a view of the variables (PEP 667). Before, it is a copy, as debuggers know."""
 
 
-LOOP, EPOCHS = "(loop)", "(epochs)"
-"""Names of the functions that run the loop over steps, and the one over epochs around it."""
+LOOP, EPOCHS, PASSES_ON = "(loop)", "(epochs)", "(passes on)"
+"""Names of the functions that run the loop over steps, of the one over epochs around it, and of a generator
+of the script's own that passes steps on to the loop."""
 
 
 def loop_frame() -> FrameType | None:
-    """The innermost frame of the user's own code; None if there is none."""
+    """The frame of the user's own code that runs the loop; None if there is none.
+
+    It is the innermost one that is no generator, and no ``__next__``: these pass on what they take.
+    """
+    own = [*_own_frames()]
+    return next((frame for frame in own if not _passes_on(frame.f_code)), own[0] if own else None)
+
+
+def _own_frames() -> Iterator[FrameType]:
+    """The innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_own_file(frame.f_code.co_filename):
+    while frame is not None:
+        if is_of_program(frame.f_code.co_filename):
+            yield frame
         frame = frame.f_back
-    return frame
+
+
+def _passes_on(code: CodeType) -> bool:
+    return bool(code.co_flags & inspect.CO_GENERATOR) or code.co_name == "__next__"
 
 
 def loop_frames(epochs: CodeType | None) -> dict[str, FrameType]:
@@ -41,6 +57,9 @@ def loop_frames(epochs: CodeType | None) -> dict[str, FrameType]:
     found = {EPOCHS: outer} if outer is not None else {}
     if inner is not None and inner is not outer:
         found[LOOP] = inner
+    innermost = next(_own_frames(), None)
+    if innermost is not None and innermost is not inner:
+        found[PASSES_ON] = innermost
     return found
 
 

@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-_LIBRARIES = tuple(
+_NOT_PROGRAMS = (f"{Path(__file__).parents[1]}/", f"{Path(torch.__file__).parent}/")
+_LIBRARIES = _NOT_PROGRAMS + tuple(
     f"{path}/"
     for path in (
-        Path(__file__).parents[1],  # the package
-        Path(torch.__file__).parent,
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("purelib"),
         sysconfig.get_path("platlib"),
@@ -34,16 +33,44 @@ def is_own_file(filename: str) -> bool:
     return not installed and not filename.startswith(("<", *_LIBRARIES))
 
 
+def is_of_program(filename: str) -> bool:
+    """Whether a source file is the user's own, or of the package that was started by ``-m``.
+
+    That may be installed, as in an image of a container: it is the program all the same.
+    """
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    started = "" if spec is None or file is None else _package_around(spec.name, file)
+    return is_own_file(filename) or (bool(started) and filename.startswith(started))
+
+
+@cache
+def _package_around(name: str, file: str) -> str:
+    """The folder of the outermost package of a module; a module of its own is its file.
+
+    Empty for Python's, torch's and this package's.
+    """
+    outermost = Path(file).parents[name.count(".") - 1] if "." in name else Path(file)
+    if f"{outermost}/".startswith(_NOT_PROGRAMS):
+        return ""
+    return f"{outermost}/" if "." in name else file
+
+
 @cache
 def is_own_module(name: str) -> bool:
-    """Whether a module, by its name, was read from a file of the user's own."""
+    """Whether a module, by its name, was read from a file of the user's program."""
     file: str | None = getattr(sys.modules.get(name), "__file__", None)
-    return file is not None and is_own_file(file)
+    return file is not None and is_of_program(file)
 
 
 def is_own_class(kind: type) -> bool:
-    """Whether a class was defined in a file of the user's own, or made of one that was (``fully_shard``)."""
-    return any(is_own_module(base.__module__) for base in kind.__mro__)
+    """Whether a class was defined in a file of the program, or made of one that was (``fully_shard``)."""
+    return _any_own(kind.__mro__)
+
+
+@cache
+def _any_own(classes: tuple[type, ...]) -> bool:
+    return any(is_own_module(one.__module__) for one in classes)
 
 
 class CodeLine(NamedTuple):

@@ -25,7 +25,7 @@ from swift_ft.checkpoint.step.kinds import (
 )
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.script import ScriptVariables
-from swift_ft.program.loop_frame import EPOCHS, LOOP, loop_frame, set_variables
+from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frame, set_variables
 
 _logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class CarriedVariables:
             self.take_over(saved)
             self.own = before
         else:
-            for path in saved.keys() - {LOOP, EPOCHS, _CELLS, _FLAGS, *self._variables.paths}:
+            for path in saved.keys() - {LOOP, EPOCHS, PASSES_ON, _CELLS, _FLAGS, *self._variables.paths}:
                 self._say_missing((path, next(iter(saved[path]))))
 
     def epoch_begins_again(self) -> None:
@@ -221,7 +221,7 @@ class CarriedVariables:
             cell = next((cell for at, cell in self._variables.cells if at == name), None)
             if cell is not None:
                 cell.cell_contents = value
-        elif path in (LOOP, EPOCHS):
+        elif path in (LOOP, EPOCHS, PASSES_ON):
             if (frame := self._variables.frame(path)) is not None:
                 set_variables(frame, {name: value})
         elif (namespace := self._variables.namespace(path)) is not None:

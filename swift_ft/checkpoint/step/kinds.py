@@ -5,12 +5,13 @@ What is of no kind here (threads, files, iterators, objects of libraries) is lef
 
 from __future__ import annotations
 
+import argparse
 import enum
 import random
 from collections import deque
 from datetime import date, time, timedelta
 from pathlib import PurePath
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,20 @@ def is_namespace(value: Any) -> bool:
         return is_own_module(value.__module__ or "")
     if isinstance(value, type):
         return is_own_class(value) and not issubclass(value, enum.Enum)
-    return is_own_class(type(value)) and hasattr(value, "__dict__")
+    if isinstance(value, argparse.Namespace | SimpleNamespace):
+        return True
+    return is_own_class(type(value)) and (hasattr(value, "__dict__") or has_slots(value))
+
+
+def is_object(value: Any) -> bool:
+    """Whether it is an object with variables: of a class of the script's own, a module, an optimizer."""
+    return not isinstance(value, type | FunctionType | ModuleType) and is_namespace(value)
+
+
+def has_slots(value: Any) -> bool:
+    """Whether an object keeps its variables, or some of them, in slots."""
+    kind = type(value)
+    return not issubclass(kind, tuple | type) and any(base.__dict__.get("__slots__") for base in kind.__mro__)
 
 
 def read_state(generator: Any) -> Any:

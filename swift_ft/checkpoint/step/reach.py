@@ -10,10 +10,12 @@ Objects of libraries are not namespaces: what is in them is theirs.
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from types import CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,16 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, MOST_ELEMENTS, is_namespace
+from swift_ft.checkpoint.plain_classes import attributes
+from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
+    FIXED_EXACTLY,
+    GENERATORS,
+    MOST_ELEMENTS,
+    has_slots,
+    is_namespace,
+    is_understood,
+)
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.optimizers import BOOKKEEPING
 
@@ -29,6 +40,14 @@ MISSING: Any = object()
 """The value of a variable that does not exist."""
 
 _MOST_NAMESPACES = 20_000
+_CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
+_CACHE = type(functools.cache(int))
+"""Of functions that remember their results."""
+_HOOKS = (
+    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
+    *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
+)
+"""Names under which modules, optimizers and parameters keep the functions that they call."""
 
 
 class Namespace:
@@ -44,7 +63,7 @@ class Namespace:
         self.path = path
         self._owner = owner
         self._hidden = hidden
-        self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else vars(owner)
+        self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else _variables_of(owner)
 
     @property
     def of_module(self) -> bool:
@@ -62,8 +81,11 @@ class Namespace:
         return not isinstance(self._owner, dict | ModuleType)
 
     def names(self) -> list[str]:
-        """The names of its variables."""
-        return [name for name in self.variables if name not in self._hidden and not name.startswith("__")]
+        """The names of its variables. What a module of Python's has is mostly its code, and left out."""
+        found = [name for name in self.variables if name not in self._hidden and not name.startswith("__")]
+        if isinstance(self._owner, ModuleType):
+            return [name for name in found if not isinstance(self.variables[name], _CODE)]
+        return found
 
     def write(self, name: str, value: Any) -> None:
         """Give a variable a value; :data:`MISSING` deletes it."""
@@ -74,11 +96,53 @@ class Namespace:
                 delattr(self._owner, name)
             return
         variables = self.variables
-        assert isinstance(variables, dict)
+        assert isinstance(variables, MutableMapping)
         if value is MISSING:
             variables.pop(name, None)
         else:
             variables[name] = value
+
+
+class _Slots(MutableMapping[str, Any]):
+    """The variables of an object that has slots, as ``vars()`` gives those of others."""
+
+    def __init__(self, owner: Any) -> None:
+        self._owner = owner
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self._owner, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._owner, name, value)  # a frozen dataclass refuses it otherwise
+
+    def __delitem__(self, name: str) -> None:
+        object.__delattr__(self._owner, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(attributes(self._owner))
+
+    def __len__(self) -> int:
+        return len(attributes(self._owner))
+
+
+def _variables_of(owner: Any) -> Mapping[str, Any]:
+    return _Slots(owner) if has_slots(owner) else vars(owner)
+
+
+def is_mixed(container: Any) -> bool:
+    """Whether a dictionary holds things of no known kind beside others, as in ``{"writer": ..., "step": 0}``.
+
+    Each of its entries counts as a variable then.
+    """
+    return (
+        isinstance(container, dict)
+        and len(container) <= MOST_ELEMENTS
+        and all(isinstance(key, str) for key in container)
+        and not all(map(is_understood, container.values()))
+    )
 
 
 @dataclass
@@ -90,29 +154,42 @@ class Reach:
         leaves: containers, tensors, arrays and generators that no variable holds itself: they are in
             containers.
         cells: what functions share with the function that they were made in, by path.
+        seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
     """
 
     namespaces: list[Namespace]
     leaves: list[Any]
     cells: list[tuple[str, CellType]]
+    seen: dict[int, Any]
 
 
-def reach(roots: Iterable[tuple[str, Any]]) -> Reach:
+def reach(
+    roots: Iterable[tuple[str, Any]],
+    known: Mapping[int, Any] | None = None,
+    most_elements: int = sys.maxsize,
+) -> Reach:
     """Look for all that there is.
 
     Args:
         roots: by name. What holds them is not a namespace here.
+        known: things that are not looked into, by ``id()``.
+        most_elements: of containers, together: what comes after them is not found.
     """
-    found = Reach([], [], [])
-    seen: dict[int, Any] = {}
+    found, known = Reach([], [], [], {}), known or {}
+    seen = found.seen
     todo: deque[tuple[str, Any, bool]] = deque((name, value, False) for name, value in roots)
     while todo and len(found.namespaces) < _MOST_NAMESPACES:
         path, value, in_container = todo.popleft()
-        if id(value) in seen:
+        if id(value) in seen or id(value) in known:
             continue
         if isinstance(value, CONTAINERS):
             seen[id(value)] = value
-            if in_container:
+            most_elements -= len(value)
+            if most_elements < 0:
+                break
+            if is_mixed(value):
+                found.namespaces.append(Namespace(path, value))
+            elif in_container:
                 found.leaves.append(value)
             todo.extend((inner, element, True) for inner, element in _elements(path, value))
         elif isinstance(value, tuple):
@@ -124,7 +201,11 @@ def reach(roots: Iterable[tuple[str, Any]]) -> Reach:
         elif isinstance(value, functools.partial):
             todo.extend([(path, value.func, False), (path, value.args, False), (path, value.keywords, False)])
         elif isinstance(value, MethodType):
-            todo.append((path, value.__self__, False))
+            todo.extend([(path, value.__self__, False), (path, value.__func__, False)])
+        elif isinstance(value, _CACHE):
+            if is_namespace(value.__wrapped__):
+                seen[id(value)] = value
+                todo.extend((path, inner, True) for inner in [value.__wrapped__, *_results_in(value)])
         elif is_namespace(value):
             seen[id(value)] = value
             todo.extend(_look_into(path, value, found))
@@ -140,6 +221,12 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
             if (content := content_of(cell)) is not MISSING:
                 yield f"{path}.{name}", content, False
         yield path, value.__defaults__, True
+        yield from ((f"{path}.{name}", one, True) for name, one in (value.__kwdefaults__ or {}).items())
+        # The variables of the module that it was written in, which it may change.
+        home = sys.modules.get(value.__module__)
+        if home is not None and vars(home) is value.__globals__:
+            yield value.__module__, home, False
+    yield from _hooks_of(path, value)
     if isinstance(value, nn.Module):
         # A wrapper of torch's own that communicates keeps there what a recovery makes anew.
         wraps = is_torchs_wrapper(value)
@@ -150,7 +237,7 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
                 yield path if wraps else f"{path}.{name}", child, False
     elif isinstance(value, Optimizer):
         found.namespaces.append(Namespace(path, value, _hidden_in_optimizers()))
-    elif vars(value) or not isinstance(value, FunctionType):
+    elif not isinstance(value, FunctionType) or vars(value):
         found.namespaces.append(Namespace(path, value))
     else:
         return
@@ -161,6 +248,33 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         yield from ((base.__name__, base, False) for base in value.__bases__)
     elif not isinstance(value, ModuleType | FunctionType):
         yield type(value).__name__, type(value), False  # what objects of a class share
+
+
+def _hooks_of(path: str, value: Any) -> Iterator[tuple[str, Any, bool]]:
+    """The functions that a module calls, those of its parameters, or those of an optimizer."""
+    if not isinstance(value, nn.Module | Optimizer):
+        return
+    parameters = value._parameters.items() if isinstance(value, nn.Module) else ()
+    for inner, owner in [(path, value), *((f"{path}.{name}", one) for name, one in parameters)]:
+        for hooks in (getattr(owner, kind, None) for kind in _HOOKS):
+            yield from ((f"{inner}.{_name_of(hook)}", hook, False) for hook in (hooks or {}).values())
+
+
+def _name_of(hook: Any) -> str:
+    return getattr(hook, "__name__", type(hook).__name__)
+
+
+def _results_in(function: Any) -> list[Any]:
+    """All that a function remembers. It shows that to the collector only."""
+    referents = [one for one in gc.get_referents(function) if one is not vars(function)]
+    if function.cache_parameters()["maxsize"] is None:
+        return [result for one in referents if type(one) is dict for result in one.values()]
+    # With a limit, results are referents themselves. One dictionary leads to their places: it is Python's.
+    return [one for one in referents if not (isinstance(one, dict) and _leads_to_places(one))]
+
+
+def _leads_to_places(found: dict[Any, Any]) -> bool:
+    return bool(found) and all(type(value).__name__ == "_lru_list_elem" for value in found.values())
 
 
 def content_of(cell: CellType) -> Any:
@@ -175,9 +289,10 @@ def _elements(path: str, container: Any) -> Iterator[tuple[str, Any]]:
     if len(container) > MOST_ELEMENTS or isinstance(container, bytearray):
         return
     if isinstance(container, dict):
-        yield from ((f"{path}[{key!r}]", value) for key, value in container.items())
+        named: Iterable[tuple[Any, Any]] = container.items()
     else:
-        yield from ((f"{path}[{index}]", value) for index, value in enumerate(container))
+        named = enumerate(container)
+    yield from ((f"{path}[{key!r}]", value) for key, value in named if type(value) not in FIXED_EXACTLY)
 
 
 @functools.cache

@@ -7,6 +7,7 @@ values by copy, all others by reference.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,13 +24,14 @@ from swift_ft.checkpoint.step.kinds import (
     GENERATORS,
     MOST_ELEMENTS,
     is_copied,
+    is_object,
     is_understood,
     read_state,
     write_state,
 )
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.program.loop_frame import EPOCHS, LOOP, loop_frames, set_variables
+from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
 from swift_ft.torch_core.tensors import storage_id, tensors_in
 
 _OPAQUE: Any = object()
@@ -37,6 +39,10 @@ _OPAQUE: Any = object()
 _OF_LOOP_BYTES = 2**16
 """Larger tensors that the loop's own variables hold are batches and results, as a rule."""
 
+_FEW = 64
+"""Elements of a container that is looked through in each step for things that are new in it."""
+_MOST_MADE_SINCE = 10_000
+"""Elements of new containers, as a batch may be, that are looked through in each step."""
 
 MOST_BYTES = 2**20
 """Of a tensor or an array that is copied."""
@@ -116,9 +122,10 @@ class ScriptVariables:
     def __init__(self, state: TrainingState) -> None:
         self.state = state
         self.epochs: CodeType | None = None
-        self._reach = Reach([], [], [])
+        self._reach = Reach([], [], [], {})
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
+        self._small: list[Any] = []  # containers
         self._protected: set[int] = set()  # storages of large state, which is put back in other ways
 
     @property
@@ -139,11 +146,19 @@ class ScriptVariables:
         """
         if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
             self._note_slots()
-        raw = [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
         frames = loop_frames(self.epochs)
         loop = _variables_in(frames)
-        cells = [(cell, content_of(cell)) for _, cell in self.cells]
+        slots, raw = self.slots, [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
         others = [index for index, value in enumerate(raw) if type(value) not in FIXED_EXACTLY]
+        late = self._made_since([*(raw[index] for index in others), *loop.values()])
+        if late.namespaces:
+            slots = [
+                *slots,
+                *((namespace, name) for namespace in late.namespaces for name in namespace.names()),
+            ]
+            raw += [namespace.variables[name] for namespace, name in slots[len(raw) :]]
+            others = [index for index, value in enumerate(raw) if type(value) not in FIXED_EXACTLY]
+        cells = [(cell, content_of(cell)) for _, cell in [*self.cells, *late.cells]]
         values = raw.copy()
         for index in others:
             if raw[index] is not MISSING and not is_understood(raw[index]):
@@ -151,18 +166,27 @@ class ScriptVariables:
         leaves: dict[int, Leaf] = {}
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
         self._copy(in_place, MOST_BYTES, leaves)
-        self._copy(loop.values(), _OF_LOOP_BYTES, leaves)
+        self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
         return NotedVariables(
-            namespaces=self._reach.namespaces,
-            slots=self.slots,
+            namespaces=[*self._reach.namespaces, *late.namespaces],
+            slots=slots,
             values=values,
             cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],
             loop=loop,
             codes={function: frame.f_code for function, frame in frames.items()},
             leaves=[*leaves.values()],
-            large=self._large_of([(*self.slots[index], raw[index]) for index in others]),
+            large=self._large_of([(*slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
+
+    def _made_since(self, values: Iterable[Any]) -> Reach:
+        """Things that the script has made since the last look, such as a new meter, and what is in them."""
+        seen = self._reach.seen
+        new = [value for value in values if id(value) not in seen and _leads_on(value)]
+        elements = (element for one in self._small for element in _content(one))
+        inner = [e for e in elements if type(e) not in FIXED_EXACTLY and id(e) not in seen]
+        roots = [*(("", value) for value in new), *([("", inner)] if inner else [])]
+        return reach(roots, seen, _MOST_MADE_SINCE) if roots else Reach([], [], [], {})
 
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
@@ -205,9 +229,12 @@ class ScriptVariables:
         """Look for all that the script can reach: some milliseconds."""
         frames = loop_frames(self.epochs)
         modules = _modules_of(frames)
-        self._reach = reach(self._roots(frames, modules))
+        python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
+        self._reach = reach(self._roots(frames, modules), {id(module): module for module in python})
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
+        containers = (one for one in self._reach.seen.values() if isinstance(one, CONTAINERS))
+        self._small = [one for one in containers if len(one) <= _FEW and not isinstance(one, bytearray)]
         self._protected = {storage_id(tensor) for tensor in self._large()}
         self._note_slots()
 
@@ -220,7 +247,8 @@ class ScriptVariables:
         yield from self.state.small.items()
         for function, frame in frames.items():
             # An epoch's function is called anew each time: what it holds must not have the name of another.
-            prefix = f"{frame.f_code.co_name}()." if function == LOOP and EPOCHS in frames else ""
+            apart = function == PASSES_ON or (function == LOOP and EPOCHS in frames)
+            prefix = f"{frame.f_code.co_name}()." if apart else ""
             yield from ((prefix + name, value) for name, value in frame.f_locals.items())
         for path, variables in modules.items():
             prefix = path and f"{path}."
@@ -261,6 +289,13 @@ def _is_small(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return is_copied(value, _OF_LOOP_BYTES)
     return is_understood(value)
+
+
+def _leads_on(value: Any) -> bool:
+    """Whether there may be something in a value that changes."""
+    if type(value) in FIXED_EXACTLY or isinstance(value, torch.Tensor):
+        return False
+    return isinstance(value, CONTAINERS) or is_object(value)
 
 
 class Leaf(Protocol):
@@ -323,7 +358,10 @@ class _Container:
             if isinstance(self._container, list) and len(self._container) > self._length:
                 del self._container[self._length :]
             return
-        if _same(self._container, self._value) or not all(map(is_understood, _content(self._container))):
+        if _same(self._container, self._value):
+            return
+        if not all(map(is_understood, _content(self._container))):
+            self._put_back_in_part(self._value)
             return
         if isinstance(self._container, list | bytearray):
             self._container[:] = self._value
@@ -333,6 +371,23 @@ class _Container:
             self._container.extend(self._value)
         else:
             self._container.update(self._value)
+
+    def _put_back_in_part(self, value: Any) -> None:
+        """Only entries that are understood, now and before: a dictionary's, or those of a list as long."""
+        if isinstance(self._container, dict):
+            for key in [
+                key for key, now in self._container.items() if key not in value and is_understood(now)
+            ]:
+                del self._container[key]
+            entries = value.items()
+        elif isinstance(self._container, list | deque) and len(self._container) == len(value):
+            entries = enumerate(value)
+        else:
+            return
+        there = dict(self._container) if isinstance(self._container, dict) else {*range(len(value))}
+        for key, before in entries:
+            if is_understood(before) and (key not in there or is_understood(self._container[key])):
+                self._container[key] = before
 
 
 def _shallow(container: Any) -> Any:

@@ -53,8 +53,8 @@ def may_keep_position(name: str, part: Any) -> bool:
 
 
 def _gives_batches(value: Any) -> bool:
-    if isinstance(value, GeneratorType):
-        return is_own_file(value.gi_code.co_filename)  # not the steps themselves
+    if isinstance(value, GeneratorType):  # neither the steps themselves, nor a script's own that pass them on
+        return is_own_file(value.gi_code.co_filename) and not any(map(_are_steps, gc.get_referents(value)))
     try:
         return isinstance(value, Iterator) and not isinstance(value, (io.IOBase, enumerate))
     except Exception:  # a proxy that answers for something else, which is not there

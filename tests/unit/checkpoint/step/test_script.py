@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import random
+import sys
 import threading
 from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +20,7 @@ from torch import nn
 
 from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.program.own_code import is_own_module
 
 of_module = 0
 of_module_list: list[int] = []
@@ -177,3 +184,197 @@ def test_back_to_the_step_before(net: Net, rollback: Rollback) -> None:
     rollback.back_to(1)
     assert net.average.eq(1).all()
     assert list(net.seen) == [0]
+
+
+@dataclass(slots=True)
+class Slotted:
+    count: int = 0
+    seen: list[int] = field(default_factory=list)
+
+
+@pytest.mark.parametrize("made", [argparse.Namespace, SimpleNamespace, Slotted])
+def test_objects_that_hold_plain_values(made: Any, rollback: Rollback) -> None:
+    holder = made(count=0, seen=[])
+    rollback.begin(0)
+    holder.count += 1
+    holder.seen.append(1)
+    rollback.back()
+    assert (holder.count, holder.seen) == (0, [])
+
+
+def test_counters_beside_something_unknown(rollback: Rollback) -> None:
+    """A dictionary, one within another, and a list: the lock stays, and the counter goes back."""
+    lock = threading.Lock()
+    context: dict[str, Any] = {"lock": lock, "step": 0, "seen": []}
+    nested: dict[str, Any] = {"inner": {"lock": lock, "step": 0}}
+    pair: list[Any] = [lock, 0]
+    rollback.begin(0)
+    context["step"] += 1
+    context["seen"].append(1)
+    context["lock"] = other = threading.Lock()
+    nested["inner"]["step"] += 1
+    pair[1] += 1
+    rollback.back()
+    assert context == {"lock": other, "step": 0, "seen": []}
+    assert nested == {"inner": {"lock": lock, "step": 0}}
+    assert pair == [lock, 0]
+
+
+def test_what_was_made_after_the_last_look(rollback: Rollback) -> None:
+    """Such as a new meter of each epoch: the steps 1 to 3 look, and no other one until the 16th."""
+    meter, stats, sums = Helper(), {"loss": [0]}, [torch.zeros(2)]
+    for iteration in range(4):
+        rollback.begin(iteration)
+    meter, stats["loss"], sums[0] = Helper(), [], torch.zeros(2)
+    meter.inner = Helper()
+    rollback.begin(4)
+    meter.count += 1
+    meter.inner.names["a"].append(2)
+    stats["loss"].append(1)
+    sums[0].add_(1)
+    rollback.back()
+    assert (meter.count, meter.inner.names["a"], stats["loss"]) == (0, [1], [])
+    assert not sums[0].any()
+
+
+def test_a_large_new_batch_costs_little(rollback: Rollback) -> None:
+    for iteration in range(4):
+        rollback.begin(iteration)
+    batch = {"tokens": [list(range(1000)) for _ in range(1000)], "x": torch.zeros(2**20)}
+    rollback.begin(4)
+    assert rollback._now is not None
+    assert len(rollback._now.variables.leaves) < 100
+    assert len(batch) == 2
+
+
+SCHEDULE = """
+import functools
+calls, history = 0, []
+@functools.cache
+def tracker():
+    return {"n": 0}
+@functools.lru_cache(maxsize=2)
+def bounded():
+    return {"n": 0}
+def beta():
+    global calls
+    calls += 1
+    history.append(calls)
+    tracker()["n"] += 1
+    bounded()["n"] += 1
+    return calls
+def scaled(x, *, seen=[]):
+    seen.append(x)
+    return len(seen)
+class Noise:
+    def __call__(self, module, inputs, output):
+        global calls
+        calls += 1
+"""
+
+
+@pytest.fixture
+def schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of the script's, of which it imports functions only."""
+    (tmp_path / "schedule_of_test.py").write_text(SCHEDULE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("schedule_of_test")
+    yield module
+    del sys.modules["schedule_of_test"]
+    is_own_module.cache_clear()
+
+
+def test_variables_behind_functions(schedule: Any, rollback: Rollback) -> None:
+    """Globals of the module that a function is from, what it remembers, and its keyword's default."""
+    beta, scaled, tracker, bounded = schedule.beta, schedule.scaled, schedule.tracker, schedule.bounded
+    assert (tracker()["n"], bounded()["n"]) == (0, 0)
+    rollback.begin(0)
+    beta()
+    assert scaled(1) == 1
+    rollback.back()
+    assert (schedule.calls, schedule.history) == (0, [])
+    assert (tracker()["n"], bounded()["n"]) == (0, 0)
+    assert scaled(1) == 1
+    schedule.scaled.__kwdefaults__["seen"].clear()
+
+
+def test_variables_behind_hooks(schedule: Any, net: Net, rollback: Rollback) -> None:
+    """Of a module, of a module in it, of a parameter, and an object that is called."""
+    counts = {"forward": 0, "inner": 0, "gradient": 0}
+
+    def counts_one(name: str) -> Any:
+        own = {"n": 0}
+
+        def hook(*_: object) -> None:
+            own["n"] += 1
+            counts[name] = own["n"]
+
+        return hook
+
+    net.register_forward_pre_hook(counts_one("forward"))
+    net.linear.register_forward_hook(counts_one("inner"))
+    net.linear.register_forward_hook(schedule.Noise())
+    net.linear.weight.register_hook(counts_one("gradient"))
+    net.forward = lambda x: net.linear(x)
+    rollback.begin(0)
+    net(torch.ones(2)).sum().backward()
+    assert (counts, schedule.calls) == ({"forward": 1, "inner": 1, "gradient": 1}, 1)
+    rollback.back()
+    net.zero_grad()
+    assert schedule.calls == 0
+    net(torch.ones(2)).sum().backward()
+    assert counts == {"forward": 1, "inner": 1, "gradient": 1}
+
+
+class PassesOn:
+    """Takes steps, as a class of the script's may."""
+
+    def __init__(self, steps: Any) -> None:
+        self.steps = iter(steps)
+        self.taken = 0
+
+    def __iter__(self) -> PassesOn:
+        return self
+
+    def __next__(self) -> Any:
+        step = next(self.steps)
+        self.taken += 1
+        return step
+
+
+def passes_on(steps: Any) -> Any:
+    given = [0]
+    for step in steps:
+        given[0] += 1
+        yield step, given[0]
+
+
+def steps_of(rollback: Rollback) -> Any:
+    """Steps as a session yields them: the second one is interrupted once."""
+    rollback.begin(0)
+    yield 0
+    rollback.begin(1)
+    yield 1
+    rollback.back()
+    yield 1
+
+
+changed: Any = steps_of
+changed.__code__ = steps_of.__code__.replace(co_filename=torch.__file__)
+
+
+@pytest.mark.parametrize("way", ["a generator", "two generators", "an iterator"])
+def test_a_loop_over_steps_that_the_script_passes_on(way: str, rollback: Rollback) -> None:
+    seen, given = 0, []
+    steps = steps_of(rollback)
+    for step in {
+        "a generator": lambda: passes_on(steps),
+        "two generators": lambda: passes_on(passes_on(steps)),
+        "an iterator": lambda: PassesOn(steps),
+    }[way]():
+        seen += 1
+        given.append(step)
+    assert seen == 2
+    assert len(given) == 2
+    if way == "a generator":
+        assert given == [(0, 1), (1, 2)]
