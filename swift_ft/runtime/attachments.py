@@ -42,6 +42,7 @@ from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.tied_parameters import TiedParameters
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_core.module_hooks import OwnHook
 
 
 @dataclass(kw_only=True, eq=False)
@@ -197,7 +198,7 @@ class Attachments:
     def attach_ddp(self, model: Any) -> None:
         """See :meth:`swift_ft.Session.attach_ddp`."""
         self.completeness.attach("the DDP model", self.replicas.attach_ddp(model))
-        self.replicas.model.register_forward_pre_hook(self._check_forward)
+        self.replicas.model.register_forward_pre_hook(OwnHook(self._check_forward))
         if self.settings.check_data and self.pipeline is None:  # else the schedule is given the batches
             self.replicas.watch_inputs(self.batches.given)
 

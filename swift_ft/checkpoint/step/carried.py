@@ -9,7 +9,6 @@ machines, ranks, paths.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,8 +22,9 @@ from swift_ft.checkpoint.step.kinds import (
     GENERATORS,
     is_fixed,
 )
+from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.reach import MISSING, content_of
-from swift_ft.checkpoint.step.script import ScriptVariables
+from swift_ft.checkpoint.step.script import ScriptVariables, root_of
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frame, set_variables
 
 _logger = logging.getLogger(__name__)
@@ -48,14 +48,16 @@ class CarriedVariables:
 
     Args:
         variables: finds them.
+        outside: tells of what cannot travel.
 
     Attributes:
         own: what each replica has for itself: it is not taken from another one.
         arrived: what was taken over since the last step, and ``own`` at that time; None if nothing was.
     """
 
-    def __init__(self, variables: ScriptVariables) -> None:
+    def __init__(self, variables: ScriptVariables, outside: Outside) -> None:
         self._variables = variables
+        self._outside = outside
         self._start: dict[Place, Any] = {}
         # What was there as this process began its first step; empty before.
         self._before_steps: frozenset[Place] = frozenset()
@@ -108,8 +110,13 @@ class CarriedVariables:
                 self._put(place, now, before)
 
     def to_save(self) -> dict[str, dict[str, Any]]:
-        """Values that are not those of the start, by path and name."""
+        """Values that are not those of the start, by path and name.
+
+        Raises:
+            IncompleteStateError: a module has changed that is not in the state.
+        """
         self._variables.look()
+        self._outside.check()
         changed: dict[str, dict[str, Any]] = {}
         for (path, name), value in self._values():
             before = self._start.get((path, name), MISSING)
@@ -256,7 +263,7 @@ class CarriedVariables:
         variables = self._variables
         small = variables.state.small.keys()  # they say themselves what is their state
         for namespace, name in variables.slots:
-            if _root_of(namespace.path) not in small:
+            if root_of(namespace.path) not in small:
                 yield (namespace.path, name), namespace.variables.get(name, MISSING)
         for path, cell in variables.cells:
             yield (_CELLS, path), content_of(cell)
@@ -268,8 +275,3 @@ class CarriedVariables:
 def _seed_of(generator: Any) -> int:
     """The last seed of a generator; 0 of those that do not tell it."""
     return generator.initial_seed() if isinstance(generator, torch.Generator) else 0
-
-
-def _root_of(path: str) -> str:
-    """The name from which a path begins."""
-    return re.split(r"[.\[]", path, maxsplit=1)[0]

@@ -66,6 +66,11 @@ class Namespace:
         self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else _variables_of(owner)
 
     @property
+    def module(self) -> nn.Module | None:
+        """The module of torch whose attributes it has; None if it is of something else."""
+        return self._owner if isinstance(self._owner, nn.Module) else None
+
+    @property
     def of_module(self) -> bool:
         """Whether it has the attributes of a module of torch."""
         return isinstance(self._owner, nn.Module)

@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
+from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
 from swift_ft.checkpoint.step.script import NotedVariables, ScriptVariables
 from swift_ft.checkpoint.training_state import TrainingState
@@ -31,6 +32,7 @@ from swift_ft.errors import UnsupportedError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.module_hooks import OwnHook
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import sparse_values
 
@@ -88,7 +90,8 @@ class Rollback:
         self._steps = 0
         self._parameters = ParameterWatch(state)
         self._variables = ScriptVariables(state)
-        self.carried = CarriedVariables(self._variables)
+        self._outside = Outside(self._variables)
+        self.carried = CarriedVariables(self._variables, self._outside)
         self._gradients = CarriedGradients()
         self._hooks: list[Any] = []
 
@@ -102,7 +105,7 @@ class Rollback:
             register_optimizer_step_post_hook(self._after_update),
         ]
         for module in self._state.modules.values():
-            self._hooks.append(module.register_forward_pre_hook(self._before_forward))
+            self._hooks.append(module.register_forward_pre_hook(OwnHook(self._before_forward)))
 
     def close(self) -> None:
         """See them no more."""
@@ -126,6 +129,9 @@ class Rollback:
             iteration: which one.
             replayed: its gradients are added up in another way, in part by other workers.
             whole: copy all parameters and the optimizers' state, so that the complete step can be put back.
+
+        Raises:
+            IncompleteStateError: a module has changed that is not in the state.
         """
         self.whole = whole
         if self._now is not None and iteration == self._now.iteration + 1:
@@ -141,6 +147,7 @@ class Rollback:
         named = self._state.named_parameters()
         if closely or self._steps <= _FIRST_STEPS:
             self._variables.look()
+            self._outside.check()
         if self._steps == 1:
             self.carried.steps_begin()
         self._had_gradient = [(parameter, parameter.grad is not None) for parameter in named.values()]

@@ -7,6 +7,7 @@ values by copy, all others by reference.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,7 @@ from swift_ft.checkpoint.step.kinds import (
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
+from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import storage_id, tensors_in
 
 _OPAQUE: Any = object()
@@ -192,6 +194,12 @@ class ScriptVariables:
         """The one that has a path; None if there is none."""
         return next((one for one in self._reach.namespaces if one.path == path), None)
 
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The modules of torch that were found, by path, but those that a part of the state answers for."""
+        for namespace in self._reach.namespaces:
+            if (module := namespace.module) is not None and root_of(namespace.path) not in self.state.small:
+                yield namespace.path, module
+
     def _large_of(self, found: list[tuple[Namespace, str, Any]]) -> dict[str, torch.Tensor]:
         return {
             f"{namespace.path}.{name}": value
@@ -215,7 +223,11 @@ class ScriptVariables:
 
     def is_protected(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor belongs to the large state, which is put back and travels in other ways."""
-        return isinstance(tensor, nn.Parameter) or storage_id(tensor) in self._protected
+        return isinstance(tensor, nn.Parameter) or self.is_large_state(tensor)
+
+    def is_large_state(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is in the memory of one of the state."""
+        return storage_id(local(tensor)) in self._protected
 
     def frame(self, function: str) -> FrameType | None:
         """The frame of a function that runs the loop; None if it has returned."""
@@ -410,3 +422,8 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, bytearray | set):
         return bool(one == other)
     return all(a is b for a, b in zip(one, other, strict=True))
+
+
+def root_of(path: str) -> str:
+    """The name from which a path begins."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]

@@ -27,6 +27,7 @@ from swift_ft.errors import UsageError
 from swift_ft.recovery.job_state import State
 from swift_ft.torch_adapters.layer_stack import stack_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_core.module_hooks import OwnHook
 
 _logger = logging.getLogger(__name__)
 
@@ -197,9 +198,10 @@ class LayerTimes:
     def start(self) -> None:
         """Measure from now on."""
         for name, layer in self._layers.items():
-            self._handles.append(layer.register_forward_pre_hook(partial(self._enter, name)))
+            self._handles.append(layer.register_forward_pre_hook(OwnHook(partial(self._enter, name))))
             # Also where the layer raises: the hooks on saved tensors have to end there.
-            self._handles.append(layer.register_forward_hook(partial(self._leave, name), always_call=True))
+            leave = OwnHook(partial(self._leave, name))
+            self._handles.append(layer.register_forward_hook(leave, always_call=True))
             for parameter in layer.parameters():
                 if parameter.requires_grad:
                     touched = partial(self._touch, name)

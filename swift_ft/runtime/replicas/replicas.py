@@ -37,6 +37,7 @@ from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
+from swift_ft.torch_core.module_hooks import OwnHook
 from swift_ft.torch_core.tensors import version_of
 
 _DRAIN_S = 2.0
@@ -142,7 +143,7 @@ class Replicas:
                     step_failures.note(error)
                     raise
 
-        self.model.register_forward_pre_hook(given, with_kwargs=True)
+        self.model.register_forward_pre_hook(OwnHook(given), with_kwargs=True)
 
     @property
     def replica(self) -> int:

@@ -20,6 +20,7 @@ from swift_ft.errors import first_line
 from swift_ft.host.processor import processor_in_words
 from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 from swift_ft.torch_core import outputs
+from swift_ft.torch_core.module_hooks import OwnHook
 from swift_ft.torch_core.outputs import Output
 
 _logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class OwnGradientsPart(Part):
         self._iteration: int | None = None  # of the step that is noted; None between two
         self._failed = False
         self.buckets = 0
-        self._watch = replica.model.register_forward_pre_hook(self._given, with_kwargs=True)
+        self._watch = replica.model.register_forward_pre_hook(OwnHook(self._given), with_kwargs=True)
 
     @property
     def is_complete(self) -> bool:

@@ -359,14 +359,15 @@ def steps_of(rollback: Rollback) -> Any:
     yield 1
 
 
-changed: Any = steps_of
-changed.__code__ = steps_of.__code__.replace(co_filename=torch.__file__)
+# As a library's, which the session's is: the loop is around it.
+steps_from: Any = steps_of
+steps_from.__code__ = steps_from.__code__.replace(co_filename=torch.__file__)
 
 
 @pytest.mark.parametrize("way", ["a generator", "two generators", "an iterator"])
 def test_a_loop_over_steps_that_the_script_passes_on(way: str, rollback: Rollback) -> None:
     seen, given = 0, []
-    steps = steps_of(rollback)
+    steps = steps_from(rollback)
     for step in {
         "a generator": lambda: passes_on(steps),
         "two generators": lambda: passes_on(passes_on(steps)),

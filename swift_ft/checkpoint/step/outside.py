@@ -1,0 +1,146 @@
+"""Tensors that a script reaches, that change while training, and that neither the state nor a step has.
+
+Modules outside of the state: target and teacher networks, averaged copies, a criterion with a centre. No
+optimizer steps with them, so only their values tell. A replacement would have them as its script makes them,
+and nobody would notice: they are an error. Large tensors and arrays that a script holds by itself may be
+batches as well, which each step fills with others: they are named once.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from swift_ft.checkpoint.step.kinds import CONTAINERS
+from swift_ft.checkpoint.step.script import MOST_BYTES, ScriptVariables
+from swift_ft.errors import IncompleteStateError
+from swift_ft.torch_core.fingerprints import Sampler
+from swift_ft.units import format_bytes
+
+_logger = logging.getLogger(__name__)
+
+_ELEMENTS = 16
+"""Of an array, evenly spread."""
+_MOST_LOOKED_AT = 100_000
+"""Elements of one container."""
+
+
+class Outside:
+    """Compares these tensors with what they were when they were first seen, by a sample of each.
+
+    Args:
+        variables: finds what a script can reach.
+    """
+
+    def __init__(self, variables: ScriptVariables) -> None:
+        self._variables = variables
+        self._first: dict[int, tuple[weakref.ref[Any], bytes]] = {}  # by id(), which may be given again
+        self._said: set[str] = set()
+
+    def check(self) -> None:
+        """Call it after a look of the variables.
+
+        Raises:
+            IncompleteStateError: a module has changed that is not in the state.
+        """
+        self._first = {number: one for number, one in self._first.items() if one[0]() is not None}
+        for path, module in self._modules():
+            tensors = [t for t in (*module.parameters(), *module.buffers()) if self._counts(t)]
+            if any([*self._changed(tensors, _samples_of_tensors(tensors))]):
+                raise IncompleteStateError(
+                    f"The module {path} (a {type(module).__name__}) changes while training and is not in "
+                    "Session(state): a replacement would begin with what its script makes. Pass it too, as "
+                    f'in Session({{..., "{_last_name(path)}": {path}}}, ...).'
+                )
+        large = dict(self._large())
+        of_torch = {name: value for name, value in large.items() if isinstance(value, torch.Tensor)}
+        arrays = {name: value for name, value in large.items() if isinstance(value, np.ndarray)}
+        self._compare(of_torch, _samples_of_tensors([*of_torch.values()]))
+        self._compare(arrays, list(map(_sample_of_array, arrays.values())))
+
+    def _compare(self, named: Mapping[str, Any], samples: Sequence[bytes]) -> None:
+        changed = self._changed([*named.values()], samples)
+        for (name, value), one in zip(named.items(), changed, strict=True):
+            if one:
+                self._say(name, value.nbytes)
+
+    def _modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The outermost ones, by path."""
+        held = {id(module) for module in self._variables.state.tree.modules()}
+        for path, module in self._variables.modules():
+            if id(module) not in held:
+                held |= {id(inner) for inner in module.modules()}
+                yield path, module
+
+    def _large(self) -> Iterator[tuple[str, Any]]:
+        for namespace, name in self._variables.slots:
+            value = namespace.variables.get(name)
+            if not namespace.of_module:  # those are watched as parameters are
+                yield from self._large_in(f"{namespace.path}.{name}".lstrip("."), value)
+        for (_, name), value in self._variables.of_loop().items():
+            if isinstance(value, CONTAINERS):
+                yield from self._large_in(name, value)
+
+    def _large_in(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict | list):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, inner in list(items)[:_MOST_LOOKED_AT]:
+                if isinstance(inner, torch.Tensor | np.ndarray):
+                    yield from self._large_in(f"{name}[{key!r}]", inner)
+        elif isinstance(value, np.ndarray):
+            if value.nbytes > MOST_BYTES and not isinstance(value, np.memmap):
+                yield name, value
+        elif isinstance(value, torch.Tensor) and value.nbytes > MOST_BYTES and self._counts(value):
+            yield name, value
+
+    def _counts(self, tensor: torch.Tensor) -> bool:
+        if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+            return False
+        return tensor.grad_fn is None and not self._variables.is_large_state(tensor)
+
+    def _changed(self, values: Sequence[Any], samples: Sequence[bytes]) -> Iterator[bool]:
+        for value, sample in zip(values, samples, strict=True):
+            known = self._first.get(id(value))
+            if known is None or known[0]() is not value:
+                self._first[id(value)] = weakref.ref(value), sample
+                yield False
+            else:
+                yield known[1] != sample
+
+    def _say(self, name: str, nbytes: int) -> None:
+        if name in self._said:
+            return
+        self._said.add(name)
+        _logger.warning(
+            "%s (%s) changes while training, and is too large to be noted: an interrupted step does not put "
+            "it back, and a replacement has its own. If later steps need what is in it, let a module of "
+            "Session(state) hold it, or an object with state_dict() and load_state_dict()",
+            name,
+            format_bytes(nbytes),
+            extra={"event": "large_value_changes", "variable": name},
+        )
+
+
+def _samples_of_tensors(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+    found = [b""] * len(tensors)
+    for which, sample in Sampler().take(tensors).samples:
+        rows = sample.contiguous().view(torch.uint8).cpu().numpy()
+        for index, row in zip(which, rows, strict=True):
+            found[index] = row.tobytes()
+    return found
+
+
+def _sample_of_array(array: np.ndarray[Any, Any]) -> bytes:
+    return b"" if array.dtype.hasobject else array.flat[:: max(1, array.size // _ELEMENTS)].tobytes()
+
+
+def _last_name(path: str) -> str:
+    return re.split(r"\W+", path.rstrip("])'\""))[-1]

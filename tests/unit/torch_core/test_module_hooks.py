@@ -1,0 +1,66 @@
+"""A copy of a module, and one that is read from a file, do without the hooks of the original."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swift_ft.torch_core.module_hooks import OwnHook
+
+
+class Session:
+    """Holds what can be neither copied nor saved."""
+
+    def __init__(self) -> None:
+        self.lock, self.calls = threading.Lock(), 0
+
+    def before(self, *_: object) -> None:
+        self.calls += 1
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session()
+
+
+@pytest.fixture
+def net(session: Session) -> nn.Module:
+    net = nn.Linear(2, 2)
+    net.register_forward_pre_hook(OwnHook(session.before))
+    return net
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, copy.copy])
+def test_a_copy(way: Any, net: nn.Module, session: Session) -> None:
+    other = way(net)
+    net(torch.ones(2))
+    assert session.calls == 1
+    other(torch.ones(2))
+    assert session.calls == (1 if way is copy.deepcopy else 2), "a shallow copy has the very same hooks"
+
+
+def test_a_copy_of_a_hook_that_is_given_keywords(session: Session) -> None:
+    net = nn.Linear(2, 2)
+    net.register_forward_pre_hook(OwnHook(session.before), with_kwargs=True)
+    copy.deepcopy(net)(input=torch.ones(2))
+    assert session.calls == 0
+    net(input=torch.ones(2))
+    assert session.calls == 1
+
+
+def test_a_file_needs_no_package_of_ours(net: nn.Module, session: Session, tmp_path: Path) -> None:
+    torch.save(net, tmp_path / "best.pt")
+    code = (
+        "import sys, torch; net = torch.load(sys.argv[1], weights_only=False); net(torch.ones(2)); "
+        "assert 'swift_ft' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "best.pt")], check=True, timeout=120)
+    assert session.calls == 0
