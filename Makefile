@@ -179,8 +179,10 @@ chaos-changes: $(VENV)/.installed-dev  ## run 100 random plans of faults against
 orders: $(VENV)/.installed-dev  ## simulate 100,000 orders of failures of all kinds of jobs (half an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.proof.orders
 
+# Two hours; SOAK="--keep build/soak.jsonl" goes on where it was cut off, one training after the other.
+SOAK ?=
 soak: $(VENV)/.installed-dev  ## train for an hour with a failure each half minute, and as long without: what grows?
-	$(BIN)/python -m benchmarks.recovery.soak
+	$(BIN)/python -m benchmarks.recovery.soak $(SOAK)
 
 bench-parallel: $(VENV)/.installed-dev  ## measure parallel recovery alone
 	$(BIN)/python -m benchmarks.recovery.parallel

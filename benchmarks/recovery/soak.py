@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import attrgetter
 from pathlib import Path
 
@@ -124,18 +124,40 @@ def main() -> int:
         "--every", type=float, default=30.0, help="seconds between failures, default: %(default)g"
     )
     parser.add_argument("--only", choices=[*TOPOLOGIES], nargs="+", default=TURNS, metavar="TOPOLOGY")
+    parser.add_argument("--keep", type=Path, help="file of results, with which another run goes on")
     args = parser.parse_args()
     each_s = 60 * args.minutes / len(args.only)
-    found: dict[str, Soaked] = {}
+    found = _earlier(args.keep, each_s, args.every)
     with tempfile.TemporaryDirectory(prefix="swift-soak-") as folder:
         for number, name in enumerate(args.only):
+            if name in found:
+                continue
             found[name] = soak(TOPOLOGIES[name], Path(folder) / str(number), each_s, args.every)
             print(f"# {name}: {_in_words(found[name])}", file=sys.stderr, flush=True)
+            _keep(args.keep, name, found[name], each_s, args.every)
+    found = {name: found[name] for name in args.only}
     body = report(found, args.every)
     print(json.dumps({name: _facts(one) for name, one in found.items()}) if args.json else body)
     if args.record:
         record("soak", body, args)
     return int(any(not one.identical or one.grows() for one in found.values()))
+
+
+def _keep(file: Path | None, name: str, one: Soaked, each_s: float, every_s: float) -> None:
+    if file is not None:
+        with file.open("a") as kept:
+            kept.write(json.dumps({"name": name, "asked": [each_s, every_s], "soaked": asdict(one)}) + "\n")
+
+
+def _earlier(file: Path | None, each_s: float, every_s: float) -> dict[str, Soaked]:
+    """The trainings of an earlier run that was asked for as much."""
+    lines = file.read_text().splitlines() if file is not None and file.exists() else []
+    found: dict[str, Soaked] = {}
+    for line in (json.loads(line) for line in lines):
+        if line["asked"] == [each_s, every_s]:
+            trends = {kind: Trend(**facts) for kind, facts in line["soaked"]["trends"].items()}
+            found[line["name"]] = Soaked(**{**line["soaked"], "trends": trends})
+    return found
 
 
 def soak(its: Topology, folder: Path, seconds: float, every_s: float) -> Soaked:

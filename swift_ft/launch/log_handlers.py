@@ -119,7 +119,7 @@ class _PipeHandler(logging.Handler):
 
 
 def _packet_of(message: dict[str, Any]) -> bytes:
-    """What the reader takes at once. Where the fields are too long for that, they are only named."""
+    """A packet that the reader takes at once. Fields that are too long for that are only named."""
     packet = json.dumps(message, default=str).encode()
     if len(packet) > _MAX_PACKET:
         logger, *names = message["fields"]

@@ -23,7 +23,7 @@ of the script's own that passes steps on to the loop."""
 def loop_frame() -> FrameType | None:
     """The frame of the user's own code that runs the loop; None if there is none.
 
-    It is the innermost one that is no generator, and no ``__next__``: these pass on what they take.
+    The innermost one, but for generators and ``__next__``: these pass on what they take.
     """
     own = [*_own_frames()]
     return next((frame for frame in own if not _passes_on(frame.f_code)), own[0] if own else None)

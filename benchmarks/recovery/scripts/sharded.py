@@ -79,6 +79,7 @@ def iterate(iteration: int) -> None:
 def note(iteration: int) -> None:
     """The iteration has ended."""
     if rank == 0:
+        print(f"iteration {iteration}: has ended", flush=True)
         with (args.folder / "ends.txt").open("a") as file:
             file.write(f"{iteration} {time.time()}\n")
 

@@ -9,6 +9,7 @@ steps.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -19,8 +20,12 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
+_logger = logging.getLogger(__name__)
+
 _NOTED_AT = 3
 """As the third step begins, two have changed what steps change."""
+_NAMED = 5
+"""Variables that a line names."""
 _LOOKS = 32
 """Steps in which a worker looks for the notes of its replicas; they write them in the background."""
 
@@ -91,6 +96,14 @@ class OwnVariables:
     def kept(self, replicas: Sequence[int]) -> Iterator[None]:
         """Within the block, a state that is taken over leaves what is known to be unlike as it is."""
         self._carried.own = self._unlike(replicas)
+        if self._carried.own:
+            names = [".".join(filter(None, place)) for place in sorted(self._carried.own)]
+            _logger.info(
+                "each replica has %s for itself: this worker keeps its own, as its script or the beginning "
+                "of the step has left it",
+                ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else ""),
+                extra={"event": "own_variables", "variables": names},
+            )
         try:
             yield
         finally:

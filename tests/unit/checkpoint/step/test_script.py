@@ -368,11 +368,8 @@ steps_from.__code__ = steps_from.__code__.replace(co_filename=torch.__file__)
 def test_a_loop_over_steps_that_the_script_passes_on(way: str, rollback: Rollback) -> None:
     seen, given = 0, []
     steps = steps_from(rollback)
-    for step in {
-        "a generator": lambda: passes_on(steps),
-        "two generators": lambda: passes_on(passes_on(steps)),
-        "an iterator": lambda: PassesOn(steps),
-    }[way]():
+    twice = way == "two generators"
+    for step in PassesOn(steps) if way == "an iterator" else passes_on(passes_on(steps) if twice else steps):
         seen += 1
         given.append(step)
     assert seen == 2

@@ -1,0 +1,106 @@
+"""Replicas whose loss depends on what a script reaches in a roundabout way: reached.py STORE HABIT.
+
+Each value scales the loss, so that a worker with another one has another gradient, and all replicas other
+weights: nothing but a comparison with an undisturbed run would notice.
+"""
+
+import argparse
+import copy
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import swift_ft
+from tests.cluster.habits.scripts.reached_from import growing, tracker
+from tests.support.habits import leave
+
+STORE, HABIT = sys.argv[1:3]
+ITERATIONS = 8
+
+
+@dataclass(slots=True)
+class Slotted:
+    count: int = 0
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.count = 0
+
+
+def counts_in_a_hook(model: nn.Module) -> dict[str, int]:
+    """A hook of a module with a counter in its closure. The script itself has only what it reads."""
+    seen = {"n": 0}
+
+    def hook(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        seen["n"] += 1
+        return output / seen["n"]
+
+    model.register_forward_hook(hook)
+    return {}
+
+
+def passed_on(session: swift_ft.Session) -> Iterator[Any]:
+    """Steps and their batches, as many scripts have them."""
+    for step in session.steps(ITERATIONS):
+        yield step, torch.randn(4, 6, generator=torch.Generator().manual_seed(step.index))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6))
+    if HABIT == "a hook":
+        counts_in_a_hook(net[0])
+    model = DistributedDataParallel(net)
+    optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
+    target = copy.deepcopy(net).requires_grad_(False)
+    state: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    if HABIT == "a target":
+        state["target"] = target
+    session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
+    session.attach_ddp(model)
+    context: dict[str, Any] = {"lock": threading.Lock(), "count": 0}
+    args, slotted, meter, seen = argparse.Namespace(count=0), Slotted(), Meter(), 0
+    for step, x in passed_on(session):
+        with step:
+            seen += 1
+            args.count += 1
+            slotted.count += 1
+            meter.count += 1
+            context["count"] += 1
+            tracker()["count"] += 1
+            count = {
+                "beside a lock": context["count"],
+                "parsed arguments": args.count,
+                "slots": slotted.count,
+            }
+            count |= {"made anew": meter.count, "behind a generator": seen}
+            if HABIT == "a global of another file":
+                count[HABIT] = growing()
+            elif HABIT == "a remembered result":
+                count[HABIT] = tracker()["count"]
+            loss = model(x).square().mean() / count.get(HABIT, 1)
+            if HABIT.startswith("a target"):
+                loss = loss + (model(x) - target(x)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        for one, other in zip(target.parameters(), net.parameters(), strict=True):
+            if HABIT.startswith("a target"):
+                one.data.lerp_(other.data, 0.1)
+        if step.index == 3:
+            meter = Meter()
+    best = copy.deepcopy(net)
+    leave(dist.get_rank(), {"model": best.state_dict(), "optimizer": optimizer.state_dict()})
+
+
+dist.init_process_group("gloo")
+main()
+dist.destroy_process_group()

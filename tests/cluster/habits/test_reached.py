@@ -1,0 +1,32 @@
+"""State that a script reaches in a roundabout way is put back and handed over; a missing module is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.habits import assert_put_back, refusal
+
+SCRIPT = Path(__file__).parent / "scripts" / "reached.py"
+SOME = ["a hook", "behind a generator", "a target"]
+OTHERS = [
+    "a global of another file",
+    "a remembered result",
+    "beside a lock",
+    "parsed arguments",
+    "slots",
+    "made anew",
+]
+
+
+@pytest.mark.parametrize("habit", [*SOME, *(pytest.param(one, marks=pytest.mark.thorough) for one in OTHERS)])
+def test_replicas(habit: str, tmp_path: Path) -> None:
+    faults = "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 iteration=6 point=reduce"
+    assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
+
+
+def test_a_module_outside_of_the_state(tmp_path: Path) -> None:
+    line = refusal(tmp_path, SCRIPT, "a target outside")
+    assert "target" in line
+    assert 'Session({..., "target": target}, ...)' in line
