@@ -31,6 +31,7 @@ from swift_ft.checkpoint.step.kinds import (
     MOST_ELEMENTS,
     has_slots,
     is_namespace,
+    is_object,
     is_understood,
 )
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
@@ -210,7 +211,10 @@ def reach(
         elif isinstance(value, _CACHE):
             if is_namespace(value.__wrapped__):
                 seen[id(value)] = value
-                todo.extend((path, inner, True) for inner in [value.__wrapped__, *_results_in(value)])
+                todo.append((path, value.__wrapped__, False))
+                results = {str(number): result for number, result in enumerate(_results_in(value))}
+                found.namespaces.append(Namespace(f"{path}()", results))
+                todo.extend((f"{path}().{number}", result, False) for number, result in results.items())
         elif is_namespace(value):
             seen[id(value)] = value
             todo.extend(_look_into(path, value, found))
@@ -270,12 +274,14 @@ def _name_of(hook: Any) -> str:
 
 
 def _results_in(function: Any) -> list[Any]:
-    """All that a function remembers. It shows that to the collector only."""
+    """All that a function remembers and that may change. It shows that to the collector only."""
     referents = [one for one in gc.get_referents(function) if one is not vars(function)]
     if function.cache_parameters()["maxsize"] is None:
-        return [result for one in referents if type(one) is dict for result in one.values()]
-    # With a limit, results are referents themselves. One dictionary leads to their places: it is Python's.
-    return [one for one in referents if not (isinstance(one, dict) and _leads_to_places(one))]
+        found = [result for one in referents if type(one) is dict for result in one.values()]
+    else:  # results are referents themselves, and so is a dictionary of Python's that leads to their places
+        found = [one for one in referents if not (isinstance(one, dict) and _leads_to_places(one))]
+    kinds = (*CONTAINERS, torch.Tensor, np.ndarray, *GENERATORS)
+    return [one for one in found if isinstance(one, kinds) or is_object(one)]
 
 
 def _leads_to_places(found: dict[Any, Any]) -> bool:

@@ -66,6 +66,7 @@ def main() -> None:
         state["target"] = target
     session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
     session.attach_ddp(model)
+    tracker()["count"] = 0  # what is made in a step is not there yet where a replacement begins
     context: dict[str, Any] = {"lock": threading.Lock(), "count": 0}
     args, slotted, meter, seen = argparse.Namespace(count=0), Slotted(), Meter(), 0
     for step, x in passed_on(session):
