@@ -26,8 +26,8 @@ def whose_fault(error: BaseException) -> dict[str, Any]:
     theirs = [frame for frame in frames if is_own_file(frame.filename)]
     where = [f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}" for frame in theirs[-1:]]
     sample = bad_sample(error)
-    if cause == Cause.SCRIPT and sample is not None:
-        cause = Cause.DATA
+    if cause in (Cause.SCRIPT, Cause.NETWORK) and sample is not None:
+        cause = Cause.DATA if cause == Cause.SCRIPT else cause
         where = [*([sample.place] if sample.place else where), sample.words]
     told = sample.error if sample is not None else ""
     return {"failed": (told or f"{type(error).__name__}: {error}")[:2000], "cause": cause.value, "at": where}
