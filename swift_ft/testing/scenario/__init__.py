@@ -28,7 +28,8 @@ of the world that was planned last.
     audits M 1 20..40                      audited M 1 20..40 [slots=0,1] [rank=1] [changed] ["problem"]
     audited M 1 20..40 at=29 [digest=x]
     finished R                             exited M ... [rank=1] [at=12]
-    script-failed M "why" [code=3] [usage] [differs] [alike] deadline-passed M ... ["why"] [phase=agreeing]
+    script-failed M "why" [code=3] [after=27] [cause=device] [usage] [differs] [alike]
+    deadline-passed M ... ["why"] [phase=agreeing]
     request-machines M 2,3
     closed "why" [code=130]                inject "fault"                 came-back M R
 

@@ -393,6 +393,7 @@ def _script_failed(line: Line, state: State) -> list[ev.Event]:
     usage, differs, alike = (line.flag(name) for name in ("usage", "differs", "alike"))
     started_in = line.number("started_in", started_in_of(state, machine))
     iteration = number_or_none(line.option("after") or NOTHING)
+    cause = line.option("cause") or ""
     reason = line.text("ValueError")
     return [
         ev.ScriptFailed(
@@ -404,6 +405,7 @@ def _script_failed(line: Line, state: State) -> list[ev.Event]:
             differs=differs,
             alike=alike,
             iteration=iteration,
+            cause=cause,
         )
     ]
 
