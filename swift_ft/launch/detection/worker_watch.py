@@ -89,13 +89,13 @@ class WorkerWatch:
                 )
             )
 
-    def _report_death(self, reason: str, cause: Cause, evidence: Sequence[str]) -> None:
+    def _report_death(self, reason: str, cause: Cause, evidence: Sequence[str], pid: int) -> None:
         """Report a loss by a signal, and whether it was the kernel's for want of memory."""
         why = self.oom_kills.why()
         if why:
             self.report_loss(f"{reason}: {why}", Cause.MEMORY, evidence)
         else:
-            self.report_loss(reason, self._kernel_log.hardware() or cause, evidence)
+            self.report_loss(reason, self._kernel_log.hardware(pid, cause), evidence)
 
     def ended(self, local_rank: int, rank: int, code: int, said: str = "", pid: int = 0) -> None:
         """Report a worker's end.
@@ -122,10 +122,10 @@ class WorkerWatch:
         elif code < 0:
             name = signal.Signals(-code).name
             evidence = self._evidence(local_rank, said, pid)
-            self._report_death(f"worker {rank} was killed by {name}", cause_of_signal(name), evidence)
+            self._report_death(f"worker {rank} was killed by {name}", cause_of_signal(name), evidence, pid)
         elif local_rank in self._heard.lost:
             evidence = self._evidence(local_rank, said, pid)
-            self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}", Cause.SIGNAL, evidence)
+            self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}", Cause.SIGNAL, evidence, pid)
         elif not self._found_itself_replaced(local_rank, code):
             message = self._heard.failed.get(local_rank, {})
             reason = message.get("failed", f"exited with code {code}")
@@ -149,6 +149,8 @@ class WorkerWatch:
                     ),
                 )
             )
+        if code != 0:
+            self._kernel_log.forget()
 
     def _evidence(self, local_rank: int, said: str, pid: int) -> tuple[str, ...]:
         """The facts of a worker's end by a signal: how far it was, where, and its last lines on stderr."""

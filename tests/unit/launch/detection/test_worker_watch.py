@@ -27,6 +27,7 @@ from tests.support.kernel_messages import LINK, MEMORY, XID, Kernel, said
 RANKS = {0: 4, 1: 5}
 NOTHING = KernelLog(Path("/none"))
 SILENCE_S = 4.0
+AFTERMATH = "NVRM: Xid (PCI:0000:19:00): 45, pid='<unknown>', Preemptive Removal"
 
 
 class Watched:
@@ -130,6 +131,8 @@ def test_the_last_words_of_a_worker_are_evidence(tmp_path: Path) -> None:
         (MEMORY, -signal.SIGBUS, Cause.MACHINE),
         (XID, -signal.SIGKILL, Cause.DEVICE),
         (LINK, -signal.SIGKILL, Cause.SIGNAL),
+        (AFTERMATH, -signal.SIGKILL, Cause.SIGNAL),
+        (AFTERMATH, -signal.SIGSEGV, Cause.NATIVE),
     ],
 )
 def test_the_kernel_knows_of_hardware(text: str, code: int, cause: Cause, tmp_path: Path) -> None:
@@ -139,6 +142,9 @@ def test_the_kernel_knows_of_hardware(text: str, code: int, cause: Cause, tmp_pa
     (lost,) = watched.end(code)
     assert isinstance(lost, ev.MachineLost)
     assert (lost.cause, lost.evidence) == (cause, said(text))
+    watched.watch.ended(1, RANKS[1], -signal.SIGABRT)
+    assert isinstance(watched.reports[-1], ev.MachineLost)
+    assert watched.reports[-1].cause == Cause.NATIVE  # the message has explained one end
 
 
 @pytest.mark.parametrize(("cause", "evidence"), [(Cause.DEVICE, said(XID)), (Cause.SCRIPT, ())])
