@@ -7,13 +7,14 @@ of its processes, and the iterator that it makes, which holds them in ``_workers
 from __future__ import annotations
 
 import re
-import signal
 import traceback
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import wait
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from swift_ft.host.signal_names import signal_name
 
 _KILLED = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (?P<signal>[^.]+)")
 _FOUND_DEAD = re.compile(r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly")
@@ -31,7 +32,7 @@ def killed_child(error: BaseException) -> str:
         # A batch that it has announced is fetched from it: that fails before the loader finds it dead.
         found_dead = isinstance(one, OSError | EOFError) or _FOUND_DEAD.match(str(one))
         if found_dead and (number := _signal_of_dead(one)):
-            return f"a process of a data loader was killed by {signal.Signals(number).name}"
+            return f"a process of a data loader was killed by {signal_name(number)}"
     return ""
 
 

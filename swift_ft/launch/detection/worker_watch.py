@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
+from swift_ft.host.signal_names import signal_in, signal_name
 from swift_ft.launch.detection.kernel import STOPPED_BY_SIGNAL, OomKills, is_stopped, process_state
 from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.policy import StoppedWorkers
@@ -119,10 +119,11 @@ class WorkerWatch:
                     iteration=self._heard.iteration(local_rank),
                 )
             )
-        elif code < 0:
-            name = signal.Signals(-code).name
+        elif (number := signal_in(code)) and (code < 0 or local_rank not in self._heard.failed):
+            name = signal_name(number)
+            how = f"was killed by {name}" if code < 0 else f"exited with code {code}, as after {name}"
             evidence = self._evidence(local_rank, said, pid)
-            self._report_death(f"worker {rank} was killed by {name}", cause_of_signal(name), evidence, pid)
+            self._report_death(f"worker {rank} {how}", cause_of_signal(name), evidence, pid)
         elif local_rank in self._heard.lost:
             evidence = self._evidence(local_rank, said, pid)
             self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}", Cause.SIGNAL, evidence, pid)

@@ -102,6 +102,33 @@ def test_how_workers_end() -> None:
     assert trained.end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4, iteration=iterations)]
 
 
+@pytest.mark.parametrize(
+    ("code", "how", "cause"),
+    [
+        (-40, "was killed by signal 40", Cause.SIGNAL),
+        (-62, "was killed by signal 62", Cause.SIGNAL),
+        (137, "exited with code 137, as after SIGKILL", Cause.SIGNAL),
+        (139, "exited with code 139, as after SIGSEGV", Cause.NATIVE),
+    ],
+)
+def test_a_program_whose_command_was_killed(code: int, how: str, cause: Cause) -> None:
+    """A shell tells of that in its exit code, and Python has no names for all signals."""
+    watched = Watched(sessions=False)
+    assert watched.end(code) == [ev.MachineLost(machine="A", reason=f"worker 4 {how}", cause=cause)]
+    starved: Any = Watched(sessions=False)
+    starved.watch.oom_kills = SimpleNamespace(why=lambda: "the kernel was out of memory")
+    (lost,) = starved.end(code)
+    assert (lost.reason, lost.cause) == (f"worker 4 {how}: the kernel was out of memory", Cause.MEMORY)
+    assert lost.out_of_memory
+
+
+def test_a_script_that_says_why_it_ends_may_end_with_such_a_code() -> None:
+    own = Watched()
+    own.heard.failed[0] = {"failed": "the script exited with code 137", "exit_code": 137}
+    assert [type(event) for event in own.end(137)] == [ev.ScriptFailed]
+    assert [type(event) for event in Watched().end(255)] == [ev.ScriptFailed]
+
+
 def test_the_last_words_of_a_worker_are_evidence(tmp_path: Path) -> None:
     said = tmp_path / "stderr.log"
     said.write_text("one\ntwo\n\nFatal: no room for the tape\n  at the drive  \n")
