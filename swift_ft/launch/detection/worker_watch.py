@@ -68,13 +68,21 @@ class WorkerWatch:
         """A signal has stopped some worker. Call :meth:`check` at once."""
         self._stopped.tell()
 
-    def report_loss(self, reason: str, cause: Cause | None = None, evidence: Sequence[str] = ()) -> None:
+    def report_loss(
+        self,
+        reason: str,
+        cause: Cause | None = None,
+        evidence: Sequence[str] = (),
+        *,
+        starts_again: bool = False,
+    ) -> None:
         """Report this machine's loss at once, so that the other machines need not detect it.
 
         Args:
             reason: how it was lost.
             cause: whose fault that is, where it is known.
             evidence: what else was seen.
+            starts_again: it is on purpose, and no failure.
         """
         machine = self._membership.machine
         recorder.begin()
@@ -84,6 +92,7 @@ class WorkerWatch:
                     machine=machine,
                     reason=reason,
                     out_of_memory=cause == Cause.MEMORY,
+                    starts_again=starts_again,
                     cause=cause or "",
                     evidence=tuple(evidence),
                 )
@@ -124,9 +133,11 @@ class WorkerWatch:
             how = f"was killed by {name}" if code < 0 else f"exited with code {code}, as after {name}"
             evidence = self._evidence(local_rank, said, pid)
             self._report_death(f"worker {rank} {how}", cause_of_signal(name), evidence, pid)
-        elif local_rank in self._heard.lost:
+        elif (lost := self._heard.lost.get(local_rank)) is not None and lost.get("starts_again"):
+            self.report_loss(f"worker {rank}: {lost['lost']}", starts_again=True)
+        elif lost is not None:
             evidence = self._evidence(local_rank, said, pid)
-            self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}", Cause.SIGNAL, evidence, pid)
+            self._report_death(f"worker {rank}: {lost['lost']}", Cause(lost["cause"]), evidence, pid)
         elif not self._found_itself_replaced(local_rank, code):
             message = self._heard.failed.get(local_rank, {})
             reason = message.get("failed", f"exited with code {code}")

@@ -135,10 +135,11 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     # A spare's loss interrupts nothing, nor that of a machine whose script has ended with success.
     if slot is None or slot in membership.exited:
         return state
-    if not event.on_request and event.machine not in membership.hosts:
+    is_failure = not (event.on_request or event.starts_again)
+    if is_failure and event.machine not in membership.hosts:
         membership = membership.note_loss(event.machine)
         state = replace(state, membership=membership)
-    failures = state.tries.failures + (not event.on_request)
+    failures = state.tries.failures + is_failure
     limit = state.shape.max_failures
     if limit is not None and failures > limit:
         return end_job(

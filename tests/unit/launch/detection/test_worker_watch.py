@@ -122,6 +122,25 @@ def test_a_program_whose_command_was_killed(code: int, how: str, cause: Cause) -
     assert lost.out_of_memory
 
 
+@pytest.mark.parametrize("cause", [Cause.NATIVE, Cause.SIGNAL])
+def test_a_killed_process_of_the_script_s(cause: Cause) -> None:
+    watched = Watched()
+    watched.heard._note(0, {"lost": "a process of a data loader was killed", "cause": cause.value})
+    reason = "worker 4: a process of a data loader was killed"
+    assert watched.end(1) == [ev.MachineLost(machine="A", reason=reason, cause=cause)]
+
+
+def test_a_worker_that_starts_again_on_purpose(tmp_path: Path) -> None:
+    """Nothing has killed it, whatever was killed just now."""
+    kernel = Kernel(tmp_path / "kmsg")
+    watched: Any = Watched(kernel_log=kernel.log)
+    watched.watch.oom_kills = SimpleNamespace(why=lambda: "the kernel was out of memory")
+    kernel.say(XID)
+    watched.heard._note(0, {"lost": "its process starts again", "starts_again": True})
+    reason = "worker 4: its process starts again"
+    assert watched.end(1) == [ev.MachineLost(machine="A", reason=reason, starts_again=True)]
+
+
 def test_a_script_that_says_why_it_ends_may_end_with_such_a_code() -> None:
     own = Watched()
     own.heard.failed[0] = {"failed": "the script exited with code 137", "exit_code": 137}
