@@ -18,6 +18,7 @@ from swift_ft.launch.processes.context import StandbyContext, output_prefixes, w
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.launch.settings import AgentSettings
+from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.worlds import Change, NextTodo, next_todo
@@ -182,7 +183,9 @@ class NextWorld:
         why = f"was killed by {signal_name(-code)}" if code < 0 else said or f"ended with exit code {code}"
         if signal_in(code) and (code < 0 or not said) and (kernel := self._oom_kills.why()):
             why = f"{why}: {kernel}"
-        return f"worker {rank} of the next world on machine {self._membership.machine}: {why}"
+        return (
+            f"worker {rank} of the next world on machine {self._membership.machine}: {without_secrets(why)}"
+        )
 
     def _give_up_if_late(self, state: State) -> None:
         """End a change whose workers here do not come to their session."""

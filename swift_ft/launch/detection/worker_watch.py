@@ -17,6 +17,7 @@ from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.launch.processes.output_tail import last_lines
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.observe.spans import recorder
+from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause, cause_of_signal
 from swift_ft.units import counted
@@ -146,7 +147,7 @@ class WorkerWatch:
                 ev.ScriptFailed(
                     machine=membership.machine,
                     started_in=generation,
-                    reason=reason if usage else f"worker {rank}: {reason}",
+                    reason=without_secrets(reason if usage else f"worker {rank}: {reason}"),
                     exit_code=message.get("exit_code", code),
                     usage=usage,
                     differs=bool(message.get("differs")),
@@ -154,7 +155,7 @@ class WorkerWatch:
                     iteration=self._heard.iteration(local_rank),
                     cause=message.get("cause", ""),
                     evidence=(
-                        *message.get("at", ()),
+                        *map(without_secrets, message.get("at", ())),
                         *self._progress(local_rank),
                         *self._said_by_kernel(message.get("cause", "")),
                         *(() if message else last_lines(said)),

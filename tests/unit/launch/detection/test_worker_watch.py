@@ -171,6 +171,25 @@ def test_the_last_words_of_a_worker_are_evidence(tmp_path: Path) -> None:
     assert (failed.cause, failed.evidence) == ("script", ("train.py:7, in step",))
 
 
+def test_secrets_of_the_script_are_not_journaled(tmp_path: Path) -> None:
+    said = tmp_path / "stderr.log"
+    said.write_text(f"GET x?X-Amz-Signature=hunter2\n{'x' * 170} http://me:hunter2{'2' * 40}@proxy\n")
+    killed = Watched()
+    killed.watch.ended(0, RANKS[0], -9, str(said))
+    raised = Watched()
+    raised.heard.failed[0] = {"failed": "ValueError: token=hunter2", "at": ["password=hunter2"]}
+    told = [*killed.reports, *raised.end(1), *misused().end(2)]
+    assert len(told) == 3
+    assert "hunter2" not in str(told)
+    assert "token=***" in str(told)
+
+
+def misused() -> Watched:
+    watched = Watched()
+    watched.heard.failed[0] = {"failed": "cannot open s3://me:hunter2@host", "usage": True}
+    return watched
+
+
 @pytest.mark.parametrize(
     ("text", "code", "cause"),
     [
