@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
 from swift_ft.host.signal_names import signal_in, signal_name
-from swift_ft.launch.detection.kernel import STOPPED_BY_SIGNAL, OomKills, is_stopped, process_state
+from swift_ft.launch.detection.kernel import (
+    STOPPED_BY_SIGNAL,
+    WAITS_IN_KERNEL,
+    OomKills,
+    is_stopped,
+    process_state,
+)
 from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.policy import StoppedWorkers
 from swift_ft.launch.detection.worker_channels import WorkerChannels
@@ -241,14 +247,19 @@ class WorkerWatch:
     ) -> None:
         """Report a silent worker as lost, and kill it. An answer in between: the deadline was too short."""
         self._heard.heartbeats.forget(local_rank)
-        stopped = is_stopped(processes.pids()[local_rank])
+        pid = processes.pids()[local_rank]
+        letter, stopped = process_state(pid), is_stopped(pid)
         place = [] if stopped else self._place_of(local_rank)
+        # It may have read something at that moment: one that waits in the kernel does so for long.
+        if letter == WAITS_IN_KERNEL and (place or process_state(pid) != WAITS_IN_KERNEL):
+            letter = ""
+        how, cause = self._why_silent(letter)
         self.report_loss(
-            f"worker {rank} was silent for {silence_s:g} s: it is stopped, or in a call that holds the "
-            "interpreter for longer than --heartbeat-timeout",
-            Cause.SCRIPT,
-            (*self._progress(local_rank), *place),
+            f"worker {rank} was silent for {silence_s:g} s: {how}",
+            cause,
+            (*self._progress(local_rank), *place, *self._kernel_log.evidence(pid)),
         )
+        self._kernel_log.forget()
         if not stopped and self._answers(local_rank, silence_s, processes, read_exits):
             machine = self._membership.machine
             self._membership.journal.append(ev.WorkerCameBack(machine=machine, rank=rank))
@@ -260,6 +271,18 @@ class WorkerWatch:
                 extra={"event": "worker_came_back", "rank": rank},
             )
         self._kill(local_rank, rank, processes)
+
+    def _why_silent(self, letter: str) -> tuple[str, Cause]:
+        """What a process's state says of its silence, and whose fault that is."""
+        if letter in {*"Tt"}:
+            return "a signal or a debugger has stopped it", Cause.SIGNAL
+        if letter == WAITS_IN_KERNEL:
+            blamed = (one for one in (Cause.DEVICE, Cause.STORE) if self._kernel_log.evidence(causes=[one]))
+            return "it waits in the kernel, for a disk, a mount or a driver", next(blamed, Cause.MACHINE)
+        return (
+            "it is stopped, or in a call that holds the interpreter for longer than --heartbeat-timeout",
+            Cause.SCRIPT,
+        )
 
     def _place_of(self, local_rank: int) -> list[str]:
         stack = self._heard.stacks.get(local_rank)

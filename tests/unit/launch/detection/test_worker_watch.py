@@ -22,7 +22,7 @@ from swift_ft.launch.detection.worker_watch import WorkerWatch
 from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
-from tests.support.kernel_messages import LINK, MEMORY, XID, Kernel, said
+from tests.support.kernel_messages import DISK, LINK, MEMORY, XID, Kernel, said
 
 RANKS = {0: 4, 1: 5}
 NOTHING = KernelLog(Path("/none"))
@@ -231,6 +231,40 @@ def test_a_silent_worker_is_given_up() -> None:
     assert watched.check() == [0, 1]
     assert [type(report) for report in watched.reports] == [ev.MachineLost, ev.MachineLost]
     assert watched.check() == [0, 1]  # each once
+
+
+@pytest.mark.parametrize(
+    ("letters", "kernel_says", "cause"),
+    [
+        ("TT", (), Cause.SIGNAL),
+        ("tt", (), Cause.SIGNAL),
+        ("DD", (), Cause.MACHINE),
+        ("DD", (DISK,), Cause.STORE),
+        ("DD", (XID,), Cause.DEVICE),
+        ("DR", (), Cause.SCRIPT),
+        ("RR", (XID,), Cause.SCRIPT),
+    ],
+)
+def test_the_state_of_a_silent_worker_says_whose_fault_it_is(
+    letters: str,
+    kernel_says: tuple[str, ...],
+    cause: Cause,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel = Kernel(tmp_path / "kmsg")
+    watched = Watched(kernel_log=kernel.log)
+    kernel.say(*kernel_says)
+    looks = iter(letters)
+    monkeypatch.setattr(worker_watch, "process_state", lambda _: next(looks, letters[-1]))
+    monkeypatch.setattr(worker_watch, "is_stopped", lambda _: letters[0] in "Tt")
+    monkeypatch.setattr(watched.watch, "_answers", lambda *_: False)
+    watched.silent_for(SILENCE_S + 1)
+    watched.check()
+    lost = watched.reports[0]
+    assert isinstance(lost, ev.MachineLost)
+    assert lost.reason.startswith("worker 4 was silent for 4 s: ")
+    assert (lost.cause, lost.evidence) == (cause, said(*kernel_says))
 
 
 @pytest.mark.parametrize(("letter", "killed"), [("T", [0]), ("t", [])])
