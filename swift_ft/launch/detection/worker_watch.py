@@ -33,6 +33,9 @@ _logger = logging.getLogger(__name__)
 _BLAMED = (Cause.DEVICE, Cause.NETWORK, Cause.STORE)
 """Causes that a script's own error may name, and of which the kernel may know more."""
 
+_BROKEN_DEVICE = "uncorrectable"
+"""In CUDA's words for an error of a device's memory, or of its links, that it could not mend."""
+
 
 class WorkerWatch:
     """Reports the ends of one machine's workers, and ends those that are silent.
@@ -145,6 +148,10 @@ class WorkerWatch:
         elif lost is not None:
             evidence = self._evidence(local_rank, said, pid)
             self._report_death(f"worker {rank}: {lost['lost']}", Cause(lost["cause"]), evidence, pid)
+        elif self._has_lost_its_device(local_rank, pid):
+            message = self._heard.failed[local_rank]
+            evidence = (*message.get("at", ()), *self._progress(local_rank), *self._kernel_log.evidence(pid))
+            self.report_loss(without_secrets(f"worker {rank}: {message['failed']}"), Cause.DEVICE, evidence)
         elif not self._found_itself_replaced(local_rank, code):
             message = self._heard.failed.get(local_rank, {})
             reason = message.get("failed", f"exited with code {code}")
@@ -185,6 +192,17 @@ class WorkerWatch:
     def _progress(self, local_rank: int) -> list[str]:
         iteration = self._heard.iteration(local_rank)
         return [] if iteration is None else [f"after {counted(iteration, 'iteration')}"]
+
+    def _has_lost_its_device(self, local_rank: int, pid: int) -> bool:
+        """Whether its script failed because the machine's device is broken: another machine can go on.
+
+        Most errors of CUDA are a program's own. So are all without a session: only a restart helps them.
+        """
+        message = self._heard.failed.get(local_rank, {})
+        if message.get("cause") != Cause.DEVICE or local_rank not in self._heard.sessions:
+            return False
+        is_broken = self._kernel_log.hardware(pid, Cause.SIGNAL) == Cause.DEVICE
+        return is_broken or _BROKEN_DEVICE in message["failed"]
 
     def _found_itself_replaced(self, local_rank: int, code: int) -> bool:
         """The worker read of its replacement in the journal, which needs no report.

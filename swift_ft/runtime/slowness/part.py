@@ -116,8 +116,8 @@ class StallWatch:
             return
         waits = _waits_for_others(frame)
         stack = () if waits else tuple(islice(lines_of(frame), MOST_FRAMES))
+        # Long before it is announced: the worker that says where all are reads it in that same look.
         self._tell(Stand(current.number, place_of(frame), waits, stack, is_backward(frame.f_code.co_name)))
-        # Told before that: the one that says where all are reads it in the same look as it is announced.
         if so_far_s < current.limit_s or (waits and so_far_s < _FOR_OTHERS_S):
             return
         current.announced = True

@@ -217,10 +217,40 @@ def test_the_kernel_knows_more_of_an_error(cause: Cause, evidence: tuple[str, ..
     kernel = Kernel(tmp_path / "kmsg")
     watched = Watched(kernel_log=kernel.log)
     kernel.say(XID, LINK)
+    watched.heard.sessions.clear()
     watched.heard.failed[0] = {"failed": "AcceleratorError: CUDA error", "cause": cause}
     (failed,) = watched.end(1)
     assert isinstance(failed, ev.ScriptFailed)
     assert failed.evidence == evidence
+
+
+ECC = "AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+NVLINK = "AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution"
+ILLEGAL = "AcceleratorError: CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(
+    ("failed", "kernel_says", "sessions", "is_lost"),
+    [
+        (ECC, (), True, True),
+        (NVLINK, (), True, True),
+        (ILLEGAL, (XID,), True, True),
+        (ILLEGAL, (), True, False),
+        (ILLEGAL, (AFTERMATH,), True, False),
+        (ECC, (XID,), False, False),
+    ],
+)
+def test_a_broken_device_costs_its_machine_and_not_the_run(
+    failed: str, kernel_says: tuple[str, ...], sessions: bool, is_lost: bool, tmp_path: Path
+) -> None:
+    kernel = Kernel(tmp_path / "kmsg")
+    watched = Watched(kernel_log=kernel.log, sessions=sessions)
+    kernel.say(*kernel_says)
+    watched.heard.failed[0] = {"failed": failed, "cause": "device", "at": ["train.py:7, in step"]}
+    (event,) = watched.end(1)
+    assert isinstance(event, ev.MachineLost if is_lost else ev.ScriptFailed)
+    assert (event.reason, event.cause) == (f"worker 4: {failed}", "device")
+    assert event.evidence == ("train.py:7, in step", *said(*kernel_says))
 
 
 def test_a_silent_worker_is_given_up() -> None:
