@@ -12,11 +12,11 @@ _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 """Ranks, processes, addresses and free bytes differ between two starts that fail alike."""
 
 _PASSES = frozenset({Cause.NETWORK, Cause.STORE, Cause.SIGNAL, Cause.INJECTED})
-"""What comes from outside may be over at the next start."""
+"""Causes from outside, which may be over at the next start."""
 
 
 def error_to_note(state: State, event: ev.ScriptFailed) -> tuple[int | None, str] | None:
-    """What the state remembers of an error for which all workers start again (``Tries.script_error``)."""
+    """An error for which all workers start again, as the state remembers it (``Tries.script_error``)."""
     if cause_of(event) in _PASSES:
         return state.tries.script_error
     # Before an iteration nothing shows that all begin as they did before: a server may not be up yet.
@@ -25,7 +25,7 @@ def error_to_note(state: State, event: ev.ScriptFailed) -> tuple[int | None, str
 
 
 def why_again(state: State, event: ev.ScriptFailed) -> str:
-    """By what it shows that another restart would meet an error again. Empty if nothing does."""
+    """Why another restart would meet an error again. Empty if nothing shows that it would."""
     earlier = state.tries.script_error
     if earlier is None or earlier[1] != _kind(event) or cause_of(event) in _PASSES:
         return ""
@@ -48,7 +48,7 @@ def _completed(state: State, event: ev.ScriptFailed) -> int | None:
 
 
 def _kind(event: ev.ScriptFailed) -> str:
-    """What two errors have in common that are one: of memory, how much was left differs, and for whom."""
+    """The same text for two errors that are one: of memory, how much was left differs, and for whom."""
     if cause_of(event) == Cause.MEMORY:
         return Cause.MEMORY.value
     return f"{event.exit_code} {_NUMBER.sub('', event.reason)}"

@@ -38,7 +38,7 @@ _CORRECTED = re.compile(r"Machine check events logged|\b[Cc]orrected\b|no (furth
 _UNCORRECTED = re.compile(
     r"Machine Check Exception|hardware memory corruption|[Uu]ncorrected|severity: (fatal|recoverable)"
 )
-"""What the kernel says of an error in other lines is the same whether it was corrected or not."""
+"""Its other lines on an error are the same whether it was corrected or not."""
 
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
 _OF_PROGRAM = frozenset({13, 31, 43, 45})

@@ -291,7 +291,7 @@ class WorkerWatch:
         self._kill(local_rank, rank, processes)
 
     def _why_silent(self, letter: str) -> tuple[str, Cause]:
-        """What a process's state says of its silence, and whose fault that is."""
+        """The reason of a silence by the state of the process, and whose fault that is."""
         if letter in {*"Tt"}:
             return "a signal or a debugger has stopped it", Cause.SIGNAL
         if letter == WAITS_IN_KERNEL:

@@ -79,8 +79,8 @@ def _run_apart(
     """Run checks in a process of their own.
 
     Returns:
-        its exit code, None if it did not end in time; the lines of its stderr; and what has failed, None if
-        it did not say that.
+        its exit code, None if it did not end in time; the lines of its stderr; and the checks that have
+        failed, None if it did not name them.
     """
     # Not the standard output: libraries in C, and exit handlers, may write there after the last line.
     result, results = os.pipe()
@@ -102,7 +102,10 @@ def _run_apart(
                 said = checks.communicate(request, timeout=limit_s)[1]
         except BaseException as error:
             checks.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with (
+                contextlib.suppress(subprocess.TimeoutExpired),
+                waiting("the health checks, which were killed, to end", _KILLED_S),
+            ):
                 checks.communicate(timeout=_KILLED_S)
             if isinstance(error, subprocess.TimeoutExpired):
                 return None, [], None
@@ -114,7 +117,7 @@ def _run_apart(
 
 
 def _failed_of(result: int) -> dict[str, str] | None:
-    """What the process of the checks has written; None if that is not a result."""
+    """The result that the process of the checks has written; None if there is none."""
     os.set_blocking(result, False)  # a process that it has left behind may hold the other end
     try:
         failed = json.loads(os.read(result, _MOST_BYTES))

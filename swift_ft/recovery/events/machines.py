@@ -64,7 +64,7 @@ class MachineLost:
     heard, though its connection lived: it may only have been frozen, and come back. ``out_of_memory`` marks
     one in which the kernel has ended a process for want of memory. ``stopped_by`` is the number of the signal
     that its launcher was stopped by, if it was. ``starts_again`` marks one whose worker ends on purpose, to
-    begin its script anew, which is no failure either. ``cause`` is one of
+    begin its script once more: that does not count as a loss either. ``cause`` is one of
     :class:`swift_ft.recovery.causes.Cause`, empty where the reporter knows no better than the event's kind;
     ``evidence`` are facts beside the reason.
     """
