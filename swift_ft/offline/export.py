@@ -19,6 +19,7 @@ from swift_ft.checkpoint.worker_history import history_names
 from swift_ft.errors import UsageError, first_line
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.run_store import RunStore, store_errors
+from swift_ft.program.secrets import without_secrets
 from swift_ft.storage.store import Store
 
 _PACKAGES = ("swift-ft", "torch", "pyarrow", "fsspec", "s3fs", "hdfs-native", "numpy")
@@ -70,7 +71,7 @@ def export_run(
     members["journal.jsonl"] = "".join(f"{json.dumps(entry.to_dict())}\n" for entry in journal.entries)
     members["problems.txt"] = "".join(f"{problem}\n" for problem in journal.problems)
     members["recoveries.json"] = _json([recovery.to_dict() for recovery in journal.history.recoveries])
-    _write(path, run_id, {name: run.store.redacted(text) for name, text in members.items()})
+    _write(path, run_id, {name: without_secrets(run.store.redacted(text)) for name, text in members.items()})
     size = path.stat().st_size
     return Bundle(str(path), size, run_id, tuple(sorted(members)), len(journal.entries), journal.problems)
 

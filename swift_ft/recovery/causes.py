@@ -56,17 +56,27 @@ ADVICE = {
 
 _OWN_ERRORS = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"})
 
-# Names of classes of errors, and beginnings of texts where torch has no class of its own.
+# Names of classes of errors, and parts of texts where torch has no class of its own, or one for too much.
 _NAMES = {
     Cause.MEMORY: ("OutOfMemoryError", "MemoryError"),
+    Cause.INJECTED: ("InjectedError",),
     Cause.DEVICE: ("AcceleratorError",),
     Cause.NETWORK: ("DistBackendError", "DistNetworkError", "DistStoreError", "RendezvousLostError"),
     Cause.STORE: ("StoreNotWritableError", "StoreGoneError", "CheckpointError"),
     Cause.RUNTIME: ("GaveUpError", "UndoError", "RecoveryError"),
 }
+_TEXTS_OF_MEMORY = (
+    *("out of memory", "can't allocate memory", "cannot allocate memory"),
+    "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuDNN and others
+)
+_TEXTS_OF_SCRIPT = ("device-side assert",)
+"""An index out of range, as a rule: the kernel checks what the script gives it."""
 _TEXTS = {
-    Cause.MEMORY: ("out of memory", "can't allocate memory", "cannot allocate memory"),
-    Cause.DEVICE: ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "HIP error", "device-side assert"),
+    Cause.NETWORK: (
+        *("gloo/transport/", "Connection closed by peer", "Connection reset by peer"),
+        *("ncclRemoteError", "ncclSystemError", "NCCL communicator was aborted"),
+    ),
+    Cause.DEVICE: ("CUDA error", "CUBLAS_STATUS", "CUDNN_STATUS", "HIP error"),
 }
 
 
@@ -87,15 +97,25 @@ def cause_of_error(names: Iterable[str], text: str) -> Cause:
         text: its message.
     """
     found = {*names}
+    # torch raises all errors of CUDA as one class, and most others of memory, devices and connections as
+    # plain RuntimeError; the system says by a number that it has no memory, which Python puts into the text.
+    said = "RuntimeError" in found
+    if (said or "OSError" in found) and _says(text, _TEXTS_OF_MEMORY):
+        return Cause.MEMORY
+    if said and _says(text, _TEXTS_OF_SCRIPT):
+        return Cause.SCRIPT
     for cause, known in _NAMES.items():
         if found & {*known}:
             return cause
-    # torch raises plain RuntimeError for most errors of memory and devices.
-    if "RuntimeError" in found:
-        for cause, texts in _TEXTS.items():
-            if any(known.lower() in text.lower() for known in texts):
-                return cause
-    return Cause.SCRIPT
+    for cause, texts in _TEXTS.items():
+        if said and _says(text, texts):
+            return cause
+    # The script's own connections, to a server of its data for example.
+    return Cause.NETWORK if "ConnectionError" in found else Cause.SCRIPT
+
+
+def _says(text: str, parts: tuple[str, ...]) -> bool:
+    return any(part.lower() in text.lower() for part in parts)
 
 
 def cause_of(event: ev.Event) -> Cause:

@@ -12,7 +12,7 @@ from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.incidents import ENDED, Incident, incident_of, incident_of_event
+from swift_ft.recovery.incidents import Incident, incident_of, incident_of_end, incident_of_event
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import (
     LayerMove,
@@ -168,7 +168,7 @@ class History:
         if self.state.checkpoints.committed != before.checkpoints.committed:
             self.committed_at = entry.at
         match entry.event:
-            case ev.MachineLost(machine=machine):
+            case ev.MachineLost(machine=machine, starts_again=False):
                 self.failures += before.slot_of(machine) is not None and before != self.state
             case ev.StatusReported(steps=steps):
                 self.steps = steps or self.steps
@@ -206,7 +206,7 @@ class History:
         if ended is not None:
             found = incident_of(self.courses[-1], self.incidents)
         elif failed and self._current is not None:
-            found = incident_of(self._current, self.incidents, ENDED)
+            found = incident_of_end(self._current, before, entry, self.incidents)
         elif failed or (
             isinstance(entry.event, ev.ScriptFailed)
             and state.tries.restarts_left < before.tries.restarts_left

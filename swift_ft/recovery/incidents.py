@@ -57,15 +57,24 @@ class Incident:
         return asdict(self)
 
 
-def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> Incident:
-    """The incident that a recovery was about.
+_ENDS_BY_ITSELF = (
+    *(ev.ScriptFailed, ev.MachineLost, ev.JobClosed, ev.DeadlinePassed),
+    *(ev.ReplayFailed, ev.CheckpointDamaged),
+)
+"""Events that say themselves why they end a run. Others end it because of the loss before them."""
+
+
+def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> Incident | None:
+    """The incident that a recovery was about; None if all of it was on purpose.
 
     Args:
-        course: the recovery. Its cause is that of the event it began with.
+        course: the recovery. Its cause is that of its first failure.
         earlier: the incidents before it.
         way: of what became of it, where that is not the recovery's own.
     """
-    recovery, first = course.recovery, course.loss.event
+    if course.failure is None:
+        return None
+    recovery, first = course.recovery, course.failure.event
     cause, evidence = cause_of(first), evidence_of(first)
     # What a test has done says more than what its victim's machine could see.
     if course.fault is not None and isinstance(course.fault.event, ev.FaultInjected):
@@ -74,7 +83,7 @@ def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> I
     if (reason := _reason_of(first)) in others:
         others.remove(reason)
     return _incident(
-        course.loss,
+        course.failure,
         earlier,
         cause=cause,
         evidence=evidence,
@@ -85,6 +94,47 @@ def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> I
         seconds=recovery.seconds,
         iterations_lost=recovery.most_lost,
     )
+
+
+def incident_of_end(
+    course: Course, before: State, entry: Entry, earlier: Sequence[Incident]
+) -> Incident | None:
+    """The incident of an event that ends a run in a recovery; None for what was asked for.
+
+    Args:
+        course: the recovery.
+        before: the state before the event.
+        entry: the event.
+        earlier: the incidents before it.
+    """
+    if not isinstance(entry.event, _ENDS_BY_ITSELF):
+        return incident_of(course, earlier, ENDED)
+    last = incident_of_event(before, entry, earlier, ended=True)
+    if last is None or course.failure is None or course.failure is entry:
+        return last
+    recovery, injected = course.recovery, course.fault
+    cause, evidence = last.cause, last.evidence
+    if injected is not None and isinstance(injected.event, ev.FaultInjected) and _is_loss(entry.event):
+        cause, evidence = Cause.INJECTED, (f"--inject {injected.event.fault}", *evidence)
+    own = zip(last.machines, last.slots, strict=False)
+    slots = dict([*own, *zip(recovery.machines, recovery.slots, strict=True)])
+    reasons = dict.fromkeys((_reason_of(course.failure.event), *recovery.reasons))
+    reasons.pop(last.reason, None)
+    return _incident(
+        entry,
+        earlier,
+        cause=cause,
+        evidence=evidence,
+        machines=tuple(slots),
+        slots=tuple(slots.values()),
+        others=tuple(reasons),
+        way=ENDED,
+        iterations_lost=recovery.most_lost,
+    )
+
+
+def _is_loss(event: ev.Event) -> bool:
+    return isinstance(event, ev.MachineLost | ev.DeadlinePassed)
 
 
 def incident_of_event(
@@ -99,7 +149,7 @@ def incident_of_event(
         ended: whether the run has ended with it.
     """
     event = entry.event
-    if not isinstance(event, ev.ScriptFailed | ev.MachineLost | ev.JobClosed | ev.DeadlinePassed):
+    if not isinstance(event, _ENDS_BY_ITSELF):
         return None
     # One that the user can mend has its remedy in its text; who stops a run knows why.
     if isinstance(event, ev.ScriptFailed) and event.usage:

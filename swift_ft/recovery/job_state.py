@@ -220,7 +220,7 @@ class Tries:
         replay_targets: by rank, the iteration up to which the last plan replays, until all are live.
         stopped: how the job ends if scripts end because of a signal that a launcher got, until all are live.
         script_error: the last error of a script that was started again for it: after how many iterations it
-            came, and its text; None if there was none.
+            came, and what would show that it is the same one (`repeats.py`); None if there was none.
     """
 
     restarts_left: int = 0

@@ -91,6 +91,7 @@ class Course:
         recovery: what it took and cost.
         loss: what it began with.
         fault: the last injected fault before it, if one was injected since all were live.
+        failure: the first event of it that was a failure; None as long as all of it was on purpose.
         joined: every slot has a machine again.
         reported: all workers have reported in that generation.
         live: training goes on; None as long as it does not.
@@ -100,6 +101,7 @@ class Course:
     recovery: Recovery
     loss: Entry
     fault: Entry | None = None
+    failure: Entry | None = None
     joined: Entry | None = None
     reported: Entry | None = None
     live: Entry | None = None
@@ -107,6 +109,8 @@ class Course:
 
     def apply(self, before: State, state: State, entry: Entry) -> None:
         """Note the loss, then all entries that follow, each with the state before and after it."""
+        if self.failure is None and state is not before and _is_failure(entry.event):
+            self.failure = entry
         _note_losses(self.recovery, before, state, entry)
         _note_progress(self.recovery, before, state, entry)
         if state.generation > before.generation:
@@ -131,6 +135,12 @@ def interrupts(before: State, state: State) -> bool:
     """Whether one of these events, between two states, has interrupted the job."""
     begins = before.phase in (Phase.LIVE, Phase.AGREEING, Phase.RECOVERING) and before.generation > 0
     return begins and state.phase in (Phase.FORMING, Phase.AGREEING) and state != before
+
+
+def _is_failure(event: ev.Event) -> bool:
+    """Whether an event interrupts a job against everybody's will."""
+    on_purpose = isinstance(event, ev.MachineLost) and (event.on_request or event.starts_again)
+    return isinstance(event, INTERRUPTIONS) and not on_purpose
 
 
 def _note_losses(current: Recovery, before: State, state: State, entry: Entry) -> None:

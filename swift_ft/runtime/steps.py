@@ -297,7 +297,7 @@ class Loop:
         )
         channel = agent_channel()
         assert channel is not None  # a replay without its job never goes back
-        channel.send(lost=reason)
+        channel.send(lost=reason, starts_again=True)
         os._exit(1)
 
     def _begin_steps(self) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 from torch.distributed.elastic.agent.server.api import Worker, WorkerGroup
 
 from swift_ft.errors import UsageError
+from swift_ft.host.signal_names import signal_in, signal_name
 from swift_ft.launch.agent.room import why_no_room
 from swift_ft.launch.detection.kernel import OomKills
 from swift_ft.launch.detection.worker_channels import WorkerChannels
@@ -17,6 +18,7 @@ from swift_ft.launch.processes.context import StandbyContext, output_prefixes, w
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.launch.settings import AgentSettings
+from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.worlds import Change, NextTodo, next_todo
@@ -177,12 +179,13 @@ class NextWorld:
         assert self.processes is not None
         assert self.group is not None
         code, rank = self.processes.exit_codes[local_rank], self.group.workers[local_rank].global_rank
-        if code < 0:
-            name, kernel = signal.Signals(-code).name, self._oom_kills.why()
-            why = f"was killed by {name}: {kernel}" if kernel else f"was killed by {name}"
-        else:
-            why = self.heard.failed.get(local_rank, {}).get("failed", f"ended with exit code {code}")
-        return f"worker {rank} of the next world on machine {self._membership.machine}: {why}"
+        said = self.heard.failed.get(local_rank, {}).get("failed")
+        why = f"was killed by {signal_name(-code)}" if code < 0 else said or f"ended with exit code {code}"
+        if signal_in(code) and (code < 0 or not said) and (kernel := self._oom_kills.why()):
+            why = f"{why}: {kernel}"
+        return (
+            f"worker {rank} of the next world on machine {self._membership.machine}: {without_secrets(why)}"
+        )
 
     def _give_up_if_late(self, state: State) -> None:
         """End a change whose workers here do not come to their session."""

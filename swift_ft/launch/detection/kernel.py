@@ -14,6 +14,9 @@ from swift_ft.units import format_bytes
 STOPPED_BY_SIGNAL = "T"
 """The kernel's letter for a process that a signal has stopped. A debugger's stop has another one."""
 
+WAITS_IN_KERNEL = "D"
+"""The letter for one that waits for a disk, a mount or a driver, and that no signal reaches."""
+
 _STAT_BYTES = 4096  # the kernel's line is shorter
 
 

@@ -33,6 +33,21 @@ _KNOWN = {
 _OF_PROCESSES = (Cause.MEMORY, Cause.NATIVE)
 """Such messages name a process. Those of other jobs' processes explain nothing here."""
 
+_CORRECTED = re.compile(r"Machine check events logged|\b[Cc]orrected\b|no (further )?action required")
+"""Such errors are normal, and end nothing."""
+_UNCORRECTED = re.compile(
+    r"Machine Check Exception|hardware memory corruption|[Uu]ncorrected|severity: (fatal|recoverable)"
+)
+"""Its other lines on an error are the same whether it was corrected or not."""
+
+_XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
+_OF_PROGRAM = frozenset({13, 31, 43, 45})
+"""Xids of what a program does to its own context, or of what its end leaves behind."""
+_FATAL = frozenset({48, 61, 62, 64, 74, 79, 94, 95, 109, 110, 119, 120, 140})
+"""Xids after which a device, or what ran on it, does not go on: its driver may end processes for them."""
+
+_PROCESS = re.compile(r"\bpid=(\d+)|:(\d+) due to|\w\[(\d+)\]|[Pp]rocess (\d+) ")
+
 
 class KernelLog:
     """The messages since it was made, of which some explain a loss. None where the log may not be read.
@@ -65,6 +80,8 @@ class KernelLog:
 
     def _note(self, record: str) -> None:
         text = record.partition(";")[2].partition("\n")[0]
+        if _CORRECTED.search(text):
+            return
         for cause, known in _KNOWN.items():
             if known.search(text):
                 self._recent.append((time.monotonic(), cause, text[:_MOST_CHARACTERS]))
@@ -77,18 +94,35 @@ class KernelLog:
             pid: its number.
             causes: to which they point.
         """
-        known = (f"[{pid}]", f"process {pid} ")
         found = [
             text
             for cause, text in self._lately()
-            if cause in causes and (cause not in _OF_PROCESSES or any(name in text for name in known))
+            if cause in causes and not (_is_of_one(cause, text) and _process_in(text) != pid)
         ]
         return tuple(f"the kernel said: {text}" for text in found[-_MOST:])
 
-    def hardware(self) -> Cause | None:
-        """The device or the machine, where it has reported an error of its own lately; else None."""
-        found = [cause for cause, _ in self._lately() if cause in (Cause.DEVICE, Cause.MACHINE)]
-        return found[-1] if found else None
+    def hardware(self, pid: int, cause: Cause) -> Cause:
+        """The cause of the end of a process by a signal: the device or the machine, where that shows.
+
+        Args:
+            pid: its number; 0 if it is not known.
+            cause: by the signal. One from outside comes of a device only if that is lost for good.
+        """
+        for blamed, text in reversed(self._lately()):
+            if pid and _process_in(text) not in (0, pid):
+                continue
+            if cause == Cause.NATIVE and _is_error(blamed, text):
+                return blamed
+            if cause == Cause.SIGNAL and _is_fatal(blamed, text):
+                return blamed
+        return cause
+
+    def forget(self) -> None:
+        """Let what was said explain no later failure. A link alone may be why several machines are lost."""
+        with self._lock:
+            kept = [message for message in self._recent if message[1] == Cause.NETWORK]
+            self._recent.clear()
+            self._recent.extend(kept)
 
     def _lately(self) -> list[tuple[Cause, str]]:
         self.look()
@@ -102,3 +136,34 @@ class KernelLog:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
+
+
+def _is_of_one(cause: Cause, text: str) -> bool:
+    """Whether a message is of the process that it names alone."""
+    return cause in _OF_PROCESSES or _xid_in(text) in _OF_PROGRAM
+
+
+def _is_error(cause: Cause, text: str) -> bool:
+    """Whether a message is of an error of the device's or the machine's own."""
+    if cause == Cause.MACHINE:
+        return _UNCORRECTED.search(text) is not None
+    return cause == Cause.DEVICE and _xid_in(text) not in _OF_PROGRAM
+
+
+def _is_fatal(cause: Cause, text: str) -> bool:
+    """Whether a process that uses the device, or the memory, is ended for a message's error."""
+    if cause == Cause.MACHINE:
+        return "hardware memory corruption" in text
+    return cause == Cause.DEVICE and (_xid_in(text) in _FATAL or "fallen off" in text)
+
+
+def _xid_in(text: str) -> int:
+    """The number of the error of NVIDIA's driver; 0 if it is none."""
+    found = _XID.search(text)
+    return int(found[1]) if found else 0
+
+
+def _process_in(text: str) -> int:
+    """The process that a message names; 0 if it names none."""
+    found = _PROCESS.search(text)
+    return int(next(filter(None, found.groups()))) if found else 0

@@ -30,7 +30,8 @@ class WorkerChannels:
         sessions: workers that hold a session.
         after_loop: workers whose script has left its loop.
         failed: what a worker said before it ended with an error.
-        lost: what it said that its machine has done to it, before it ended.
+        lost: what it said before it ended for another reason than its script's error: what its machine has
+            done to it, or that it is to start again.
         beats: the facts of each worker's last heartbeat that had any, such as its ``iteration``.
         shown: what each worker does, by its rank in the job, for those who watch the run.
         stacks: where it is, even if it cannot say so itself.
@@ -46,7 +47,7 @@ class WorkerChannels:
         self.sessions: set[int] = set()
         self.after_loop: set[int] = set()
         self.failed: dict[int, dict[str, Any]] = {}
-        self.lost: dict[int, str] = {}
+        self.lost: dict[int, dict[str, Any]] = {}
         self.beats: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
         self.stacks: dict[int, StackFile] = {}
@@ -99,8 +100,8 @@ class WorkerChannels:
     def _note(self, local_rank: int, message: dict[str, Any]) -> None:
         if "failed" in message:
             self.failed[local_rank] = message
-        if lost := message.get("lost"):
-            self.lost[local_rank] = lost
+        if "lost" in message:
+            self.lost[local_rank] = message
         if beat := message.get("beat"):
             self.beats[local_rank] = beat
         if shown := message.get("shown"):

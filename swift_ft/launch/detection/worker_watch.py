@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
-from swift_ft.launch.detection.kernel import STOPPED_BY_SIGNAL, OomKills, is_stopped, process_state
+from swift_ft.host.signal_names import signal_in, signal_name
+from swift_ft.launch.detection.kernel import (
+    STOPPED_BY_SIGNAL,
+    WAITS_IN_KERNEL,
+    OomKills,
+    is_stopped,
+    process_state,
+)
 from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.policy import StoppedWorkers
 from swift_ft.launch.detection.worker_channels import WorkerChannels
@@ -17,6 +23,7 @@ from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.launch.processes.output_tail import last_lines
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.observe.spans import recorder
+from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause, cause_of_signal
 from swift_ft.units import counted
@@ -25,6 +32,9 @@ _logger = logging.getLogger(__name__)
 
 _BLAMED = (Cause.DEVICE, Cause.NETWORK, Cause.STORE)
 """Causes that a script's own error may name, and of which the kernel may know more."""
+
+_BROKEN_DEVICE = "uncorrectable"
+"""In CUDA's words for an error of a device's memory, or of its links, that it could not mend."""
 
 
 class WorkerWatch:
@@ -68,13 +78,21 @@ class WorkerWatch:
         """A signal has stopped some worker. Call :meth:`check` at once."""
         self._stopped.tell()
 
-    def report_loss(self, reason: str, cause: Cause | None = None, evidence: Sequence[str] = ()) -> None:
+    def report_loss(
+        self,
+        reason: str,
+        cause: Cause | None = None,
+        evidence: Sequence[str] = (),
+        *,
+        starts_again: bool = False,
+    ) -> None:
         """Report this machine's loss at once, so that the other machines need not detect it.
 
         Args:
             reason: how it was lost.
             cause: whose fault that is, where it is known.
             evidence: what else was seen.
+            starts_again: it is on purpose, and no failure.
         """
         machine = self._membership.machine
         recorder.begin()
@@ -84,18 +102,19 @@ class WorkerWatch:
                     machine=machine,
                     reason=reason,
                     out_of_memory=cause == Cause.MEMORY,
+                    starts_again=starts_again,
                     cause=cause or "",
                     evidence=tuple(evidence),
                 )
             )
 
-    def _report_death(self, reason: str, cause: Cause, evidence: Sequence[str]) -> None:
+    def _report_death(self, reason: str, cause: Cause, evidence: Sequence[str], pid: int) -> None:
         """Report a loss by a signal, and whether it was the kernel's for want of memory."""
         why = self.oom_kills.why()
         if why:
             self.report_loss(f"{reason}: {why}", Cause.MEMORY, evidence)
         else:
-            self.report_loss(reason, self._kernel_log.hardware() or cause, evidence)
+            self.report_loss(reason, self._kernel_log.hardware(pid, cause), evidence)
 
     def ended(self, local_rank: int, rank: int, code: int, said: str = "", pid: int = 0) -> None:
         """Report a worker's end.
@@ -119,13 +138,20 @@ class WorkerWatch:
                     iteration=self._heard.iteration(local_rank),
                 )
             )
-        elif code < 0:
-            name = signal.Signals(-code).name
+        elif (number := signal_in(code)) and (code < 0 or local_rank not in self._heard.failed):
+            name = signal_name(number)
+            how = f"was killed by {name}" if code < 0 else f"exited with code {code}, as after {name}"
             evidence = self._evidence(local_rank, said, pid)
-            self._report_death(f"worker {rank} was killed by {name}", cause_of_signal(name), evidence)
-        elif local_rank in self._heard.lost:
+            self._report_death(f"worker {rank} {how}", cause_of_signal(name), evidence, pid)
+        elif (lost := self._heard.lost.get(local_rank)) is not None and lost.get("starts_again"):
+            self.report_loss(f"worker {rank}: {lost['lost']}", starts_again=True)
+        elif lost is not None:
             evidence = self._evidence(local_rank, said, pid)
-            self._report_death(f"worker {rank}: {self._heard.lost[local_rank]}", Cause.SIGNAL, evidence)
+            self._report_death(f"worker {rank}: {lost['lost']}", Cause(lost["cause"]), evidence, pid)
+        elif self._has_lost_its_device(local_rank, pid):
+            message = self._heard.failed[local_rank]
+            evidence = (*message.get("at", ()), *self._progress(local_rank), *self._kernel_log.evidence(pid))
+            self.report_loss(without_secrets(f"worker {rank}: {message['failed']}"), Cause.DEVICE, evidence)
         elif not self._found_itself_replaced(local_rank, code):
             message = self._heard.failed.get(local_rank, {})
             reason = message.get("failed", f"exited with code {code}")
@@ -134,7 +160,7 @@ class WorkerWatch:
                 ev.ScriptFailed(
                     machine=membership.machine,
                     started_in=generation,
-                    reason=reason if usage else f"worker {rank}: {reason}",
+                    reason=without_secrets(reason if usage else f"worker {rank}: {reason}"),
                     exit_code=message.get("exit_code", code),
                     usage=usage,
                     differs=bool(message.get("differs")),
@@ -142,13 +168,15 @@ class WorkerWatch:
                     iteration=self._heard.iteration(local_rank),
                     cause=message.get("cause", ""),
                     evidence=(
-                        *message.get("at", ()),
+                        *map(without_secrets, message.get("at", ())),
                         *self._progress(local_rank),
                         *self._said_by_kernel(message.get("cause", "")),
                         *(() if message else last_lines(said)),
                     ),
                 )
             )
+        if code != 0:
+            self._kernel_log.forget()
 
     def _evidence(self, local_rank: int, said: str, pid: int) -> tuple[str, ...]:
         """The facts of a worker's end by a signal: how far it was, where, and its last lines on stderr."""
@@ -164,6 +192,17 @@ class WorkerWatch:
     def _progress(self, local_rank: int) -> list[str]:
         iteration = self._heard.iteration(local_rank)
         return [] if iteration is None else [f"after {counted(iteration, 'iteration')}"]
+
+    def _has_lost_its_device(self, local_rank: int, pid: int) -> bool:
+        """Whether its script failed because the machine's device is broken: another machine can go on.
+
+        Most errors of CUDA are a program's own. So are all without a session: only a restart helps them.
+        """
+        message = self._heard.failed.get(local_rank, {})
+        if message.get("cause") != Cause.DEVICE or local_rank not in self._heard.sessions:
+            return False
+        is_broken = self._kernel_log.hardware(pid, Cause.SIGNAL) == Cause.DEVICE
+        return is_broken or _BROKEN_DEVICE in message["failed"]
 
     def _found_itself_replaced(self, local_rank: int, code: int) -> bool:
         """The worker read of its replacement in the journal, which needs no report.
@@ -226,14 +265,19 @@ class WorkerWatch:
     ) -> None:
         """Report a silent worker as lost, and kill it. An answer in between: the deadline was too short."""
         self._heard.heartbeats.forget(local_rank)
-        stopped = is_stopped(processes.pids()[local_rank])
+        pid = processes.pids()[local_rank]
+        letter, stopped = process_state(pid), is_stopped(pid)
         place = [] if stopped else self._place_of(local_rank)
+        # It may have read something at that moment: one that waits in the kernel does so for long.
+        if letter == WAITS_IN_KERNEL and (place or process_state(pid) != WAITS_IN_KERNEL):
+            letter = ""
+        how, cause = self._why_silent(letter)
         self.report_loss(
-            f"worker {rank} was silent for {silence_s:g} s: it is stopped, or in a call that holds the "
-            "interpreter for longer than --heartbeat-timeout",
-            Cause.SCRIPT,
-            (*self._progress(local_rank), *place),
+            f"worker {rank} was silent for {silence_s:g} s: {how}",
+            cause,
+            (*self._progress(local_rank), *place, *self._kernel_log.evidence(pid)),
         )
+        self._kernel_log.forget()
         if not stopped and self._answers(local_rank, silence_s, processes, read_exits):
             machine = self._membership.machine
             self._membership.journal.append(ev.WorkerCameBack(machine=machine, rank=rank))
@@ -245,6 +289,18 @@ class WorkerWatch:
                 extra={"event": "worker_came_back", "rank": rank},
             )
         self._kill(local_rank, rank, processes)
+
+    def _why_silent(self, letter: str) -> tuple[str, Cause]:
+        """The reason of a silence by the state of the process, and whose fault that is."""
+        if letter in {*"Tt"}:
+            return "a signal or a debugger has stopped it", Cause.SIGNAL
+        if letter == WAITS_IN_KERNEL:
+            blamed = (one for one in (Cause.DEVICE, Cause.STORE) if self._kernel_log.evidence(causes=[one]))
+            return "it waits in the kernel, for a disk, a mount or a driver", next(blamed, Cause.MACHINE)
+        return (
+            "it is stopped, or in a call that holds the interpreter for longer than --heartbeat-timeout",
+            Cause.SCRIPT,
+        )
 
     def _place_of(self, local_rank: int) -> list[str]:
         stack = self._heard.stacks.get(local_rank)

@@ -6,7 +6,9 @@ with it.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -20,6 +22,12 @@ from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.observe.waits import waiting
 
 _LIMIT_S = 120.0
+_KILLED_S = 5.0
+"""A killed process that has not ended by then is left behind."""
+_MOST_BYTES = 1 << 16
+"""Of a result: a pipe takes as much without a reader."""
+_MOST_WORDS = 1000
+"""Of what one check says, in characters."""
 
 
 class UnhealthyMachineError(UsageError):
@@ -53,19 +61,69 @@ def pass_gate(names: str, facts: HealthFacts, limit_s: float = _LIMIT_S) -> None
     """
     if not names:
         return
-    request = json.dumps({"names": list(_each(names)), "facts": asdict(facts)})
+    code, said, failed = _run_apart(names, facts, limit_s)
+    if code is None:
+        raise _unhealthy(facts, f"its health checks ({names}) did not end within {limit_s:g} s")
+    if code:
+        last = said[-1] if said else "without a word"
+        raise _unhealthy(facts, f"its health checks ended with code {code}: {last}")
+    if failed is None:
+        raise _unhealthy(facts, f"its health checks ({names}) ended without a result")
+    if failed:
+        raise _unhealthy(facts, "; ".join(f"{name}: {why}" for name, why in failed.items()))
+
+
+def _run_apart(
+    names: str, facts: HealthFacts, limit_s: float
+) -> tuple[int | None, list[str], dict[str, str] | None]:
+    """Run checks in a process of their own.
+
+    Returns:
+        its exit code, None if it did not end in time; the lines of its stderr; and the checks that have
+        failed, None if it did not name them.
+    """
+    # Not the standard output: libraries in C, and exit handlers, may write there after the last line.
+    result, results = os.pipe()
+    request = json.dumps({"names": list(_each(names)), "facts": asdict(facts), "results": results})
     command = [sys.executable, "-m", "swift_ft.launch.health.gate"]
     try:
-        with waiting("the health checks of this machine", limit_s):
-            done = subprocess.run(command, input=request, capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise _unhealthy(facts, f"its health checks ({names}) did not end within {limit_s:g} s") from None
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        last = said[-1] if said else "without a word"
-        raise _unhealthy(facts, f"its health checks ended with code {done.returncode}: {last}")
-    if failed := json.loads(done.stdout.splitlines()[-1]):
-        raise _unhealthy(facts, "; ".join(f"{name}: {why}" for name, why in failed.items()))
+        # Without `with`, which waits for the end of a process that may have none: a mount that is dead or a
+        # driver that hangs holds it in the kernel, and a SIGKILL with it.
+        checks = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(results,),
+        )
+        try:
+            with waiting("the health checks of this machine", limit_s):
+                said = checks.communicate(request, timeout=limit_s)[1]
+        except BaseException as error:
+            checks.kill()
+            with (
+                contextlib.suppress(subprocess.TimeoutExpired),
+                waiting("the health checks, which were killed, to end", _KILLED_S),
+            ):
+                checks.communicate(timeout=_KILLED_S)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return None, [], None
+            raise
+        return checks.returncode, said.strip().splitlines(), _failed_of(result)
+    finally:
+        os.close(result)
+        os.close(results)
+
+
+def _failed_of(result: int) -> dict[str, str] | None:
+    """The result that the process of the checks has written; None if there is none."""
+    os.set_blocking(result, False)  # a process that it has left behind may hold the other end
+    try:
+        failed = json.loads(os.read(result, _MOST_BYTES))
+    except (OSError, ValueError):
+        return None
+    return {str(name): str(why) for name, why in failed.items()} if isinstance(failed, dict) else None
 
 
 def run_checks(names: Sequence[str], facts: HealthFacts) -> dict[str, str]:
@@ -74,10 +132,10 @@ def run_checks(names: Sequence[str], facts: HealthFacts) -> dict[str, str]:
     for name in names:
         try:
             why = _find(name)(facts)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {first_line(error)}"
         if why:
-            failed[name] = why
+            failed[name] = str(why)[:_MOST_WORDS]
     return failed
 
 
@@ -111,11 +169,13 @@ def facts_of(machine: str, log_dir: str, others: Sequence[str], *, after_loss: b
 
 
 def main() -> None:
-    """Run the checks that standard input asks for, and print what has failed as JSON."""
+    """Run the checks that standard input asks for, and write what has failed into a pipe, as JSON."""
     request: dict[str, Any] = json.load(sys.stdin)
-    facts = request["facts"]
+    facts, results = request["facts"], request["results"]
+    os.set_inheritable(results, False)
     facts["others"] = tuple(facts["others"])
-    print(json.dumps(run_checks(request["names"], HealthFacts(**facts))))
+    failed = run_checks(request["names"], HealthFacts(**facts))
+    os.write(results, json.dumps(failed).encode())
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from typing import BinaryIO, TextIO
 
 from swift_ft.errors import first_line
 from swift_ft.observe.waits import waiting
+from swift_ft.program.secrets import without_secrets
 
 _logger = logging.getLogger(__name__)
 
@@ -120,7 +121,8 @@ def last_lines(path: str) -> tuple[str, ...]:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ()
-    return tuple([line.strip()[:_LINE] for line in lines if line.strip()][-_LAST_LINES:])
+    last = [line.strip() for line in lines if line.strip()][-_LAST_LINES:]
+    return tuple(without_secrets(line)[:_LINE] for line in last)
 
 
 class _File:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_ft.program.own_code import is_own_file
+from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery.causes import Cause, cause_of_error
 from swift_ft.torch_adapters.bad_samples import bad_sample
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
@@ -26,8 +27,9 @@ def whose_fault(error: BaseException) -> dict[str, Any]:
     theirs = [frame for frame in frames if is_own_file(frame.filename)]
     where = [f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}" for frame in theirs[-1:]]
     sample = bad_sample(error)
-    if cause == Cause.SCRIPT and sample is not None:
-        cause = Cause.DATA
+    if cause in (Cause.SCRIPT, Cause.NETWORK) and sample is not None:
+        cause = Cause.DATA if cause == Cause.SCRIPT else cause
         where = [*([sample.place] if sample.place else where), sample.words]
     told = sample.error if sample is not None else ""
-    return {"failed": (told or f"{type(error).__name__}: {error}")[:2000], "cause": cause.value, "at": where}
+    failed = without_secrets(told or f"{type(error).__name__}: {error}")  # a secret that is cut is not known
+    return {"failed": failed[:2000], "cause": cause.value, "at": where}

@@ -33,7 +33,7 @@ from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.observe.checked import CheckFolder
 from swift_ft.observe.spans import recorder
 from swift_ft.program.kept_sources import kept_sources
-from swift_ft.recovery.causes import Cause
+from swift_ft.recovery.causes import Cause, cause_of_signal
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
@@ -195,7 +195,7 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
             # This process is ended meanwhile if another worker's failure ends the job.
             time.sleep(timings.OTHERS_REPORT_S)
         elif lost := killed_child(error):  # its machine's fault: as if this process were killed
-            channel.send(lost=lost)
+            channel.send(lost=lost.words, cause=cause_of_signal(lost.signal).value)
             _end_process(1)
         show_error(error)
         channel.send(exit_code=1, **whose_fault(error))

@@ -63,8 +63,10 @@ class MachineLost:
     it was asked to (:class:`DrainRequested`), which is no failure. ``silent`` marks one of which nothing was
     heard, though its connection lived: it may only have been frozen, and come back. ``out_of_memory`` marks
     one in which the kernel has ended a process for want of memory. ``stopped_by`` is the number of the signal
-    that its launcher was stopped by, if it was. ``cause`` is one of :class:`swift_ft.recovery.causes.Cause`,
-    empty where the reporter knows no better than the event's kind; ``evidence`` are facts beside the reason.
+    that its launcher was stopped by, if it was. ``starts_again`` marks one whose worker ends on purpose, to
+    begin its script once more: that does not count as a loss either. ``cause`` is one of
+    :class:`swift_ft.recovery.causes.Cause`, empty where the reporter knows no better than the event's kind;
+    ``evidence`` are facts beside the reason.
     """
 
     machine: str
@@ -74,6 +76,7 @@ class MachineLost:
     silent: bool = False
     out_of_memory: bool = False
     stopped_by: int = 0
+    starts_again: bool = False
     cause: str = ""
     evidence: tuple[str, ...] = ()
 

@@ -22,6 +22,7 @@ from swift_ft.recovery.handlers.newcomers import (
 from swift_ft.recovery.handlers.worlds import give_up_change
 from swift_ft.recovery.job_state import JobShape, Layouts, Phase, State, Verdict
 from swift_ft.recovery.membership import Spare, base_of
+from swift_ft.recovery.repeats import error_to_note, why_again
 from swift_ft.recovery.values import replace
 
 _MOST_DIFFERED = 8
@@ -134,10 +135,11 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     # A spare's loss interrupts nothing, nor that of a machine whose script has ended with success.
     if slot is None or slot in membership.exited:
         return state
-    if not event.on_request and event.machine not in membership.hosts:
+    is_failure = not (event.on_request or event.starts_again)
+    if is_failure and event.machine not in membership.hosts:
         membership = membership.note_loss(event.machine)
         state = replace(state, membership=membership)
-    failures = state.tries.failures + (not event.on_request)
+    failures = state.tries.failures + is_failure
     limit = state.shape.max_failures
     if limit is not None and failures > limit:
         return end_job(
@@ -239,14 +241,11 @@ def script_failed(state: State, event: ev.ScriptFailed) -> State:
         if state.all_finished:
             reason = why_incomplete(state, f"the script of machine {event.machine} failed", reason)
         return end_job(state, reason, event.exit_code)
-    error = event.iteration, event.reason
-    # Before an iteration nothing shows that all begin as they did before: a server may not be up yet.
-    if event.iteration and error == state.tries.script_error:
-        again = (
-            f"{event.reason} (twice, after {event.iteration} iterations: another restart would meet it again)"
-        )
-        return end_job(state, again, event.exit_code)
-    tries = replace(state.tries, restarts_left=state.tries.restarts_left - 1, script_error=error)
+    if again := why_again(state, event):
+        reason = f"{event.reason} ({again}: another restart would meet it again)"
+        return end_job(state, reason, event.exit_code)
+    left, error = state.tries.restarts_left - 1, error_to_note(state, event)
+    tries = replace(state.tries, restarts_left=left, script_error=error)
     return restart_all(replace(state, tries=tries), event.reason)
 
 

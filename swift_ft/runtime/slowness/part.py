@@ -47,7 +47,7 @@ class StallWatch:
     Args:
         rank: the worker.
         thread: the identifier of the thread that trains.
-        tell: called with where the script is, each time that it is announced.
+        tell: called with where the script is, each time that an announcement could be due.
         all_stand: where all workers are, in words; for one of them, which says it. None on the others.
     """
 
@@ -112,12 +112,13 @@ class StallWatch:
             return
         so_far_s = now - current.announcements.since
         frame = sys._current_frames().get(self._thread)
-        if frame is None or so_far_s < current.limit_s:
+        if frame is None:
             return
         waits = _waits_for_others(frame)
         stack = () if waits else tuple(islice(lines_of(frame), MOST_FRAMES))
+        # Long before it is announced: the worker that says where all are reads it in that same look.
         self._tell(Stand(current.number, place_of(frame), waits, stack, is_backward(frame.f_code.co_name)))
-        if waits and so_far_s < _FOR_OTHERS_S:
+        if so_far_s < current.limit_s or (waits and so_far_s < _FOR_OTHERS_S):
             return
         current.announced = True
         before = f"; the longest before took {format_seconds(current.longest)}" if current.longest else ""

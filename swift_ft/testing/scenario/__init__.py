@@ -8,7 +8,7 @@ of the world that was planned last.
     open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9] [min=2]
            [on-loss=shrink]
     join M ... [slot=1] [on=M] [torch=2.9]
-    lost M ["why"] [by=M] [silent] [on-request] [out-of-memory] [signal=15]
+    lost M ["why"] [by=M] [silent] [on-request] [out-of-memory] [signal=15] [starts-again]
     drain M                                sessionless M                  declined M ["why"]
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
@@ -28,7 +28,8 @@ of the world that was planned last.
     audits M 1 20..40                      audited M 1 20..40 [slots=0,1] [rank=1] [changed] ["problem"]
     audited M 1 20..40 at=29 [digest=x]
     finished R                             exited M ... [rank=1] [at=12]
-    script-failed M "why" [code=3] [usage] [differs] [alike] deadline-passed M ... ["why"] [phase=agreeing]
+    script-failed M "why" [code=3] [after=27] [cause=device] [usage] [differs] [alike]
+    deadline-passed M ... ["why"] [phase=agreeing]
     request-machines M 2,3
     closed "why" [code=130]                inject "fault"                 came-back M R
 

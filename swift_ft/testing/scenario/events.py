@@ -65,7 +65,7 @@ def _setup(line: Line) -> tuple[str, ...]:
 def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
     on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
-    stopped_by = line.number("signal", 0)
+    stopped_by, starts_again = line.number("signal", 0), line.flag("starts-again")
     machine, reason = line.take(), line.text("was killed")
     return [
         ev.MachineLost(
@@ -76,6 +76,7 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
             silent=silent,
             out_of_memory=starved,
             stopped_by=stopped_by,
+            starts_again=starts_again,
         )
     ]
 
@@ -393,6 +394,7 @@ def _script_failed(line: Line, state: State) -> list[ev.Event]:
     usage, differs, alike = (line.flag(name) for name in ("usage", "differs", "alike"))
     started_in = line.number("started_in", started_in_of(state, machine))
     iteration = number_or_none(line.option("after") or NOTHING)
+    cause = line.option("cause") or ""
     reason = line.text("ValueError")
     return [
         ev.ScriptFailed(
@@ -404,6 +406,7 @@ def _script_failed(line: Line, state: State) -> list[ev.Event]:
             differs=differs,
             alike=alike,
             iteration=iteration,
+            cause=cause,
         )
     ]
 

@@ -9,6 +9,7 @@ from swift_ft.errors import CheckpointError, GaveUpError
 from swift_ft.launch.processes.script_error import whose_fault
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import ADVICE, Cause, cause_of, cause_of_signal
+from swift_ft.runtime.fault_injector import InjectedError
 
 
 def lost(**facts: object) -> ev.MachineLost:
@@ -54,7 +55,29 @@ def test_signals_for_errors_of_ones_own_come_from_native_code() -> None:
         (torch.OutOfMemoryError("CUDA out of memory"), Cause.MEMORY),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), Cause.MEMORY),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), Cause.DEVICE),
-        (torch.AcceleratorError("device-side assert"), Cause.DEVICE),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), Cause.MEMORY),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"), Cause.DEVICE),
+        (RuntimeError("unable to mmap 128 bytes: Cannot allocate memory (12)"), Cause.MEMORY),
+        (OSError(12, "Cannot allocate memory"), Cause.MEMORY),
+        (OSError(28, "No space left on device"), Cause.SCRIPT),
+        (torch.AcceleratorError("CUDA error: out of memory"), Cause.MEMORY),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), Cause.SCRIPT),
+        (RuntimeError("CUDA error: device-side assert triggered"), Cause.SCRIPT),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), Cause.DEVICE),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), Cause.DEVICE),
+        (torch.distributed.DistBackendError("NCCL error: Cuda failure 'out of memory'"), Cause.MEMORY),
+        (
+            RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"),
+            Cause.NETWORK,
+        ),
+        (
+            RuntimeError("[/gloo/transport/tcp/buffer.cc:72] Timed out waiting 10ms"),
+            Cause.NETWORK,
+        ),
+        (RuntimeError("NCCL error: ncclRemoteError: A call failed possibly due to a loss"), Cause.NETWORK),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)"), Cause.SCRIPT),
+        (ConnectionRefusedError(111, "Connection refused"), Cause.NETWORK),
+        (InjectedError("raise:worker=1"), Cause.INJECTED),
         (torch.distributed.DistBackendError("NCCL error"), Cause.NETWORK),
         (CheckpointError("part 3 is cut"), Cause.STORE),
         (GaveUpError("no way back is left"), Cause.RUNTIME),

@@ -13,8 +13,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from swift_ft.torch_adapters.killed_children import killed_child
+from swift_ft.torch_adapters.killed_children import KilledChild, killed_child
 from tests.support.waiting import wait_until
+
+BY_SIGKILL = KilledChild("a process of a data loader was killed by SIGKILL", "SIGKILL")
 
 
 class Rows(Dataset[int]):
@@ -42,12 +44,22 @@ def error_of(number: int) -> BaseException:
     return raised.value
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGBUS])
-def test_a_killed_process_of_a_loader(number: int) -> None:
-    assert killed_child(error_of(number)).startswith("a process of a data loader was killed by ")
+@pytest.mark.parametrize(
+    ("number", "hint"),
+    [
+        (signal.SIGKILL, ""),
+        (signal.SIGSEGV, ""),
+        (signal.SIGBUS, ". It is possible that dataloader's workers are"),
+    ],
+)
+def test_a_killed_process_of_a_loader(number: signal.Signals, hint: str) -> None:
+    killed = killed_child(error_of(number))
+    assert killed is not None
+    assert killed.signal == number.name
+    assert killed.words.startswith(f"a process of a data loader was killed by {number.name}{hint}")
     with pytest.raises(ValueError, match="no batch") as raised:
         _raise_from(error_of(number))
-    assert killed_child(raised.value)
+    assert killed_child(raised.value) is not None
 
 
 def _raise_from(error: BaseException) -> NoReturn:
@@ -86,18 +98,18 @@ def test_a_process_that_is_killed_after_it_has_announced_a_batch(found_dead: boo
     finally:
         signal.signal(signal.SIGCHLD, before)
         vars(process).pop("is_alive", None)
-    assert killed_child(raised.value) == "a process of a data loader was killed by SIGKILL"
+    assert killed_child(raised.value) == BY_SIGKILL
 
 
 def test_another_file_that_is_missing_is_the_scripts() -> None:
     with pytest.raises(FileNotFoundError) as raised:
         open("/nowhere")  # noqa: SIM115, PTH123 (it does not open)
-    assert killed_child(raised.value) == ""
+    assert killed_child(raised.value) is None
 
 
 @pytest.mark.parametrize("number", [0, -3])
 def test_an_error_or_an_end_of_its_own_is_the_scripts(number: int) -> None:
-    assert killed_child(error_of(number)) == ""
+    assert killed_child(error_of(number)) is None
 
 
 def test_a_killed_process_of_a_pool() -> None:
@@ -106,7 +118,7 @@ def test_a_killed_process_of_a_pool() -> None:
         assert error is None
         error = pool.submit(os._exit, 1).exception(60)
     assert error is not None
-    assert killed_child(error) == "a process of a pool ended abruptly"
+    assert killed_child(error) == KilledChild("a process of a pool ended abruptly")
 
 
 class Lingers:
@@ -136,5 +148,5 @@ def test_a_process_ends_a_moment_after_its_files() -> None:
     process = Lingers()
     with pytest.raises(ConnectionResetError) as raised:
         Loader(process).fetch()
-    assert killed_child(raised.value) == "a process of a data loader was killed by SIGKILL"
+    assert killed_child(raised.value) == BY_SIGKILL
     os.close(process.sentinel)

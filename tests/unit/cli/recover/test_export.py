@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.cli.recover.main import main
+from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import entry_from_dict
 from tests.support.journals import RUN, checkpoint, entries_of, opening, store_with, work_of_recovered
 
@@ -54,6 +55,18 @@ def test_a_bundle(
     assert versions["torch"]
     for secret in (b"tensortensor", b"swordfish", b"xxxx"):
         assert not any(secret in content for content in found.values())
+
+
+def test_what_a_script_has_said_of_its_secrets_is_left_out(tmp_path: Path) -> None:
+    """The journal of an earlier version has its words as they were."""
+    said = ("http://me:hunter2@proxy refused", "token=hunter2", "x?X-Amz-Signature=hunter2")
+    failed = ev.ScriptFailed(machine="host-1", started_in=1, reason=said[0], evidence=said[1:])
+    store_with(str(tmp_path / "store"), [*EVENTS, failed], machines=3)
+    assert main(["export", str(tmp_path / "store"), "--out", str(tmp_path / "report.tar.gz")]) == 0
+    found = unpacked(tmp_path / "report.tar.gz")
+    assert not any(b"hunter2" in content for content in found.values())
+    last = json.loads(found[f"{RUN}/journal.jsonl"].splitlines()[-1])
+    assert "http://***@proxy refused" in json.dumps(last)
 
 
 def test_a_damaged_journal_is_exported_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,6 +99,9 @@ def test_a_worker_that_a_signal_stops_gives_the_change_up() -> None:
     [
         (-9, "", "the kernel was out of memory", "was killed by SIGKILL: the kernel was out of memory"),
         (-9, "", "", "was killed by SIGKILL"),
+        (-40, "", "", "was killed by signal 40"),
+        (137, "", "the kernel was out of memory", "ended with exit code 137: the kernel was out of memory"),
+        (137, "OutOfMemoryError", "the kernel was out of memory", "OutOfMemoryError"),
         (1, "OutOfMemoryError: CUDA out of memory", "", "OutOfMemoryError: CUDA out of memory"),
         (3, "", "", "ended with exit code 3"),
     ],

@@ -27,13 +27,59 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
     made.log.close()
 
 
-@pytest.mark.parametrize(("text", "hardware"), [(XID, Cause.DEVICE), (MEMORY, Cause.MACHINE), (LINK, None)])
-def test_errors_of_hardware_are_evidence_and_a_cause(
-    text: str, hardware: Cause | None, kernel: Kernel
+@pytest.mark.parametrize(
+    ("text", "native", "by_signal"),
+    [
+        (XID, Cause.DEVICE, Cause.DEVICE),
+        (MEMORY, Cause.MACHINE, Cause.MACHINE),
+        (LINK, Cause.NATIVE, Cause.SIGNAL),
+        ("NVRM: Xid (PCI:0000:19:00): 63, pid='<unknown>', Row remapping", Cause.DEVICE, Cause.SIGNAL),
+        *((f"NVRM: Xid (PCI:0000:19:00): {n}, pid=4711", Cause.NATIVE, Cause.SIGNAL) for n in (13, 31, 45)),
+        ("mce: [Hardware Error]: CPU 1: Machine Check Exception: 5 Bank 4", Cause.MACHINE, Cause.SIGNAL),
+        ("{1}[Hardware Error]: section_type: memory error", Cause.NATIVE, Cause.SIGNAL),
+    ],
+)
+def test_errors_of_hardware_are_evidence_and_some_a_cause(
+    text: str, native: Cause, by_signal: Cause, kernel: Kernel
 ) -> None:
     kernel.say(ORDINARY, text, ORDINARY)
-    assert kernel.log.evidence() == said(text)
-    assert kernel.log.hardware() == hardware
+    assert kernel.log.evidence(4711) == said(text)
+    assert kernel.log.hardware(4711, Cause.NATIVE) == native
+    assert kernel.log.hardware(4711, Cause.SIGNAL) == by_signal
+    assert kernel.log.hardware(4711, Cause.INJECTED) == Cause.INJECTED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mce: [Hardware Error]: Machine check events logged",
+        "[Hardware Error]: Corrected error, no action required.",
+        "{1}[Hardware Error]: event severity: corrected",
+    ],
+)
+def test_a_corrected_error_explains_nothing(text: str, kernel: Kernel) -> None:
+    kernel.say(text)
+    assert kernel.log.evidence() == ()
+    assert kernel.log.hardware(0, Cause.NATIVE) == Cause.NATIVE
+
+
+@pytest.mark.parametrize("text", [XID, MEMORY])
+def test_hardware_that_another_process_has_met_is_no_cause(text: str, kernel: Kernel) -> None:
+    kernel.say(text)
+    assert kernel.log.evidence(471) == said(text)
+    assert kernel.log.hardware(471, Cause.NATIVE) == Cause.NATIVE
+    assert kernel.log.hardware(0, Cause.NATIVE) != Cause.NATIVE  # not known which one has ended
+
+
+@pytest.mark.parametrize(("texts", "left"), [((XID,), ()), ((MEMORY, LINK), (LINK,)), ((LINK,), (LINK,))])
+def test_what_has_explained_a_failure_explains_no_later_one(
+    texts: tuple[str, ...], left: tuple[str, ...], kernel: Kernel
+) -> None:
+    """A link is between many machines."""
+    kernel.say(*texts)
+    kernel.log.forget()
+    assert kernel.log.evidence() == said(*left)
+    assert kernel.log.hardware(0, Cause.NATIVE) == Cause.NATIVE
 
 
 def test_the_newest_three(kernel: Kernel) -> None:
@@ -47,7 +93,7 @@ def test_only_of_some_causes(kernel: Kernel) -> None:
     assert kernel.log.evidence(causes=[]) == ()
 
 
-@pytest.mark.parametrize("text", [SEGFAULT, OOM])
+@pytest.mark.parametrize("text", [SEGFAULT, OOM, "NVRM: Xid (PCI:0000:19:00): 45, pid=4711, name=python3"])
 def test_what_names_another_process_explains_nothing(text: str, kernel: Kernel) -> None:
     kernel.say(text)
     assert kernel.log.evidence(pid=471) == ()
@@ -58,7 +104,7 @@ def test_what_is_old_explains_nothing(kernel: Kernel, monkeypatch: pytest.Monkey
     kernel.say(XID)
     monkeypatch.setattr(timings, "KERNEL_MESSAGE_S", 0.0)
     assert kernel.log.evidence() == ()
-    assert kernel.log.hardware() is None
+    assert kernel.log.hardware(0, Cause.NATIVE) == Cause.NATIVE
 
 
 @pytest.mark.parametrize("is_there", [True, False])
@@ -68,7 +114,7 @@ def test_a_log_that_cannot_be_read_says_nothing(is_there: bool, tmp_path: Path) 
         path.mkdir()
     log = KernelLog(path)
     log.look()
-    assert (log.evidence(), log.hardware()) == ((), None)
+    assert (log.evidence(), log.hardware(0, Cause.NATIVE)) == ((), Cause.NATIVE)
     log.close()
 
 

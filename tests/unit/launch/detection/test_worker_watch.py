@@ -22,11 +22,12 @@ from swift_ft.launch.detection.worker_watch import WorkerWatch
 from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
-from tests.support.kernel_messages import LINK, MEMORY, XID, Kernel, said
+from tests.support.kernel_messages import DISK, LINK, MEMORY, XID, Kernel, said
 
 RANKS = {0: 4, 1: 5}
 NOTHING = KernelLog(Path("/none"))
 SILENCE_S = 4.0
+AFTERMATH = "NVRM: Xid (PCI:0000:19:00): 45, pid='<unknown>', Preemptive Removal"
 
 
 class Watched:
@@ -101,6 +102,52 @@ def test_how_workers_end() -> None:
     assert trained.end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4, iteration=iterations)]
 
 
+@pytest.mark.parametrize(
+    ("code", "how", "cause"),
+    [
+        (-40, "was killed by signal 40", Cause.SIGNAL),
+        (-62, "was killed by signal 62", Cause.SIGNAL),
+        (137, "exited with code 137, as after SIGKILL", Cause.SIGNAL),
+        (139, "exited with code 139, as after SIGSEGV", Cause.NATIVE),
+    ],
+)
+def test_a_program_whose_command_was_killed(code: int, how: str, cause: Cause) -> None:
+    """A shell tells of that in its exit code, and Python has no names for all signals."""
+    watched = Watched(sessions=False)
+    assert watched.end(code) == [ev.MachineLost(machine="A", reason=f"worker 4 {how}", cause=cause)]
+    starved: Any = Watched(sessions=False)
+    starved.watch.oom_kills = SimpleNamespace(why=lambda: "the kernel was out of memory")
+    (lost,) = starved.end(code)
+    assert (lost.reason, lost.cause) == (f"worker 4 {how}: the kernel was out of memory", Cause.MEMORY)
+    assert lost.out_of_memory
+
+
+@pytest.mark.parametrize("cause", [Cause.NATIVE, Cause.SIGNAL])
+def test_a_killed_process_of_the_script_s(cause: Cause) -> None:
+    watched = Watched()
+    watched.heard._note(0, {"lost": "a process of a data loader was killed", "cause": cause.value})
+    reason = "worker 4: a process of a data loader was killed"
+    assert watched.end(1) == [ev.MachineLost(machine="A", reason=reason, cause=cause)]
+
+
+def test_a_worker_that_starts_again_on_purpose(tmp_path: Path) -> None:
+    """Nothing has killed it, whatever was killed just now."""
+    kernel = Kernel(tmp_path / "kmsg")
+    watched: Any = Watched(kernel_log=kernel.log)
+    watched.watch.oom_kills = SimpleNamespace(why=lambda: "the kernel was out of memory")
+    kernel.say(XID)
+    watched.heard._note(0, {"lost": "its process starts again", "starts_again": True})
+    reason = "worker 4: its process starts again"
+    assert watched.end(1) == [ev.MachineLost(machine="A", reason=reason, starts_again=True)]
+
+
+def test_a_script_that_says_why_it_ends_may_end_with_such_a_code() -> None:
+    own = Watched()
+    own.heard.failed[0] = {"failed": "the script exited with code 137", "exit_code": 137}
+    assert [type(event) for event in own.end(137)] == [ev.ScriptFailed]
+    assert [type(event) for event in Watched().end(255)] == [ev.ScriptFailed]
+
+
 def test_the_last_words_of_a_worker_are_evidence(tmp_path: Path) -> None:
     said = tmp_path / "stderr.log"
     said.write_text("one\ntwo\n\nFatal: no room for the tape\n  at the drive  \n")
@@ -124,12 +171,33 @@ def test_the_last_words_of_a_worker_are_evidence(tmp_path: Path) -> None:
     assert (failed.cause, failed.evidence) == ("script", ("train.py:7, in step",))
 
 
+def test_secrets_of_the_script_are_not_journaled(tmp_path: Path) -> None:
+    said = tmp_path / "stderr.log"
+    said.write_text(f"GET x?X-Amz-Signature=hunter2\n{'x' * 170} http://me:hunter2{'2' * 40}@proxy\n")
+    killed = Watched()
+    killed.watch.ended(0, RANKS[0], -9, str(said))
+    raised = Watched()
+    raised.heard.failed[0] = {"failed": "ValueError: token=hunter2", "at": ["password=hunter2"]}
+    told = [*killed.reports, *raised.end(1), *misused().end(2)]
+    assert len(told) == 3
+    assert "hunter2" not in str(told)
+    assert "token=***" in str(told)
+
+
+def misused() -> Watched:
+    watched = Watched()
+    watched.heard.failed[0] = {"failed": "cannot open s3://me:hunter2@host", "usage": True}
+    return watched
+
+
 @pytest.mark.parametrize(
     ("text", "code", "cause"),
     [
         (MEMORY, -signal.SIGBUS, Cause.MACHINE),
         (XID, -signal.SIGKILL, Cause.DEVICE),
         (LINK, -signal.SIGKILL, Cause.SIGNAL),
+        (AFTERMATH, -signal.SIGKILL, Cause.SIGNAL),
+        (AFTERMATH, -signal.SIGSEGV, Cause.NATIVE),
     ],
 )
 def test_the_kernel_knows_of_hardware(text: str, code: int, cause: Cause, tmp_path: Path) -> None:
@@ -139,6 +207,9 @@ def test_the_kernel_knows_of_hardware(text: str, code: int, cause: Cause, tmp_pa
     (lost,) = watched.end(code)
     assert isinstance(lost, ev.MachineLost)
     assert (lost.cause, lost.evidence) == (cause, said(text))
+    watched.watch.ended(1, RANKS[1], -signal.SIGABRT)
+    assert isinstance(watched.reports[-1], ev.MachineLost)
+    assert watched.reports[-1].cause == Cause.NATIVE  # the message has explained one end
 
 
 @pytest.mark.parametrize(("cause", "evidence"), [(Cause.DEVICE, said(XID)), (Cause.SCRIPT, ())])
@@ -146,10 +217,40 @@ def test_the_kernel_knows_more_of_an_error(cause: Cause, evidence: tuple[str, ..
     kernel = Kernel(tmp_path / "kmsg")
     watched = Watched(kernel_log=kernel.log)
     kernel.say(XID, LINK)
+    watched.heard.sessions.clear()
     watched.heard.failed[0] = {"failed": "AcceleratorError: CUDA error", "cause": cause}
     (failed,) = watched.end(1)
     assert isinstance(failed, ev.ScriptFailed)
     assert failed.evidence == evidence
+
+
+ECC = "AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+NVLINK = "AcceleratorError: CUDA error: uncorrectable NVLink error detected during the execution"
+ILLEGAL = "AcceleratorError: CUDA error: an illegal memory access was encountered"
+
+
+@pytest.mark.parametrize(
+    ("failed", "kernel_says", "sessions", "is_lost"),
+    [
+        (ECC, (), True, True),
+        (NVLINK, (), True, True),
+        (ILLEGAL, (XID,), True, True),
+        (ILLEGAL, (), True, False),
+        (ILLEGAL, (AFTERMATH,), True, False),
+        (ECC, (XID,), False, False),
+    ],
+)
+def test_a_broken_device_costs_its_machine_and_not_the_run(
+    failed: str, kernel_says: tuple[str, ...], sessions: bool, is_lost: bool, tmp_path: Path
+) -> None:
+    kernel = Kernel(tmp_path / "kmsg")
+    watched = Watched(kernel_log=kernel.log, sessions=sessions)
+    kernel.say(*kernel_says)
+    watched.heard.failed[0] = {"failed": failed, "cause": "device", "at": ["train.py:7, in step"]}
+    (event,) = watched.end(1)
+    assert isinstance(event, ev.MachineLost if is_lost else ev.ScriptFailed)
+    assert (event.reason, event.cause) == (f"worker 4: {failed}", "device")
+    assert event.evidence == ("train.py:7, in step", *said(*kernel_says))
 
 
 def test_a_silent_worker_is_given_up() -> None:
@@ -160,6 +261,40 @@ def test_a_silent_worker_is_given_up() -> None:
     assert watched.check() == [0, 1]
     assert [type(report) for report in watched.reports] == [ev.MachineLost, ev.MachineLost]
     assert watched.check() == [0, 1]  # each once
+
+
+@pytest.mark.parametrize(
+    ("letters", "kernel_says", "cause"),
+    [
+        ("TT", (), Cause.SIGNAL),
+        ("tt", (), Cause.SIGNAL),
+        ("DD", (), Cause.MACHINE),
+        ("DD", (DISK,), Cause.STORE),
+        ("DD", (XID,), Cause.DEVICE),
+        ("DR", (), Cause.SCRIPT),
+        ("RR", (XID,), Cause.SCRIPT),
+    ],
+)
+def test_the_state_of_a_silent_worker_says_whose_fault_it_is(
+    letters: str,
+    kernel_says: tuple[str, ...],
+    cause: Cause,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernel = Kernel(tmp_path / "kmsg")
+    watched = Watched(kernel_log=kernel.log)
+    kernel.say(*kernel_says)
+    looks = iter(letters)
+    monkeypatch.setattr(worker_watch, "process_state", lambda _: next(looks, letters[-1]))
+    monkeypatch.setattr(worker_watch, "is_stopped", lambda _: letters[0] in "Tt")
+    monkeypatch.setattr(watched.watch, "_answers", lambda *_: False)
+    watched.silent_for(SILENCE_S + 1)
+    watched.check()
+    lost = watched.reports[0]
+    assert isinstance(lost, ev.MachineLost)
+    assert lost.reason.startswith("worker 4 was silent for 4 s: ")
+    assert (lost.cause, lost.evidence) == (cause, said(*kernel_says))
 
 
 @pytest.mark.parametrize(("letter", "killed"), [("T", [0]), ("t", [])])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -31,8 +35,20 @@ def exits(_: HealthFacts) -> str:
     sys.exit(3)
 
 
+def ends(_: HealthFacts) -> str:
+    os._exit(0)
+
+
 def hangs(_: HealthFacts) -> str:
     time.sleep(600)
+    return ""
+
+
+def talks(_: HealthFacts) -> str:
+    """It writes lines that are no result, some of them after the result."""
+    atexit.register(print, "at the end", flush=True)
+    print("before the ", end="")
+    ctypes.CDLL(None).puts(b"of C")
     return ""
 
 
@@ -56,7 +72,8 @@ def test_a_healthy_machine_passes_all(tmp_path: Path) -> None:
         ("finds", "finds: fan 2 stands still on m-1.0. Repair it"),
         ("raises", "raises: OSError: no such device"),
         ("crashes", "ended with code -6"),
-        ("exits", "ended with code 3"),
+        ("exits", "exits: SystemExit: 3"),
+        ("ends", "ended without a result"),
         ("hangs", "did not end within 20 s"),
     ],
 )
@@ -65,6 +82,46 @@ def test_a_check_of_ones_own_keeps_a_machine_out(tmp_path: Path, name: str, word
         pass_gate(f"disk, {__name__}:{name}", facts(tmp_path), limit_s=20.0)
     assert str(stays_out.value).startswith("machine m-1.0 stays out, after its loss: ")
     assert words in str(stays_out.value)
+
+
+def test_what_a_check_prints_is_no_result(tmp_path: Path) -> None:
+    pass_gate(f"{__name__}:talks,disk", facts(tmp_path))
+    with pytest.raises(UnhealthyMachineError, match="finds: fan 2 stands still"):
+        pass_gate(f"{__name__}:talks,{__name__}:finds", facts(tmp_path))
+
+
+@pytest.mark.parametrize("result", [b"", b"{", b"[1]", b"\xff"])
+def test_a_result_that_cannot_be_read_is_none(result: bytes) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, result)
+    assert gate._failed_of(reader) is None
+    os.close(reader)
+    os.close(writer)
+
+
+class Stuck:
+    """A process that the kernel does not let go: no signal ends it."""
+
+    def __init__(self) -> None:
+        self.killed = 0
+        self.limits: list[float] = []
+
+    def communicate(self, _: str = "", *, timeout: float) -> NoReturn:
+        self.limits.append(timeout)
+        raise subprocess.TimeoutExpired("checks", timeout)
+
+    def kill(self) -> None:
+        self.killed += 1
+
+
+def test_a_process_that_no_signal_ends_is_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = Stuck()
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: stuck)
+    with pytest.raises(UnhealthyMachineError, match="did not end within 7 s"):
+        pass_gate("disk", facts(tmp_path), limit_s=7.0)
+    assert (stuck.killed, stuck.limits) == (1, [7.0, gate._KILLED_S])
 
 
 def test_a_check_that_is_not_there_fails(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from swift_ft.runtime.slowness.hang_report import Stand
 from swift_ft.runtime.slowness.part import StallWatch
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 
@@ -102,6 +103,20 @@ def test_who_waits_for_others_speaks_later(script: Script, said: Callable[[Stall
     watch = watch_after_two(script.run(script.receive), 1.0)
     assert said(watch, 45.0) == ""
     assert said(watch, 81.0).endswith("and waits for other workers")
+
+
+@pytest.mark.parametrize("seconds", [1.0, 9.0, 15.0])
+def test_where_it_is_is_told_before_it_is_announced(
+    script: Script, said: Callable[[StallWatch, float], str], seconds: float
+) -> None:
+    """The worker that says where all are must have heard of the others by then."""
+    stands: list[Stand] = []
+    watch = StallWatch(2, script.run(script.load_batch), stands.append)
+    for number, begun in enumerate((-seconds, 0.0)):
+        watch.begin(55 + number, begun)
+    announced = [now for now in (10.5, 20.5, 40.5, 80.5) if said(watch, now)]
+    assert announced == [now for now in (10.5, 20.5, 40.5, 80.5) if now > 5 * seconds]
+    assert [stand.iteration for stand in stands] == [56] * 4
 
 
 def test_a_recovery_has_announcements_of_its_own(
