@@ -10,6 +10,7 @@ tensors.py              version counters, sparse parts, storages    test_tensors
 buffers.py              a module's own buffers, copies of many      test_buffers.py
 module_tree.py          where a module keeps what is in it          test_module_tree.py
 model_state.py          how a module loads its state                test_model_state.py
+module_hooks.py         where modules and optimizers keep hooks     test_module_hooks.py
 shards.py               local tensors and specs of DTensors         test_shards.py
 optimizers.py           step hooks, Muon's kernels, scheduler marks  test_optimizers.py
 ======================  ==========================================  ======================

@@ -35,6 +35,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_understood,
 )
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
+from swift_ft.torch_core.module_hooks import hooks_of
 from swift_ft.torch_core.optimizers import BOOKKEEPING
 
 MISSING: Any = object()
@@ -44,11 +45,6 @@ _MOST_NAMESPACES = 20_000
 _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 _CACHE = type(functools.cache(int))
 """Of functions that remember their results."""
-_HOOKS = (
-    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
-    *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
-)
-"""Names under which modules, optimizers and parameters keep the functions that they call."""
 
 
 class Namespace:
@@ -235,7 +231,8 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         home = sys.modules.get(value.__module__)
         if home is not None and vars(home) is value.__globals__:
             yield value.__module__, home, False
-    yield from _hooks_of(path, value)
+    if isinstance(value, nn.Module | Optimizer):
+        yield from ((f"{path}.{name}", hook, False) for name, hook in hooks_of(value))
     if isinstance(value, nn.Module):
         # A wrapper of torch's own that communicates keeps there what a recovery makes anew.
         wraps = is_torchs_wrapper(value)
@@ -257,20 +254,6 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         yield from ((base.__name__, base, False) for base in value.__bases__)
     elif not isinstance(value, ModuleType | FunctionType):
         yield type(value).__name__, type(value), False  # what objects of a class share
-
-
-def _hooks_of(path: str, value: Any) -> Iterator[tuple[str, Any, bool]]:
-    """The functions that a module calls, those of its parameters, or those of an optimizer."""
-    if not isinstance(value, nn.Module | Optimizer):
-        return
-    parameters = value._parameters.items() if isinstance(value, nn.Module) else ()
-    for inner, owner in [(path, value), *((f"{path}.{name}", one) for name, one in parameters)]:
-        for hooks in (getattr(owner, kind, None) for kind in _HOOKS):
-            yield from ((f"{inner}.{_name_of(hook)}", hook, False) for hook in (hooks or {}).values())
-
-
-def _name_of(hook: Any) -> str:
-    return getattr(hook, "__name__", type(hook).__name__)
 
 
 def _results_in(function: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from swift_ft.torch_core.module_hooks import OwnHook
+from swift_ft.torch_core.module_hooks import OwnHook, hooks_of
 
 
 class Session:
@@ -64,3 +64,33 @@ def test_a_file_needs_no_package_of_ours(net: nn.Module, session: Session, tmp_p
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "best.pt")], check=True, timeout=120)
     assert session.calls == 0
+
+
+def test_all_hooks_are_found() -> None:
+    """Of a module, of its own parameters, and of an optimizer; none of a module in it."""
+    net = nn.Sequential(nn.Linear(2, 2))
+    layer, found = net[0], list[str]()
+
+    def hook(name: str) -> Any:
+        def called(*_: object) -> None:
+            found.append(name)
+
+        called.__name__ = name
+        return called
+
+    layer.register_forward_pre_hook(hook("before"))
+    layer.register_forward_hook(hook("after"))
+    layer.register_full_backward_pre_hook(hook("before_backward"))
+    layer.register_full_backward_hook(hook("after_backward"))
+    layer.weight.register_hook(hook("gradient"))
+    layer.bias.register_post_accumulate_grad_hook(hook("accumulated"))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(hook("before_step"))
+    optimizer.register_step_post_hook(hook("after_step"))
+    assert [*hooks_of(net)] == []
+    names = [name for name, _ in (*hooks_of(layer), *hooks_of(optimizer))]
+    of_layer = ["before", "after", "before_backward", "after_backward", "weight.gradient", "bias.accumulated"]
+    assert sorted(names) == sorted([*of_layer, "before_step", "after_step"])
+    net(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    optimizer.step()
+    assert len(found) == len(names)
