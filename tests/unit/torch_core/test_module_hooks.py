@@ -68,8 +68,8 @@ def test_a_file_needs_no_package_of_ours(net: nn.Module, session: Session, tmp_p
 
 def test_all_hooks_are_found() -> None:
     """Of a module, of its own parameters, and of an optimizer; none of a module in it."""
-    net = nn.Sequential(nn.Linear(2, 2))
-    layer, found = net[0], list[str]()
+    layer, found = nn.Linear(2, 2), list[str]()
+    net = nn.Sequential(layer)
 
     def hook(name: str) -> Any:
         def called(*_: object) -> None:
