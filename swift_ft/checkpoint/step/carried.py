@@ -19,6 +19,7 @@ from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder
 from swift_ft.checkpoint.step.frozen import GENERATOR, UNKNOWN, frozen, put_into, same
 from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
     GENERATORS,
     is_fixed,
 )
@@ -30,7 +31,8 @@ from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frame, set
 _logger = logging.getLogger(__name__)
 
 _UNSAVED = "swift_ft.unsaved"
-"""In the place of a value that has changed and cannot be saved: what there is stays."""
+"""In the place of a value that has changed and cannot be saved: what there is stays. With it is the number of
+elements, where it is too large."""
 _OF_EPOCH = "swift_ft.of_epoch"
 """Around a value that the script has set at the top of this epoch: only who lacks it is given it."""
 
@@ -125,7 +127,7 @@ class CarriedVariables:
             now = self._now(value)
             if (now is UNKNOWN and before is UNKNOWN) or same(now, before):
                 continue
-            kept = now if self._is_plain(now) else {_UNSAVED: True}
+            kept = now if self._is_plain(now) else {_UNSAVED: _size_of(value)}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
             of_epoch = at_epoch is not MISSING and same(now, at_epoch)
             changed.setdefault(path, {})[name] = {_OF_EPOCH: kept} if of_epoch else kept
@@ -193,7 +195,10 @@ class CarriedVariables:
                     )
                     if value is UNKNOWN:
                         continue
-                if (path, name) in self.own or (isinstance(value, dict) and _UNSAVED in value):
+                if (path, name) in self.own:
+                    continue
+                if isinstance(value, dict) and _UNSAVED in value:
+                    self._say_not_taken((path, name), places.get((path, name), MISSING), value[_UNSAVED])
                     continue
                 self._put((path, name), places.get((path, name), MISSING), value)
         for place, value in places.items():
@@ -246,6 +251,18 @@ class CarriedVariables:
             extra={"event": "variable_missing", "variable": ".".join(place)},
         )
 
+    def _say_not_taken(self, place: Place, now: Any, size: int | bool) -> None:
+        if now is MISSING and (namespace := self._variables.namespace(place[0])) is not None:
+            now = namespace.variables.get(place[1])  # the script has made it since the last look
+        if type(size) is int and _size_of(now) != size:
+            _logger.warning(
+                "%s has %d elements where this state comes from, which are too many to travel, and here it "
+                "is another one: a file that is made of it differs",
+                ".".join(filter(None, place)),
+                size,
+                extra={"event": "variable_not_taken", "variable": ".".join(place)},
+            )
+
     def _is_plain(self, value: Any) -> bool:
         """Whether a checkpoint can hold it, and it can be read back."""
         if value is UNKNOWN:
@@ -270,6 +287,10 @@ class CarriedVariables:
         yield from variables.of_loop().items()
         for name, parameter in variables.state.named_parameters().items():
             yield (_FLAGS, name), parameter.requires_grad
+
+
+def _size_of(value: Any) -> int | bool:
+    return len(value) if isinstance(value, CONTAINERS) else True
 
 
 def _seed_of(generator: Any) -> int:

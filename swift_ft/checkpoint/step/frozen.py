@@ -11,6 +11,7 @@ import torch
 
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
+    FIXED_EXACTLY,
     GENERATORS,
     MOST_ELEMENTS,
     is_copied,
@@ -26,6 +27,7 @@ UNKNOWN: Any = object()
 GENERATOR = "swift_ft.generator"
 """The key of a generator's state."""
 _MOST_BYTES = 2**26
+_MOST_OF_HISTORY = 2**14
 
 
 def frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _: False) -> Any:
@@ -39,7 +41,9 @@ def frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _: 
         return value.copy() if value.nbytes <= _MOST_BYTES else UNKNOWN
     if isinstance(value, GENERATORS):
         return {GENERATOR: frozen(read_state(value))}
-    if not isinstance(value, (tuple, *CONTAINERS)) or len(value) > MOST_ELEMENTS:
+    if not isinstance(value, (tuple, *CONTAINERS)):
+        return UNKNOWN
+    if len(value) > MOST_ELEMENTS and not _is_history(value):
         return UNKNOWN
     if isinstance(value, bytearray):
         return bytearray(value)
@@ -52,6 +56,12 @@ def frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _: 
         return dict(zip(value, inner, strict=True))
     plain: type = next(kind for kind in (list, tuple, set, deque) if isinstance(value, kind))
     return plain(inner)
+
+
+def _is_history(value: Any) -> bool:
+    """Whether it is a list of plain values, as of losses, which is short enough to travel."""
+    plain = isinstance(value, list) and len(value) <= _MOST_OF_HISTORY
+    return plain and all(type(element) in FIXED_EXACTLY for element in value)
 
 
 def put_into(now: Any, value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import logging
 import random
 import threading
 from collections import defaultdict
@@ -111,6 +112,33 @@ def test_back_to_a_state_of_before(one: Process) -> None:
     assert net.history == []
     assert not net.table.any()
     assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
+
+
+@pytest.mark.parametrize(
+    ("length", "travels"), [(1024, True), (1025, True), (2**14, True), (2**14 + 1, False)]
+)
+def test_a_history_of_losses(
+    length: int, travels: bool, one: Process, other: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    one.net.history += [0.5] * length
+    with caplog.at_level(logging.WARNING):
+        other.state.take_over(one.saved())
+    assert other.net.history == ([0.5] * length if travels else [])
+    said = [record for record in caplog.records if getattr(record, "event", "") == "variable_not_taken"]
+    assert len(said) == (not travels)
+    if said:
+        assert f"model.history has {length} elements" in said[0].getMessage()
+
+
+def test_a_long_list_that_both_have_made_is_not_named(
+    one: Process, other: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such as a list of files, made after the session."""
+    for process in (one, other):
+        vars(process.net)["files"] = [str(number) for number in range(2**14 + 1)]
+    with caplog.at_level(logging.WARNING):
+        other.state.take_over(one.saved())
+    assert not caplog.records
 
 
 def test_dictionaries_that_make_entries_stay_such(one: Process, other: Process) -> None:
