@@ -21,7 +21,9 @@ from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.habits import Habit, random_habits
 from swift_ft.testing.chaos.plain_trial import compared_with_torchrun
 from swift_ft.testing.chaos.plans import Shape
-from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
+from swift_ft.testing.chaos.run_folder import report_of
+from swift_ft.testing.chaos.running import run_trial
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 from tests.support.cluster import EXAMPLES, SMALL
 from tests.support.missing import skip_for_missing
 from tests.support.nobody import NOBODY, as_nobody
@@ -51,7 +53,7 @@ def test_outcomes(tmp_path: Path) -> None:
     kill = [fail_at(iteration=1, machine=1, point="optimizer")]
     recovered = run_trial(training, new(tmp_path / "recovered"), kill, undisturbed)
     assert recovered.outcome == Outcome.IDENTICAL
-    assert "MachineLost" in (recovered.folder / "events.json").read_text()
+    assert "MachineLost" in report_of(recovered.folder).read_text()
     name = next(name for name in undisturbed.state if "models.model" in name)
     unlike = replace(undisturbed, state={**undisturbed.state, name: "another value"})
     other = run_trial(training, new(tmp_path / "other"), (), unlike)
@@ -186,7 +188,7 @@ def test_a_change_comes_among_faults(plan: str, spares: str, tmp_path: Path) -> 
     plain = run_trial(training, new(tmp_path / "plain"))
     trial = run_trial(training, new(tmp_path / "faults"), parse_faults(plan), plain)
     assert (trial.outcome, trial.missed) == (Outcome.IDENTICAL, ()), (trial.reason, trial.missed)
-    events = json.loads((tmp_path / "faults" / "events.json").read_text())["events"]
+    events = json.loads(report_of(tmp_path / "faults").read_text())["events"]
     assert "SwitchRequested" in {event["event"] for event in events}
 
 
@@ -209,7 +211,7 @@ def test_each_error_of_a_store_is_met_and_survived(action: str, tmp_path: Path, 
     trial = run_trial(Training(LAUNCH, (SCRIPT,), "", 120), new(tmp_path / "run"), plan, undisturbed)
     assert (trial.outcome, trial.missed) == (Outcome.IDENTICAL, ()), trial.reason
     # Where the earlier one lasts until the later one is over, the later one meets none.
-    assert f"the first call that '{plan[1]}' meets" in (trial.folder / "output.log").read_text()
+    assert f"the first call that '{plan[1]}' meets" in trial.output.read_text()
 
 
 CUTS = [

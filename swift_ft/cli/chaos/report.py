@@ -121,7 +121,7 @@ class Report:
         self._more(f"again: {repeat}")
         if trial.outcome == Outcome.NOT_STRUCK:
             return {"repeat": repeat}
-        self._more(f"see {trial.folder}/output.log")
+        self._more(f"see {trial.output}")
         if not self._shrinks:
             return {"repeat": repeat}
         plan = parse_faults(trial.plan)

@@ -14,7 +14,8 @@ from swift_ft.faults import Fault
 from swift_ft.testing.chaos.habits import Habit, random_habits
 from swift_ft.testing.chaos.plain_trial import Likeness, compared_with_torchrun
 from swift_ft.testing.chaos.plans import Shape, random_plan
-from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
+from swift_ft.testing.chaos.running import run_trial
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _ATTEMPTS = 3
 """Plans of a seed that are tried until a fault strikes."""
@@ -119,8 +120,7 @@ class Reference:
             return replace(trial, outcome=Outcome.ENDED)
         if trial.outcome != Outcome.IDENTICAL:
             raise SwiftError(
-                f"The undisturbed run ended as {trial.outcome} ({trial.reason}): "
-                f"see {trial.folder}/output.log."
+                f"The undisturbed run ended as {trial.outcome} ({trial.reason}): see {trial.output}."
             )
         return trial
 

@@ -16,6 +16,7 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.errors import SwiftError
 from swift_ft.storage.store import Store
+from swift_ft.testing.chaos.run_folder import OWN, store_in
 
 UNDO_BOUND = 1e-5
 """The largest difference after an undo that is not exact, relative to the largest element of its tensor.
@@ -23,15 +24,6 @@ UNDO_BOUND = 1e-5
 The undo itself errs by a few units in the last place (docs/undo.md), and the iterations that follow go on
 from there.
 """
-_RECORD = "run.json"
-_OURS = ("logs", "events.json", "output.log", "console", "tmp")
-"""Names in a run's folder that are a trial's own."""
-
-
-def store_in(folder: Path) -> str | None:
-    """The session's store in a run's folder; None without one."""
-    found = sorted(path.parent for path in folder.rglob(_RECORD) if (path.parent / "checkpoints").is_dir())
-    return str(found[0]) if found else None
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -40,7 +32,7 @@ def files_of(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        is_ours = inside.parts[0] in _OURS or (store is not None and path.is_relative_to(store))
+        is_ours = inside.parts[0] == OWN or (store is not None and path.is_relative_to(store))
         if path.is_file() and not is_ours and "__pycache__" not in inside.parts:
             found[f"file {inside}"] = xxhash.xxh3_128_hexdigest(path.read_bytes())
     return found

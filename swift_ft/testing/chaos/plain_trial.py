@@ -12,7 +12,8 @@ from pathlib import Path
 from swift_ft.errors import SwiftError
 from swift_ft.testing.chaos.comparison import files_of
 from swift_ft.testing.chaos.leftovers import MARK, end_processes
-from swift_ft.testing.chaos.trial import FOLDER, Training, Trial
+from swift_ft.testing.chaos.run_folder import FOLDER, is_at_home, new_own, output_of
+from swift_ft.testing.chaos.trial import Training, Trial
 
 _PLAIN = str(Path(__file__).with_name("plain.py"))
 
@@ -42,9 +43,8 @@ def compared_with_torchrun(training: Training, folder: Path, workers: int, undis
     Raises:
         SwiftError: it fails there, or there is nothing to compare.
     """
-    states = folder / "tmp" / "states"  # no file of the script's
-    states.mkdir(parents=True)
-    at_home = any(FOLDER in argument for argument in training.script)
+    states = new_own(folder) / "states"
+    states.mkdir()
     script = [argument.replace(FOLDER, str(folder)) for argument in training.script]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     try:
@@ -58,16 +58,16 @@ def compared_with_torchrun(training: Training, folder: Path, workers: int, undis
             timeout=training.deadline_s,
             check=False,
             env={**os.environ, "OMP_NUM_THREADS": "1", MARK: str(folder)},
-            cwd=None if at_home else folder,
+            cwd=None if is_at_home(training.script) else folder,
         )
     except subprocess.TimeoutExpired as error:
         end_processes(folder)  # the launcher was killed, and its workers were not
         raise SwiftError(f"Plain torchrun did not end within {training.deadline_s:g} s.") from error
-    (folder / "output.log").write_text(done.stdout)
+    output_of(folder).write_text(done.stdout)
     if done.returncode:
         raise SwiftError(
             f"Plain torchrun ended with exit code {done.returncode}: the script needs what only a session "
-            f"has, or fails by itself. See {folder}/output.log, or omit --torchrun."
+            f"has, or fails by itself. See {output_of(folder)}, or omit --torchrun."
         )
     found = files_of(folder)
     for path in sorted(states.iterdir()):
