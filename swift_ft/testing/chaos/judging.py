@@ -10,6 +10,7 @@ from typing import Any
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.faults import Action, Fault
 from swift_ft.testing.chaos.comparison import UNDO_BOUND, files_of, largest_difference, last_state, loads
+from swift_ft.testing.chaos.endings import beyond_faults
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _DAMAGES = (Action.FLIP, Action.TRUNCATE)
@@ -28,6 +29,7 @@ class End:
     wall_s: float
     left: list[str] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
+    missed: tuple[str, ...] = ()
 
 
 def judged(
@@ -39,14 +41,14 @@ def judged(
         return Outcome.HUNG, f"not over after {training.deadline_s:g} s; its last line: {last}", {}
     url = training.store_of(folder)
     reason = _reason(end.output)
+    if end.code < 0:
+        return Outcome.CRASHED, f"swift-run was killed by signal {-end.code}", {}
     if end.code != 0 and not reason:
         return Outcome.CRASHED, f"exit code {end.code}, and no line that says why", {}
     if end.left:
         return Outcome.LEAKED, "left behind: " + "; ".join(end.left), {}
     if end.code != 0:
-        if not url or not loads(url):
-            return Outcome.UNLOADABLE, reason, {}
-        return Outcome.ENDED, reason, {}
+        return *_judged_error(end, plan, url, reason), {}
     try:
         state = {**(last_state(url) if url else {}), **files_of(folder)}
     except SwiftError as error:
@@ -59,6 +61,17 @@ def judged(
         return Outcome.IDENTICAL, "", state
     outcome, reason = _compared(training, folder, end.report, state, expected)
     return outcome, reason, state
+
+
+def _judged_error(end: End, plan: Sequence[Fault], url: str, reason: str) -> tuple[Outcome, str]:
+    """The outcome of a run that ended with a line."""
+    if not url or not loads(url):
+        return Outcome.UNLOADABLE, reason
+    if why := beyond_faults(end.report.get("events", ()), plan):
+        return Outcome.CRASHED, f"no fault of the plan can have caused this: {why}"
+    if plan and len(end.missed) == len(plan):
+        return Outcome.NOT_STRUCK, f"it ended before any fault: {reason}"
+    return Outcome.ENDED, reason
 
 
 def _compared(

@@ -19,6 +19,7 @@ from swift_ft.faults.strikes import AWAY
 from swift_ft.testing.chaos.judging import End, judged
 from swift_ft.testing.chaos.leftovers import MARK, left_by, shared_memory
 from swift_ft.testing.chaos.run_folder import FOLDER, is_at_home, logs_of, new_own, output_of, report_of
+from swift_ft.testing.chaos.struck import missed_of
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _GRACE_S = 20.0
@@ -45,13 +46,11 @@ def run_trial(
     text = "; ".join(map(str, plan))
     end = _run(training, folder, text or (_NEVER if learns else ""), killed=bool(plan))
     report = end.report
-    missed = tuple(report.get("missed_faults", ())) if plan else ()
-    if (
-        end.code == 1 and report.get("ok") and report.get("missed_faults")
-    ):  # all went well but for these faults
-        end.code = 0
+    if end.code == 1 and report.get("ok") and report.get("missed_faults"):
+        end.code = 0  # all went well but for these faults
+    end.missed = missed_of(report, plan, end.output, folder)
     outcome, reason, state = judged(training, folder, plan, end, expected)
-    if outcome == Outcome.IDENTICAL and plan and len(missed) == len(plan):
+    if outcome == Outcome.IDENTICAL and plan and len(end.missed) == len(plan):
         outcome = Outcome.NOT_STRUCK
     recoveries = report.get("recoveries", ())
     return Trial(
@@ -62,7 +61,7 @@ def run_trial(
         state,
         folder,
         training.habits,
-        missed,
+        end.missed,
         ways=tuple(recovery["mode"] or "unfinished" for recovery in recoveries),
         recovery_s=sum((one["live"] or one["detected"]) - one["detected"] for one in recoveries),
         lost=sum(max(one["iterations_lost"].values(), default=0) for one in recoveries),

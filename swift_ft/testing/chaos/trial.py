@@ -21,15 +21,17 @@ class Outcome(StrEnum):
     """They differ as far as a documented way of recovery may let them: an undo that is not exact, or running
     statistics of a lost replica."""
     NOT_STRUCK = "not struck"
-    """None of its faults struck: it shows nothing."""
+    """None of its faults struck: it shows nothing, also where it ended with an error."""
     ENDED = "ended"
-    """It ended with an error in one line, and a checkpoint that loads. Nothing is silently wrong."""
+    """Its faults ended it, with an error in one line, and a checkpoint that loads. Nothing is silently
+    wrong."""
     WRONG = "WRONG"
     """It ended well, with another state or other files."""
     HUNG = "HUNG"
     """It did not end in time."""
     CRASHED = "CRASHED"
-    """It ended with a traceback of swift_ft's own, or without saying why."""
+    """It ended with a traceback of swift_ft's own, by a signal, or without saying why; or with an error that
+    no fault can have caused: replicas differ, or the script or swift_ft itself failed."""
     LEAKED = "LEAKED"
     """It left processes, shared memory, temporary files or sockets behind."""
     UNLOADABLE = "NO CHECKPOINT"
@@ -84,7 +86,7 @@ class Trial:
         state: digest of each value in the last checkpoint and of each file, by name.
         folder: the run's.
         habits: that were planted.
-        missed: faults that never struck; known only of a run that ended well.
+        missed: faults that never struck, and those of a store that no call has met.
         ways: the mode of each of its recoveries, in order.
         recovery_s: seconds of all recoveries.
         lost: completed iterations that were computed again.
