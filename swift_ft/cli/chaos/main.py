@@ -175,13 +175,19 @@ def _campaign(args: argparse.Namespace, script: tuple[str, ...], folder: Path) -
     from swift_ft.testing.chaos.campaign import Campaign
     from swift_ft.testing.chaos.kinds import weights_of
     from swift_ft.testing.chaos.plans import WEIGHTS, Shape
+    from swift_ft.testing.chaos.run_folder import FOLDER
     from swift_ft.testing.chaos.trial import Training
 
+    if args.store and FOLDER not in args.store:
+        raise UsageError(
+            f"--store {args.store} would be one store of all runs: put {FOLDER} into it, as {FOLDER}/store."
+        )
     plan: tuple[Fault, ...] | None = None
     if args.plan is not None:
         workers = args.workers
         check_faults(args.plan, machines=args.machines, workers_per_machine=workers, networks=args.networks)
-        plan = parse_faults(args.plan)
+        if not (plan := parse_faults(args.plan)):
+            raise UsageError("--plan has no fault in it: write one as swift-run --inject has it, or omit it.")
     spares = args.spares if args.spares is not None else max(args.most, len(plan or ()))
     launch = ("--standalone", "--machines", str(args.machines), "--nproc-per-node", str(args.workers))
     limits: tuple[str, ...] = ("--spares", str(spares), "--heartbeat-timeout", "4")

@@ -132,7 +132,7 @@ class Reference:
         for attempt in range(_ATTEMPTS if self._campaign.learns and given is None else 1):
             plan = random_plan(self._shape(), seed, attempt) if given is None else given
             trial = self.compared(plan, f"seed-{seed}")
-            if trial.outcome != Outcome.NOT_STRUCK:
+            if trial.outcome != Outcome.NOT_STRUCK or trial.reason:  # it ended by itself: that is to be seen
                 break
         return replace(trial, seed=None if given is not None else seed)
 

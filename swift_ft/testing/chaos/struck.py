@@ -18,10 +18,10 @@ def missed_of(report: Mapping[str, Any], plan: Sequence[Fault], output: str, fol
     far as it has not been cut since.
 
     Args:
-        report: of the run.
+        report: the events of a run.
         plan: its faults.
         output: all that the launcher has printed.
-        folder: of the run.
+        folder: the run's.
     """
     events = report.get("events", ())
     if report.get("ok") or (events and events[0]["position"] > 0):  # a snapshot took the place of the first

@@ -1,4 +1,4 @@
-"""A file that differs between undisturbed runs is no finding, however many runs meet it at a time."""
+"""The runs of a campaign: which are run again, and which count as they are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ AT_A_TIME = 2
 
 
 def test_runs_side_by_side_learn_of_it_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All compare with what is known before any of them has ended."""
+    """A file that differs between undisturbed runs is no finding, however many meet it at a time.
+
+    All compare with what is known before any of them has ended.
+    """
     clock, together = itertools.count(), threading.Barrier(AT_A_TIME, timeout=20)
     first = itertools.count()
 
@@ -45,3 +48,22 @@ def test_runs_side_by_side_learn_of_it_together(tmp_path: Path, monkeypatch: pyt
     shape, training = Shape(2, 1, 4), Training((), (), "", 10)
     made = Campaign(training, shape, tmp_path, 0, AT_A_TIME, AT_A_TIME, learns=True, given=plan)
     assert [trial.outcome for trial in made.run()] == [Outcome.IDENTICAL] * AT_A_TIME
+
+
+@pytest.mark.parametrize(("reason", "tries"), [("", 3), ("it ended before any fault: no data", 1)])
+def test_a_run_that_ends_before_any_fault_is_not_hidden_by_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, tries: int
+) -> None:
+    """Only one that went well is repeated with other faults."""
+    runs = []
+
+    def run_trial(training: Training, folder: Path, plan: Sequence[Fault] = (), *_: Any, **__: Any) -> Trial:
+        runs.append(plan)
+        outcome = Outcome.NOT_STRUCK if plan else Outcome.IDENTICAL
+        return Trial("", outcome, 0, reason if plan else "", {"iteration": "4"}, folder)
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    made = Campaign(Training((), (), "", 10), Shape(2, 1, 4), tmp_path, 0, plans=1, learns=True)
+    (trial,) = made.run()
+    assert (trial.outcome, trial.reason) == (Outcome.NOT_STRUCK, reason)
+    assert len(set(runs)) == 1 + tries

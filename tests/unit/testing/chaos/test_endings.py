@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +95,7 @@ def end_of(
     store = folder / "store"
     CheckpointFolder(Store(str(store))).commit(4, {}, "run", {})
     report = {"events": [{**event, "position": place} for place, event in enumerate(events)]}
-    end = End(code, "swift-run: the reason\n", 1.0, [], report, tuple(missed))
+    end = End(code, "swift-run: the reason\n", 1.0, [], report, missed)
     training = Training((), (), "{folder}/store", 10)
     outcome, reason, _ = judged(training, folder, parse_faults(KILL), end, None)
     return outcome, reason
