@@ -1,0 +1,131 @@
+"""The state of a run is what its last checkpoint has: each part once, with names that a process has, too."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.manifest import write_manifest
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.storage.store import Store
+from swift_ft.testing.chaos.comparison import largest_difference, last_state, loads
+from swift_ft.testing.chaos.plain import _saved
+from swift_ft.testing.chaos.values import digests_of
+from swift_ft.torch_adapters.dcp.writer import staged, write_part
+
+
+@dataclasses.dataclass
+class Mean:
+    value: float
+    weights: list[float]
+
+
+class Range(NamedTuple):
+    low: float
+    high: float
+
+
+class Meters:
+    """Of a script, with objects of its own."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": Mean(self.value, [1.0]), "range": Range(0.0, self.value)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["mean"].value
+
+
+def state_of(weight: float = 1.0, meter: float = 3.0) -> dict[str, Any]:
+    model = nn.Linear(2, 2)
+    nn.init.constant_(model.weight, weight)
+    nn.init.zeros_(model.bias)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    return {"model": model, "optimizer": optimizer, "meters": Meters(meter)}
+
+
+def save(folder: Path, *states: dict[str, Any], parts: dict[int, int] | None = None) -> str:
+    """A checkpoint of some parts, and the worker's to which each belongs."""
+    checkpoints = CheckpointFolder(Store(str(folder)))
+    paths = [checkpoints.part(4, rank, 1) for rank in range(len(states))]
+    digests = {
+        path: write_manifest(
+            checkpoints.store,
+            path,
+            write_part(checkpoints.store, path, staged(TrainingState(state).to_save())),
+        )
+        for path, state in zip(paths, states, strict=True)
+    }
+    owners = parts or {rank: rank for rank in range(len(states))}
+    checkpoints.commit(4, {rank: paths[part] for rank, part in owners.items()}, "run", digests)
+    return str(folder)
+
+
+def test_a_part_that_replicas_share_is_compared_once(tmp_path: Path) -> None:
+    shared = last_state(save(tmp_path / "shared", state_of(), parts={0: 0, 1: 0}))
+    assert shared == last_state(save(tmp_path / "alone", state_of()))
+    assert {name.split(".")[0] for name in shared} == {"iteration", "worker 0"}
+
+
+def test_parts_of_their_own_are_all_compared(tmp_path: Path) -> None:
+    """Each by the first worker that has it: a pipeline of two stages with two replicas."""
+    url = save(tmp_path, state_of(1.0), state_of(2.0), parts={0: 0, 1: 1, 2: 0, 3: 1})
+    assert {name.split(".")[0] for name in last_state(url)} == {"iteration", "worker 0", "worker 1"}
+
+
+def test_names_and_digests_meet_those_of_a_process(tmp_path: Path) -> None:
+    """As ``--torchrun`` needs them, objects of the script's own classes included."""
+    state = state_of()
+    saved = last_state(save(tmp_path, state))
+    there = digests_of(_saved(state), "worker 0")
+    assert len(there) > 15
+    assert {name: saved[name] for name in there} == there
+    other = digests_of(_saved(state_of(meter=4.0)), "worker 0")
+    differ = {name.rsplit(".parts.")[1] for name in there if there[name] != other[name]}
+    assert differ == {"meters.mean.value", "meters.range.1"}
+
+
+def test_an_unlike_object_is_seen(tmp_path: Path) -> None:
+    one = last_state(save(tmp_path / "one", state_of(meter=3.0)))
+    other = last_state(save(tmp_path / "other", state_of(meter=4.0)))
+    assert one.keys() == other.keys()
+    assert sum(one[name] != other[name] for name in one) == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_is_beyond_any_bound(tmp_path: Path, value: float) -> None:
+    """Also after a value that is within it: ``max([1e-7, nan])`` is 1e-7."""
+    right, wrong = state_of(), state_of()
+    with torch.no_grad():
+        right["model"].bias.add_(1.0)
+        wrong["model"].bias.add_(1.0 + 1e-7)
+        wrong["model"].weight[0, 0] = value
+    urls = save(tmp_path / "right", right), save(tmp_path / "wrong", wrong)
+    names = [f"worker 0.models.model.{name}" for name in ("bias", "weight")]
+    assert 0 < largest_difference(*urls, names[:1]) < 1e-6
+    assert largest_difference(*urls, names) == float("inf")
+    assert largest_difference(*urls, names[::-1]) == float("inf")
+
+
+def test_a_value_that_is_missing_or_no_tensor_is_beyond_any_bound(tmp_path: Path) -> None:
+    urls = save(tmp_path / "one", state_of()), save(tmp_path / "other", state_of())
+    assert largest_difference(*urls, ["worker 1.models.model.bias"]) == float("inf")
+    assert largest_difference(*urls, []) == 0.0
+
+
+def test_a_checkpoint_of_which_a_part_is_gone_does_not_load(tmp_path: Path) -> None:
+    url = save(tmp_path, state_of(), state_of())
+    assert loads(url)
+    for file in (tmp_path / "checkpoints" / "00000004" / "rank-00001.g00001").iterdir():
+        file.unlink()
+    assert not loads(url)
