@@ -12,6 +12,7 @@ from pathlib import Path
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault
 from swift_ft.testing.chaos.habits import Habit, random_habits
+from swift_ft.testing.chaos.judging import judged_again
 from swift_ft.testing.chaos.plain_trial import Likeness, compared_with_torchrun
 from swift_ft.testing.chaos.plans import Shape, random_plan
 from swift_ft.testing.chaos.running import run_trial
@@ -147,7 +148,8 @@ class Reference:
         if trial.outcome == Outcome.WRONG and trial.state:
             self._look_again()
             if self._training is not training:  # another thread may have looked
-                trial = run_trial(self._training, self._campaign.new_folder(name), plan, self.trial)
+                # The same run: what went wrong in it may go well in another one.
+                trial = judged_again(trial, self._training, self.trial)
         if trial.outcome.is_good or trial.outcome == Outcome.NOT_STRUCK:
             shutil.rmtree(trial.folder, ignore_errors=True)
         return trial

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from swift_ft.errors import SwiftError, first_line
-from swift_ft.faults import Action, Fault
+from swift_ft.faults import Action, Fault, parse_faults
 from swift_ft.testing.chaos.comparison import UNDO_BOUND, files_of, largest_difference, last_state, loads
 from swift_ft.testing.chaos.endings import beyond_faults
+from swift_ft.testing.chaos.run_folder import read_report
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _DAMAGES = (Action.FLIP, Action.TRUNCATE)
@@ -58,9 +59,29 @@ def judged(
     if "iteration" not in state:
         return Outcome.WRONG, "it left no checkpoint", state
     if expected is None:
-        return Outcome.IDENTICAL, "", state
+        return _unless_missed(Outcome.IDENTICAL, plan, end.missed), "", state
     outcome, reason = _compared(training, folder, end.report, state, expected)
-    return outcome, reason, state
+    return _unless_missed(outcome, plan, end.missed), reason, state
+
+
+def judged_again(trial: Trial, training: Training, expected: Trial) -> Trial:
+    """The same run that ended well, where it is known now in which files undisturbed runs differ.
+
+    Args:
+        trial: the run.
+        training: names them.
+        expected: the undisturbed run.
+    """
+    outcome, reason = _compared(training, trial.folder, read_report(trial.folder), trial.state, expected)
+    return replace(
+        trial, outcome=_unless_missed(outcome, parse_faults(trial.plan), trial.missed), reason=reason
+    )
+
+
+def _unless_missed(outcome: Outcome, plan: Sequence[Fault], missed: Sequence[str]) -> Outcome:
+    if outcome == Outcome.IDENTICAL and plan and len(missed) == len(plan):
+        return Outcome.NOT_STRUCK
+    return outcome
 
 
 def _judged_error(end: End, plan: Sequence[Fault], url: str, reason: str) -> tuple[Outcome, str]:
@@ -77,28 +98,40 @@ def _judged_error(end: End, plan: Sequence[Fault], url: str, reason: str) -> tup
 def _compared(
     training: Training, folder: Path, report: dict[str, Any], state: dict[str, str], expected: Trial
 ) -> tuple[Outcome, str]:
+    """The outcome of a run that ended well, and how it differs from the undisturbed one."""
+    recoveries = report.get("recoveries", ())
+    after_all = any(one["resume"] == expected.iterations for one in recoveries)
     names = sorted((state.keys() | expected.state.keys()) - training.unstable)
     differ = [name for name in names if state.get(name) != expected.state.get(name)]
-    # A worker that did not run the last step itself saves none of the variables that each step makes anew.
-    both = state.keys() & expected.state.keys()
-    after_all = any(one["resume"] == expected.iterations for one in report.get("recoveries", ()))
-    anew = (_OF_THE_LOOP, _OF_THE_SCRIPT) if after_all else (_OF_THE_LOOP,)
-    differ = [name for name in differ if name in both or not any(part in name for part in anew)]
+    differ = [name for name in differ if not _is_made_anew(name, state, expected, after_all=after_all)]
     if not differ:
         return Outcome.IDENTICAL, ""
     shown = f"{len(differ)} of {len(names)} values and files differ: {', '.join(differ[:3])}"
     shown += ", ..." * (len(differ) > 3)
-    recoveries = report.get("recoveries", ())
-    if any(one["statistics_from"] for one in recoveries):
-        rest = [name for name in differ if not name.endswith(_STATISTICS)]
-        if not rest:
-            return Outcome.BOUNDED, "running statistics of a lost replica are another one's"
+    if any(map(_is_file, differ)):  # no bound is known of what a script makes of its values
+        return Outcome.WRONG, shown
+    if any(one["statistics_from"] for one in recoveries) and all(n.endswith(_STATISTICS) for n in differ):
+        return Outcome.BOUNDED, "running statistics of a lost replica are another one's"
     if any(one["undone"] for one in recoveries):
-        urls = (training.store_of(folder), training.store_of(expected.folder))
-        found = largest_difference(*urls, [name for name in differ if not name.startswith("file ")])
+        found = largest_difference(training.store_of(folder), training.store_of(expected.folder), differ)
         if found <= UNDO_BOUND:
             return Outcome.BOUNDED, f"an undo without exact=True: values differ by {found:.2g} at most"
     return Outcome.WRONG, shown
+
+
+def _is_made_anew(name: str, state: dict[str, str], expected: Trial, *, after_all: bool) -> bool:
+    """Whether only one of the runs has saved a variable that each step makes again.
+
+    A worker that did not run the last step itself saves none of them; one that came after it, also none of
+    the script's own.
+    """
+    kinds = (_OF_THE_LOOP, _OF_THE_SCRIPT) if after_all else (_OF_THE_LOOP,)
+    in_both = name in state and name in expected.state
+    return not in_both and not _is_file(name) and any(kind in name for kind in kinds)
+
+
+def _is_file(name: str) -> bool:
+    return name.startswith("file ")
 
 
 def _reason(output: str) -> str:

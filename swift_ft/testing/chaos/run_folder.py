@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 FOLDER = "{folder}"
 """Stands for a folder of each run's own in a script's arguments."""
@@ -26,6 +28,15 @@ def output_of(folder: Path) -> Path:
 def report_of(folder: Path) -> Path:
     """The events and recoveries of a run (``--events-out``)."""
     return folder / OWN / "events.json"
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """The same, read; empty if the launcher has written none."""
+    try:
+        found: dict[str, Any] = json.loads(report_of(folder).read_text())
+    except OSError:
+        return {}
+    return found
 
 
 def logs_of(folder: Path) -> Path:

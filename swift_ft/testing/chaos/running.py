@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -12,15 +11,22 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from swift_ft.faults import Action, Fault, parse_faults
 from swift_ft.faults.strikes import AWAY
 from swift_ft.testing.chaos.judging import End, judged
 from swift_ft.testing.chaos.leftovers import MARK, left_by, shared_memory
-from swift_ft.testing.chaos.run_folder import FOLDER, is_at_home, logs_of, new_own, output_of, report_of
+from swift_ft.testing.chaos.run_folder import (
+    FOLDER,
+    is_at_home,
+    logs_of,
+    new_own,
+    output_of,
+    read_report,
+    report_of,
+)
 from swift_ft.testing.chaos.struck import missed_of
-from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+from swift_ft.testing.chaos.trial import Training, Trial
 
 _GRACE_S = 20.0
 _BACK_S = 60.0
@@ -50,8 +56,6 @@ def run_trial(
         end.code = 0  # all went well but for these faults
     end.missed = missed_of(report, plan, end.output, folder)
     outcome, reason, state = judged(training, folder, plan, end, expected)
-    if outcome == Outcome.IDENTICAL and plan and len(end.missed) == len(plan):
-        outcome = Outcome.NOT_STRUCK
     recoveries = report.get("recoveries", ())
     return Trial(
         text,
@@ -90,11 +94,7 @@ def _run(training: Training, folder: Path, inject: str, *, killed: bool) -> End:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     output_of(folder).write_text(output)
-    try:
-        report: dict[str, Any] = json.loads(report_of(folder).read_text())
-    except OSError:  # the launcher wrote none
-        report = {}
-    return End(code, output, took_s, left, report)
+    return End(code, output, took_s, left, read_report(folder))
 
 
 def _wait_for_store(folder: Path, inject: str) -> None:

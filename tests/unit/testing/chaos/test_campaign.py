@@ -67,3 +67,24 @@ def test_a_run_that_ends_before_any_fault_is_not_hidden_by_another_one(
     (trial,) = made.run()
     assert (trial.outcome, trial.reason) == (Outcome.NOT_STRUCK, reason)
     assert len(set(runs)) == 1 + tries
+
+
+def test_a_run_that_differs_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong in it is a race's, maybe: only the first run has it. Its folder is there afterwards."""
+    clock, disturbed = itertools.count(), []
+
+    def run_trial(training: Training, folder: Path, plan: Sequence[Fault] = (), *_: Any, **__: Any) -> Trial:
+        state = {"iteration": "4", "file times.txt": str(next(clock)), "worker 0.weight": "right"}
+        if not plan:
+            return Trial("", Outcome.IDENTICAL, 0, "", state, folder)
+        disturbed.append(folder)
+        state["worker 0.weight"] = "right" if len(disturbed) > 1 else "wrong"
+        return Trial("; ".join(map(str, plan)), Outcome.WRONG, 0, "", state, folder)
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    plan = parse_faults("kill machine=0 iteration=1")
+    made = Campaign(Training((), (), "", 10), Shape(2, 1, 4), tmp_path, 0, 1, learns=True, given=plan)
+    (trial,) = made.run()
+    assert (trial.outcome, len(disturbed)) == (Outcome.WRONG, 1)
+    assert trial.reason == "1 of 2 values and files differ: worker 0.weight"
+    assert trial.folder.is_dir()

@@ -2,73 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
 
-from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.manifest import write_manifest
-from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.storage.store import Store
 from swift_ft.testing.chaos.comparison import largest_difference, last_state, loads
 from swift_ft.testing.chaos.plain import _saved
 from swift_ft.testing.chaos.values import digests_of
-from swift_ft.torch_adapters.dcp.writer import staged, write_part
-
-
-@dataclasses.dataclass
-class Mean:
-    value: float
-    weights: list[float]
-
-
-class Range(NamedTuple):
-    low: float
-    high: float
-
-
-class Meters:
-    """Of a script, with objects of its own."""
-
-    def __init__(self, value: float) -> None:
-        self.value = value
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"mean": Mean(self.value, [1.0]), "range": Range(0.0, self.value)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.value = state["mean"].value
-
-
-def state_of(weight: float = 1.0, meter: float = 3.0) -> dict[str, Any]:
-    model = nn.Linear(2, 2)
-    nn.init.constant_(model.weight, weight)
-    nn.init.zeros_(model.bias)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model(torch.ones(1, 2)).sum().backward()
-    optimizer.step()
-    return {"model": model, "optimizer": optimizer, "meters": Meters(meter)}
-
-
-def save(folder: Path, *states: dict[str, Any], parts: dict[int, int] | None = None) -> str:
-    """A checkpoint of some parts, and the worker's to which each belongs."""
-    checkpoints = CheckpointFolder(Store(str(folder)))
-    paths = [checkpoints.part(4, rank, 1) for rank in range(len(states))]
-    digests = {
-        path: write_manifest(
-            checkpoints.store,
-            path,
-            write_part(checkpoints.store, path, staged(TrainingState(state).to_save())),
-        )
-        for path, state in zip(paths, states, strict=True)
-    }
-    owners = parts or {rank: rank for rank in range(len(states))}
-    checkpoints.commit(4, {rank: paths[part] for rank, part in owners.items()}, "run", digests)
-    return str(folder)
+from tests.unit.testing.chaos.saved import save, state_of
 
 
 def test_a_part_that_replicas_share_is_compared_once(tmp_path: Path) -> None:
