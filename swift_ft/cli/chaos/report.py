@@ -77,7 +77,7 @@ class Report:
         distinct = [*{id(one): one for one in references.values()}.values()]
         for reference in distinct:
             self._say(f"{'undisturbed':{_WIDTH}}  {_undisturbed_in_words(reference.trial)}")
-        alike = self._like_torchrun(distinct[0].trial)
+        alike = self._like_torchrun(distinct[0])
         for (seed, reference), trial in zip(references.items(), self._campaign.run(references), strict=True):
             self._counts[trial.outcome] += 1
             self._tell(trial)
@@ -92,9 +92,9 @@ class Report:
         self._sum_up(good, unstable)
         return good
 
-    def _like_torchrun(self, undisturbed: Trial) -> bool:
+    def _like_torchrun(self, reference: Reference) -> bool:
         """Whether plain torchrun computes the same, as far as that was asked."""
-        likeness = self._campaign.likeness(undisturbed)
+        likeness = self._campaign.likeness(reference)
         if likeness is None:
             return True
         self._torchrun = {"compared": likeness.compared, "differ": [*likeness.differ]}

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -15,7 +11,8 @@ from pathlib import Path
 from swift_ft.faults import Action, Fault, parse_faults
 from swift_ft.faults.strikes import AWAY
 from swift_ft.testing.chaos.judging import End, judged
-from swift_ft.testing.chaos.leftovers import MARK, left_by, shared_memory
+from swift_ft.testing.chaos.launchers import LAUNCHERS
+from swift_ft.testing.chaos.leftovers import left_by, shared_memory
 from swift_ft.testing.chaos.run_folder import (
     FOLDER,
     is_at_home,
@@ -28,7 +25,6 @@ from swift_ft.testing.chaos.run_folder import (
 from swift_ft.testing.chaos.struck import missed_of
 from swift_ft.testing.chaos.trial import Training, Trial
 
-_GRACE_S = 20.0
 _BACK_S = 60.0
 
 
@@ -93,7 +89,6 @@ def _run(training: Training, folder: Path, inject: str, *, killed: bool) -> End:
         left = left_by(folder, temporary, before, killed=killed)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    output_of(folder).write_text(output)
     return End(code, output, took_s, left, read_report(folder))
 
 
@@ -102,36 +97,21 @@ def _wait_for_store(folder: Path, inject: str) -> None:
     if any(fault.action == Action.VANISH for fault in parse_faults(inject)):
         deadline = time.monotonic() + _BACK_S
         while any(folder.rglob(f"*{AWAY}")) and time.monotonic() < deadline:
+            LAUNCHERS.check()
             time.sleep(0.1)
 
 
 def _launched(training: Training, folder: Path, inject: str, temporary: Path) -> tuple[int | None, str]:
-    launcher = [sys.executable, "-m", "swift_ft.cli.run", *training.launch]
+    launcher = ["swift_ft.cli.run", *training.launch, "--inject", inject]
     launcher += ["--log-dir", str(logs_of(folder)), "--events-out", str(report_of(folder))]
-    launcher += ["--inject", inject]
     script = [argument.replace(FOLDER, str(folder)) for argument in training.command]
-    environment = {**os.environ, MARK: str(folder), "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
-    with (new_own(folder) / "console").open("w+", errors="replace") as console:
-        process = subprocess.Popen(
-            [*launcher, *script],
-            stdout=console,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,
-            cwd=None if is_at_home(training.script) else folder,
-        )
-        code: int | None
-        try:
-            code = process.wait(training.deadline_s)
-        except subprocess.TimeoutExpired:
-            code = None
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE_S)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait(_GRACE_S)
-        console.seek(0)
-        return code, console.read()
+    new_own(folder)
+    code = LAUNCHERS.run(
+        [*launcher, *script],
+        folder,
+        training.deadline_s,
+        output=output_of(folder),
+        cwd=None if is_at_home(training.script) else folder,
+        environment={"TMPDIR": str(temporary)},
+    )
+    return code, output_of(folder).read_text(errors="replace")
