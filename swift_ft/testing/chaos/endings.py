@@ -6,7 +6,7 @@ no replica differ from another, and neither the script nor the runtime raises an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from swift_ft.faults import Action, Fault
@@ -41,10 +41,19 @@ def beyond_faults(events: Iterable[Event], plan: Iterable[Fault]) -> str:
         plan: the faults of the run.
     """
     actions = {fault.action for fault in plan}
-    for event in events:
-        closed = event["event"] == "JobClosed" and _is_proof(event)
-        if closed or (event["event"] == "ScriptFailed" and _is_own_error(event, actions)):
+    return next((reason for event in events if (reason := _beyond(event, actions))), "")
+
+
+def _beyond(event: Event, actions: Collection[Action]) -> str:
+    match event["event"]:
+        case "JobClosed" if _is_proof(event):
             return str(event["reason"])
+        case "ScriptFailed" if _is_own_error(event, actions):
+            return str(event["reason"])
+        case "StepDiffered":
+            return f"iteration {event['iteration']} came out unlike, computed twice: {event['tensors']}"
+        case "AuditEnded" if event["iteration"] is not None:
+            return f"iteration {event['iteration']} came out unlike in an audit: {event['tensors']}"
     return ""
 
 
@@ -57,7 +66,7 @@ def _is_proof(closed: Event) -> bool:
     return by.startswith("worker ") or closed["cause"] == Cause.RUNTIME.value
 
 
-def _is_own_error(failed: Event, actions: Iterable[Action]) -> bool:
+def _is_own_error(failed: Event, actions: Collection[Action]) -> bool:
     reason = failed["reason"]
     if failed["usage"] or failed["cause"] not in _OWN_CAUSES or _OF_THE_FAULT in reason:
         return False

@@ -60,7 +60,7 @@ def digests(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 def _content(value: Any) -> tuple[str, Any] | None:
-    """The class of an object, and what it is made of; None for a value that is no such object."""
+    """The class of an object, and what it is made of; None for other values."""
     if isinstance(value, Unknown):
         return value.name, value.content
     kind = type(value)

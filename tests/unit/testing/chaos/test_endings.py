@@ -76,6 +76,17 @@ def test_a_fault_may_have_caused_it(plan: str, event: dict[str, Any]) -> None:
     assert not beyond_faults([injected(plan), event], parse_faults(plan))
 
 
+@pytest.mark.parametrize(("name", "way"), [("StepDiffered", "computed twice"), ("AuditEnded", "in an audit")])
+def test_no_fault_makes_a_machine_compute_something_else(name: str, way: str) -> None:
+    """Whoever ends the job for it, in whatever words."""
+    differed = {"event": name, "by": "agent 1", "iteration": 3, "tensors": "weight"}
+    ended = closed("machine 1 is in doubt", "machine")
+    found = beyond_faults([injected(), differed, ended], parse_faults(KILL))
+    assert found.startswith("iteration 3 came out unlike")
+    assert way in found
+    assert name == "StepDiffered" or not beyond_faults([{**differed, "iteration": None}, ended], ())
+
+
 def test_an_error_that_another_fault_raises_is_none_of_a_kill() -> None:
     event = failed("worker 1: InjectedError: of the script's own", "script")
     assert beyond_faults([event], parse_faults(KILL))
