@@ -131,10 +131,9 @@ class Report:
         repeats = self._repeats
         repeat = repeats.of_plan(trial.plan, seed) if trial.seed is None else repeats.of_seed(seed)
         self._more(f"again: {repeat}")
-        if trial.outcome == Outcome.NOT_STRUCK:
-            return {"repeat": repeat}
-        self._more(f"see {trial.output}")
-        if not self._shrinks:
+        if trial.output.exists():
+            self._more(f"see {trial.output}")
+        if trial.outcome == Outcome.NOT_STRUCK or not self._shrinks:
             return {"repeat": repeat}
         plan = parse_faults(trial.plan)
 

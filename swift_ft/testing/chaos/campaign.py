@@ -11,10 +11,12 @@ from pathlib import Path
 
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault
+from swift_ft.testing.chaos.endings import beyond_faults
 from swift_ft.testing.chaos.habits import Habit, random_habits
 from swift_ft.testing.chaos.judging import judged_again
 from swift_ft.testing.chaos.plain_trial import Likeness, likeness, plain_state
 from swift_ft.testing.chaos.plans import Shape, random_plan
+from swift_ft.testing.chaos.run_folder import read_report
 from swift_ft.testing.chaos.running import run_trial
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
@@ -122,9 +124,7 @@ class Reference:
     def _undisturbed(self, name: str) -> Trial:
         folder = self._campaign.new_folder("-".join([name, *self._training.habits]))
         trial = run_trial(self._training, folder, learns=self._campaign.learns)
-        stopped = trial.outcome in (Outcome.ENDED, Outcome.UNLOADABLE)
-        refused = self._training.habits and stopped  # by name: an answer to a habit
-        if refused:
+        if self._training.habits and _is_refused(trial):
             return replace(trial, outcome=Outcome.ENDED)
         if trial.ways:
             raise SwiftError(
@@ -163,7 +163,7 @@ class Reference:
             if self._training is not training:  # another thread may have looked
                 # The same run: what went wrong in it may go well in another one.
                 trial = judged_again(trial, self._training, self.trial)
-        if trial.outcome.is_good or trial.outcome == Outcome.NOT_STRUCK:
+        if trial.outcome.is_good or (trial.outcome == Outcome.NOT_STRUCK and not trial.reason):
             shutil.rmtree(trial.folder, ignore_errors=True)
         return trial
 
@@ -203,3 +203,9 @@ class Reference:
             checkpoints=tuple(sorted({*learnt.checkpoints})),
             copies="copy" in learnt.points,
         )
+
+
+def _is_refused(trial: Trial) -> bool:
+    """Whether an undisturbed run ended with a line for its user: an answer to a habit."""
+    stopped = trial.outcome in (Outcome.ENDED, Outcome.UNLOADABLE)
+    return stopped and not beyond_faults(read_report(trial.folder).get("events", ()), ())

@@ -53,7 +53,8 @@ def judged(
     try:
         state = {**(last_state(url) if url else {}), **files_of(folder)}
     except SwiftError as error:
-        damaged = any(fault.action in _DAMAGES for fault in plan) and loads(url)
+        struck = [fault for fault in plan if str(fault) not in end.missed]
+        damaged = any(fault.action in _DAMAGES for fault in struck) and loads(url)
         why = f"its last checkpoint is damaged: {first_line(error)}"
         return (Outcome.ENDED if damaged else Outcome.WRONG), why, {}
     if "iteration" not in state:

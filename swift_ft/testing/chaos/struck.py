@@ -15,7 +15,7 @@ def missed_of(report: Mapping[str, Any], plan: Sequence[Fault], output: str, fol
     """The faults that never struck, as text, in the order of the plan.
 
     Of a run that ended well the launcher says which came to their point. Of any other the journal does, as
-    far as it has not been cut since.
+    far as it has not been cut since; without a report what was printed does.
 
     Args:
         report: the events of a run.
@@ -24,6 +24,8 @@ def missed_of(report: Mapping[str, Any], plan: Sequence[Fault], output: str, fol
         folder: the run's.
     """
     events = report.get("events", ())
+    if not report:  # the launcher was killed
+        return tuple(str(fault) for fault in plan if str(fault) not in output)
     if report.get("ok") or (events and events[0]["position"] > 0):  # a snapshot took the place of the first
         missed = set(report.get("missed_faults", ()))
     else:

@@ -57,10 +57,12 @@ def state_of(weight: float = 1.0, meter: float = 3.0) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer, "meters": Meters(meter)}
 
 
-def save(folder: Path, *states: dict[str, Any], parts: dict[int, int] | None = None) -> str:
+def save(
+    folder: Path, *states: dict[str, Any], parts: dict[int, int] | None = None, iteration: int = 4
+) -> str:
     """A checkpoint of some parts, and the worker's to which each belongs."""
     checkpoints = CheckpointFolder(Store(str(folder)))
-    paths = [checkpoints.part(4, rank, 1) for rank in range(len(states))]
+    paths = [checkpoints.part(iteration, rank, 1) for rank in range(len(states))]
     digests = {
         path: write_manifest(
             checkpoints.store,
@@ -70,6 +72,6 @@ def save(folder: Path, *states: dict[str, Any], parts: dict[int, int] | None = N
         for path, state in zip(paths, states, strict=True)
     }
     owners = parts or {rank: rank for rank in range(len(states))}
-    checkpoints.commit(4, {rank: paths[part] for rank, part in owners.items()}, "run", digests)
+    checkpoints.commit(iteration, {rank: paths[part] for rank, part in owners.items()}, "run", digests)
     (folder / "run.json").touch()  # a store's, as all runs have it
     return str(folder)

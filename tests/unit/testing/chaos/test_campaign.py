@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault, parse_faults
 from swift_ft.testing.chaos import campaign
 from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.plans import Shape
+from swift_ft.testing.chaos.run_folder import new_own, report_of
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 AT_A_TIME = 2
@@ -67,6 +70,7 @@ def test_a_run_that_ends_before_any_fault_is_not_hidden_by_another_one(
     (trial,) = made.run()
     assert (trial.outcome, trial.reason) == (Outcome.NOT_STRUCK, reason)
     assert len(set(runs)) == 1 + tries
+    assert trial.folder.exists() == bool(reason)
 
 
 def test_a_run_that_differs_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,3 +92,24 @@ def test_a_run_that_differs_is_not_run_again(tmp_path: Path, monkeypatch: pytest
     assert (trial.outcome, len(disturbed)) == (Outcome.WRONG, 1)
     assert trial.reason == "1 of 2 values and files differ: worker 0.weight"
     assert trial.folder.is_dir()
+
+
+@pytest.mark.parametrize("usage", [True, False])
+def test_a_habit_is_refused_with_a_line_for_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: bool
+) -> None:
+    """An error of the program is none, with or without a checkpoint before it."""
+
+    def run_trial(training: Training, folder: Path, *_: Any, **__: Any) -> Trial:
+        new_own(folder)
+        failed = {"event": "ScriptFailed", "reason": "it failed", "cause": "", "usage": usage}
+        report_of(folder).write_text(json.dumps({"events": [failed]}))
+        return Trial("", Outcome.UNLOADABLE, 1, "it failed", {}, folder, training.habits)
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    made = Campaign(Training((), (), "", 10), Shape(2, 1, 4), tmp_path, 0, plans=1, habits=True, learns=True)
+    if usage:
+        assert [trial.outcome for trial in made.run()] == [Outcome.ENDED]
+    else:
+        with pytest.raises(SwiftError, match="ended as NO CHECKPOINT \\(it failed\\)"):
+            [*made.run()]

@@ -61,6 +61,27 @@ def test_nothing_excuses_a_file_that_differs(tmp_path: Path, recovery: dict[str,
         assert f"file {name}" in reason
 
 
+@pytest.mark.parametrize(
+    ("plan", "missed", "outcome"),
+    [
+        ("flip worker=0 iteration=3 point=between", False, Outcome.ENDED),
+        ("flip worker=0 iteration=3 point=between", True, Outcome.WRONG),
+        (KILL, False, Outcome.WRONG),
+    ],
+)
+def test_a_damaged_checkpoint_is_excused_where_a_fault_has_damaged_it(
+    tmp_path: Path, plan: str, missed: bool, outcome: Outcome
+) -> None:
+    """And an earlier one loads."""
+    save(tmp_path / "store", state_of(), iteration=2)
+    save(tmp_path / "store", state_of())
+    (file,) = (tmp_path / "store" / "checkpoints" / "00000004").rglob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    end = End(0, "", 1.0, missed=(plan,) if missed else ())
+    found, reason, _ = judged(TRAINING, tmp_path, parse_faults(plan), end, None)
+    assert (found, "its last checkpoint is damaged" in reason) == (outcome, True)
+
+
 def test_a_run_is_judged_again_by_what_it_left(tmp_path: Path) -> None:
     """Of two files that differ one is known to be unstable now: the other one is the finding."""
     expected = ran(tmp_path / "expected", files={"time.txt": "1", "out.txt": "1"})

@@ -53,3 +53,9 @@ def test_a_journal_without_its_beginning_tells_of_no_missed_fault(tmp_path: Path
 
 def test_a_run_without_a_plan_misses_nothing(tmp_path: Path) -> None:
     assert missed_of({}, (), "", tmp_path) == ()
+
+
+def test_without_a_report_the_output_tells(tmp_path: Path) -> None:
+    """As of a launcher that was killed."""
+    assert missed_of({}, PLAN, f"an injected fault strikes: {KILL}", tmp_path) == (FULL,)
+    assert missed_of({}, PLAN, "", tmp_path) == (KILL, FULL)
