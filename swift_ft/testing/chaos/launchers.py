@@ -36,14 +36,13 @@ class StoppedError(SwiftError):
 
 
 class Launchers:
-    """Starts launchers in any thread, and stops all of them at once.
+    """Starts launchers in any thread, and stops all of them.
 
-    The handler of a signal may interrupt any line of the main thread, so it waits for no lock: it sets the
-    number before it looks who runs, and whoever starts one looks at the number after it is noted.
+    The handler of a signal may interrupt any line of the main thread, so it waits for no lock and raises
+    nothing: it sets a number, at which each thread with a launcher looks several times a second.
     """
 
     def __init__(self) -> None:
-        self._running: set[subprocess.Popen[bytes]] = set()  # changed by single operations of any thread
         self._number = 0  # of the signal; set by the main thread
 
     @contextlib.contextmanager
@@ -67,8 +66,6 @@ class Launchers:
             number: of the signal that asks for it.
         """
         self._number = number
-        for process in list(self._running):
-            process.terminate()
 
     def check(self) -> None:
         """Raises what stops this thread, too.
@@ -117,12 +114,10 @@ class Launchers:
                 start_new_session=True,
                 cwd=cwd,
             )
-        self._running.add(process)
         try:
             code = self._wait(process, deadline_s)
         finally:
             _end(process)
-            self._running.discard(process)
             if self._number:
                 end_processes(folder)
         self.check()

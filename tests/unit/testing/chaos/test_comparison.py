@@ -31,6 +31,9 @@ def test_names_and_digests_meet_those_of_a_process(tmp_path: Path) -> None:
     saved = last_state(save(tmp_path, state))
     there = digests_of(_saved(state), "worker 0")
     assert len(there) > 15
+    assert {
+        f"worker 0.plain.bytes.small.parts.meters.{name}.class" for name in ("mean", "range")
+    } < there.keys()
     assert {name: saved[name] for name in there} == there
     other = digests_of(_saved(state_of(meter=4.0)), "worker 0")
     differ = {name.rsplit(".parts.")[1] for name in there if there[name] != other[name]}
