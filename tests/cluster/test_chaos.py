@@ -152,6 +152,24 @@ def test_a_planted_bug_is_found_named_and_shrunk(
 
 
 @pytest.mark.thorough
+def test_replicas_that_differ_after_a_loss_are_a_finding(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with a line and a checkpoint, as if by the fault. The journal tells them apart."""
+    monkeypatch.setenv("PLANTED", "1")
+    script, drift = tmp_path / "drifts.py", "torch.nn.init.ones_(model.module.weight) if came_back else None"
+    text = Path(SCRIPT).read_text().replace("2.0 if came_back", "1.0 if came_back")
+    script.write_text(
+        text.replace("        scheduler.step()\n", f"        scheduler.step()\n        {drift}\n")
+    )
+    plan = "kill machine=1 iteration=3 point=optimizer"
+    code = main(["--plan", plan, "--spares", "1", "--no-shrink", "--json", "--", str(script)])
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    assert (code, run["outcome"]) == (1, "CRASHED"), run
+    assert "no fault of the plan can have caused this: replicas differ after iteration" in run["reason"]
+
+
+@pytest.mark.thorough
 def test_a_seed_is_repeated_by_its_command(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

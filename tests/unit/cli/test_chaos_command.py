@@ -6,6 +6,7 @@ import itertools
 import json
 import shlex
 import signal
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,12 @@ from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 PLAN = "kill machine=1 iteration=2 point=optimizer"
 STATE = {"iteration": "4", "worker 0.weight": "right"}
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a finding leaves is kept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 @pytest.fixture
