@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
@@ -136,7 +137,16 @@ def main() -> int:
         print(body)
     if args.record:
         record("chaos" if args.faults else "campaign", body, args)
-    return 1 if any(trial.outcome in _BAD for trials in found.values() for trial in trials) else 0
+    return 1 if any(_is_bad(trial) for trials in found.values() for trial in trials) else 0
+
+
+def _is_bad(trial: Trial) -> bool:
+    """Whether it is a finding: also if it ended with an error that no fault had a part in."""
+    return trial.outcome in _BAD or _ended_by_itself(trial)
+
+
+def _ended_by_itself(trial: Trial) -> bool:
+    return trial.outcome == Outcome.NOT_STRUCK and bool(trial.reason)
 
 
 def _run(
@@ -192,10 +202,11 @@ def report(found: dict[str, list[Trial]], seed: int, minutes: float, asked: int 
         all_of_them += counts
         faults = sum(trial.plan.count(";") + 1 for trial in trials)
         rows.append([name, str(len(trials)), str(faults), *(str(counts[outcome]) for outcome in Outcome)])
-    total = sum(all_of_them.values())
+    total, by_itself = sum(all_of_them.values()), sum(map(_ended_by_itself, chain(*found.values())))
     targets = [
         Target("plans", f">= {asked}", str(total), total >= asked),
         *(Target(str(bad).lower(), "0", str(all_of_them[bad]), all_of_them[bad] == 0) for bad in _BAD),
+        Target("ended before any fault", "0", str(by_itself), by_itself == 0),
     ]
     ended = Counter(t.reason for trials in found.values() for t in trials if t.outcome == Outcome.ENDED)
     lines = [f"- {count} ended with: {reason}" for reason, count in ended.most_common()]

@@ -42,6 +42,10 @@ class Unknown:
     name: str
     content: Any
 
+    def __hash__(self) -> int:
+        """Without the content, which is a list or a dict: an enum may be a key, or in a set."""
+        return hash((self.kind, self.name))
+
 
 class KnownClasses:
     """The classes of which a reader makes objects.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,9 +20,11 @@ from swift_ft.faults import fail_at, parse_faults
 from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.habits import Habit, random_habits
-from swift_ft.testing.chaos.plain_trial import compared_with_torchrun
+from swift_ft.testing.chaos.plain_trial import plain_state
 from swift_ft.testing.chaos.plans import Shape
-from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
+from swift_ft.testing.chaos.run_folder import report_of
+from swift_ft.testing.chaos.running import run_trial
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 from tests.support.cluster import EXAMPLES, SMALL
 from tests.support.missing import skip_for_missing
 from tests.support.nobody import NOBODY, as_nobody
@@ -51,7 +54,7 @@ def test_outcomes(tmp_path: Path) -> None:
     kill = [fail_at(iteration=1, machine=1, point="optimizer")]
     recovered = run_trial(training, new(tmp_path / "recovered"), kill, undisturbed)
     assert recovered.outcome == Outcome.IDENTICAL
-    assert "MachineLost" in (recovered.folder / "events.json").read_text()
+    assert "MachineLost" in report_of(recovered.folder).read_text()
     name = next(name for name in undisturbed.state if "models.model" in name)
     unlike = replace(undisturbed, state={**undisturbed.state, name: "another value"})
     other = run_trial(training, new(tmp_path / "other"), (), unlike)
@@ -72,13 +75,32 @@ def test_a_failure_is_told_from_a_crash(tmp_path: Path) -> None:
 def test_a_torchrun_that_hangs_leaves_no_worker(tmp_path: Path) -> None:
     script, told = tmp_path / "script.py", tmp_path / "pid"
     script.write_text(f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(1000)")
-    undisturbed = Trial("", Outcome.IDENTICAL, 0, "", {}, tmp_path)
-    with pytest.raises(SwiftError, match=r"Plain torchrun did not end within 15 s"):
-        compared_with_torchrun(
-            Training(LAUNCH, (str(script),), "", 15), new(tmp_path / "run"), 1, undisturbed
-        )
+    with pytest.raises(SwiftError, match=r"Plain torchrun did not end within 30 s"):
+        plain_state(Training(LAUNCH, (str(script),), "", 30), new(tmp_path / "run"), 1)
     worker = Path("/proc", told.read_text())
     wait_until(lambda: not worker.exists(), "the end of the worker")
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)],
+)
+def test_a_signal_ends_the_run_in_progress(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Workers, launcher and temporary folders are gone with it."""
+    temporary, told, script = new(tmp_path / "temporary"), new(tmp_path / "told"), tmp_path / "script.py"
+    script.write_text(
+        f"import os, pathlib, time\npathlib.Path({str(told)!r}, str(os.getpid())).touch()\ntime.sleep(600)"
+    )
+    tool = subprocess.Popen(
+        [sys.executable, "-m", "swift_ft.cli.chaos", "--", str(script)],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
+    wait_until(lambda: len([*told.iterdir()]) == 2, "the beginning of both workers")
+    tool.send_signal(number)
+    assert tool.wait(60) == code
+    assert [*temporary.iterdir()] == []
+    assert not any(Path("/proc", worker.name).exists() for worker in told.iterdir())
 
 
 def test_habits_are_planted_into_both_runs(tmp_path: Path) -> None:
@@ -130,6 +152,24 @@ def test_a_planted_bug_is_found_named_and_shrunk(
 
 
 @pytest.mark.thorough
+def test_replicas_that_differ_after_a_loss_are_a_finding(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends with a line and a checkpoint, as if by the fault. The journal tells them apart."""
+    monkeypatch.setenv("PLANTED", "1")
+    script, drift = tmp_path / "drifts.py", "torch.nn.init.ones_(model.module.weight) if came_back else None"
+    text = Path(SCRIPT).read_text().replace("2.0 if came_back", "1.0 if came_back")
+    script.write_text(
+        text.replace("        scheduler.step()\n", f"        scheduler.step()\n        {drift}\n")
+    )
+    plan = "kill machine=1 iteration=3 point=optimizer"
+    code = main(["--plan", plan, "--spares", "1", "--no-shrink", "--json", "--", str(script)])
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    assert (code, run["outcome"]) == (1, "CRASHED"), run
+    assert "no fault of the plan can have caused this: replicas differ after iteration" in run["reason"]
+
+
+@pytest.mark.thorough
 def test_a_seed_is_repeated_by_its_command(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +180,7 @@ def test_a_seed_is_repeated_by_its_command(
     first, second = facts["runs"]
     (again,) = report(capfd, *options, "5", "--plans", "1")[1]["runs"]
     assert (again["plan"], again["outcome"]) == (second["plan"], second["outcome"])
-    assert first["repeat"] == f"swift-chaos --seed 4 --plans 1 --faults kill --no-shrink --json -- {SCRIPT}"
+    assert first["repeat"] == f"swift-chaos --seed 4 --plans 1 --faults kill --json --no-shrink -- {SCRIPT}"
 
 
 @pytest.mark.thorough
@@ -186,7 +226,7 @@ def test_a_change_comes_among_faults(plan: str, spares: str, tmp_path: Path) -> 
     plain = run_trial(training, new(tmp_path / "plain"))
     trial = run_trial(training, new(tmp_path / "faults"), parse_faults(plan), plain)
     assert (trial.outcome, trial.missed) == (Outcome.IDENTICAL, ()), (trial.reason, trial.missed)
-    events = json.loads((tmp_path / "faults" / "events.json").read_text())["events"]
+    events = json.loads(report_of(tmp_path / "faults").read_text())["events"]
     assert "SwitchRequested" in {event["event"] for event in events}
 
 
@@ -207,9 +247,10 @@ def test_each_error_of_a_store_is_met_and_survived(action: str, tmp_path: Path, 
         f"seconds=2; {action} worker=0 iteration=4 point=optimizer calls=2"
     )
     trial = run_trial(Training(LAUNCH, (SCRIPT,), "", 120), new(tmp_path / "run"), plan, undisturbed)
-    assert (trial.outcome, trial.missed) == (Outcome.IDENTICAL, ()), trial.reason
     # Where the earlier one lasts until the later one is over, the later one meets none.
-    assert f"the first call that '{plan[1]}' meets" in (trial.folder / "output.log").read_text()
+    assert trial.outcome == Outcome.IDENTICAL, trial.reason
+    assert trial.missed in ((), (str(plan[2]),))
+    assert f"the first call that '{plan[1]}' meets" in trial.output.read_text()
 
 
 CUTS = [

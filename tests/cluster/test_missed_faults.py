@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from swift_ft.faults import fail_at
-from swift_ft.testing.chaos.trial import Outcome, Training, run_trial
+from swift_ft.testing.chaos.running import run_trial
+from swift_ft.testing.chaos.trial import Outcome, Training
 from tests.support.cluster import EXAMPLES, ClusterRun, one_line, run_cluster
 
 BARE = Path(__file__).parent / "scripts" / "bare.py"

@@ -24,10 +24,11 @@ from typing import Any
 
 import pytest
 
-from swift_ft.faults import Action, Fault, Point, Target
+from swift_ft.faults import Action, Fault, Point, Target, parse_faults
 from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
+from swift_ft.testing.chaos.endings import beyond_faults
 from tests.support.cluster import EXAMPLES, ClusterRun, assert_same_layers, run_cluster, training
 from tests.support.worlds import CHANGES_WORLD, Change, given_up, worlds_of
 
@@ -184,6 +185,9 @@ def _judged(run: ClusterRun, plan: Plan, reference: References) -> Result:
     missed = run.report["missed_faults"]
     struck = len(run.events("FaultInjected"))
     if run.code and not (run.report["ok"] and missed):
+        own_error = beyond_faults(run.report["events"], parse_faults(plan.faults))
+        if own_error or not struck:
+            return Result("CRASHED", own_error or f"no fault struck: {last}", **facts)
         return Result("ended", last, **facts)
     state = State()
     for event in run.report["events"]:

@@ -42,7 +42,7 @@ exit codes:
   0    every run was identical, within a documented bound, or ended with a line and a checkpoint
   1    a run was wrong, hung, crashed, left something behind, or no fault struck in it
   2    not done: one line says why, and what to do
-  130  interrupted
+  130  interrupted; 143: stopped by SIGTERM
 """
 
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             print_kinds(as_json=args.json)
             return ExitCode.OK
-        return _run(args, given)
+        return _run(args)
     except SwiftError as error:
         sys.stderr.write(f"swift-chaos: {' '.join(str(error).split())}\n")
         return ExitCode.USAGE
@@ -77,12 +77,15 @@ def parser() -> argparse.ArgumentParser:
         "is the working directory.",
         epilog=_EPILOG,
         formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
     _add_plans(made.add_argument_group("the plans"))
     _add_run(made.add_argument_group("each run"))
     answer = made.add_argument_group("the answer")
     answer.add_argument("--json", action="store_true", help="print JSON")
-    answer.add_argument("--keep", type=Path, metavar="DIR", help="where runs keep their files")
+    answer.add_argument(
+        "--keep", type=Path, metavar="DIR", help="where runs keep their files: in a new folder"
+    )
     answer.add_argument(
         "--no-shrink", action="store_true", help="do not look for the smallest plan that fails"
     )
@@ -155,34 +158,68 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--launch", default="", metavar="FLAGS", help="more flags of swift-run: '--helpers 2'")
 
 
-def _run(args: argparse.Namespace, given: list[str]) -> ExitCode:
+def _run(args: argparse.Namespace) -> int:
+    from swift_ft.cli.chaos.repeating import Repeats
     from swift_ft.cli.chaos.report import Report
+    from swift_ft.testing.chaos.launchers import LAUNCHERS, StoppedError
 
     script = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not script:
         raise UsageError("name the script after --: swift-chaos -- train.py --store {folder}/store")
     if not Path(script[0]).is_file():
         raise UsageError(f"There is no script {script[0]!r}: check the path.")
-    script[0] = str(Path(script[0]).absolute())
-    folder = (args.keep or Path(tempfile.mkdtemp(prefix="swift-chaos-"))).absolute()
-    campaign = _campaign(args, tuple(script), folder)
-    report = Report(given, campaign, as_json=args.json, shrinks=0 if args.no_shrink else args.shrink_runs)
-    return ExitCode.OK if report.run() else ExitCode.FINDINGS
+    plan = _plan(args)
+    spares = args.spares if args.spares is not None else max(args.most, len(plan or ()))
+    repeats = Repeats(parser(), args, script, spares)
+    shrinks = 0 if args.no_shrink else args.shrink_runs
+    try:
+        with LAUNCHERS.stopped_by_signals():
+            campaign = _campaign(args, (str(Path(script[0]).absolute()), *script[1:]), plan, spares)
+            good = Report(repeats, campaign, as_json=args.json, shrinks=shrinks).run()
+    except StoppedError as error:
+        return 128 + error.number
+    return ExitCode.OK if good else ExitCode.FINDINGS
 
 
-def _campaign(args: argparse.Namespace, script: tuple[str, ...], folder: Path) -> Campaign:
+def _plan(args: argparse.Namespace) -> tuple[Fault, ...] | None:
+    """The plan that was given; None to draw them."""
     from swift_ft.faults import check_faults
+
+    if args.plan is None:
+        return None
+    machines, workers = args.machines, args.workers
+    check_faults(args.plan, machines=machines, workers_per_machine=workers, networks=args.networks)
+    if not (plan := parse_faults(args.plan)):
+        raise UsageError("--plan has no fault in it: write one as swift-run --inject has it, or omit it.")
+    return plan
+
+
+def _new_folder(keep: Path | None) -> Path:
+    """A folder that nothing else is in: it is deleted as a whole."""
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="swift-chaos-"))
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="chaos-", dir=keep.absolute()))
+    except OSError as error:
+        raise UsageError(
+            f"No folder can be made in --keep {keep} ({error.strerror}): name another one."
+        ) from None
+
+
+def _campaign(
+    args: argparse.Namespace, script: tuple[str, ...], plan: tuple[Fault, ...] | None, spares: int
+) -> Campaign:
     from swift_ft.testing.chaos.campaign import Campaign
     from swift_ft.testing.chaos.kinds import weights_of
     from swift_ft.testing.chaos.plans import WEIGHTS, Shape
+    from swift_ft.testing.chaos.run_folder import FOLDER
     from swift_ft.testing.chaos.trial import Training
 
-    plan: tuple[Fault, ...] | None = None
-    if args.plan is not None:
-        workers = args.workers
-        check_faults(args.plan, machines=args.machines, workers_per_machine=workers, networks=args.networks)
-        plan = parse_faults(args.plan)
-    spares = args.spares if args.spares is not None else max(args.most, len(plan or ()))
+    if args.store and FOLDER not in args.store:
+        raise UsageError(
+            f"--store {args.store} would be one store of all runs: put {FOLDER} into it, as {FOLDER}/store."
+        )
     launch = ("--standalone", "--machines", str(args.machines), "--nproc-per-node", str(args.workers))
     limits: tuple[str, ...] = ("--spares", str(spares), "--heartbeat-timeout", "4")
     limits += ("--networks",) * args.networks
@@ -196,7 +233,7 @@ def _campaign(args: argparse.Namespace, script: tuple[str, ...], folder: Path) -
     return Campaign(
         training,
         shape,
-        folder,
+        _new_folder(args.keep),
         args.seed,
         plans,
         args.parallel,

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from swift_ft.cli.chaos.repeating import Repeats
 from swift_ft.cli.verb import print_json
+from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault, parse_faults
 from swift_ft.testing.chaos.campaign import Campaign, Reference
 from swift_ft.testing.chaos.kinds import Kind, kinds
+from swift_ft.testing.chaos.launchers import StoppedError
 from swift_ft.testing.chaos.shrinking import shrunk
 from swift_ft.testing.chaos.trial import Outcome, Trial
 from swift_ft.units import counted, format_seconds
 
-_OPTIONS_OF_PLANS = ("--plans", "--seed", "--plan", "--most", "--faults")
 _WIDTH = max(len(outcome) for outcome in Outcome)
 
 
@@ -51,14 +51,14 @@ class Report:
     """Runs a campaign and says what comes of it.
 
     Args:
-        given: the arguments of the command line.
+        repeats: commands that repeat a run.
         campaign: what is run.
         as_json: print one object at the end, and nothing before.
         shrinks: runs to find the smallest plan in, for each plan that fails.
     """
 
-    def __init__(self, given: Sequence[str], campaign: Campaign, *, as_json: bool, shrinks: int) -> None:
-        self._given = [*given]
+    def __init__(self, repeats: Repeats, campaign: Campaign, *, as_json: bool, shrinks: int) -> None:
+        self._repeats = repeats
         self._campaign = campaign
         self._as_json = as_json
         self._shrinks = shrinks
@@ -66,35 +66,46 @@ class Report:
         self._counts: Counter[Outcome] = Counter()
         self._runs: list[dict[str, Any]] = []
         self._torchrun: dict[str, Any] | None = None
+        self._distinct: list[Reference] = []
 
     def run(self) -> bool:
         """Run it. Whether nothing was found.
 
         Raises:
-            SwiftError: if there is nothing to compare with.
+            SwiftError: if there is nothing to compare with, or a signal has stopped it. As JSON, all that was
+                found until then is printed.
         """
+        try:
+            good = self._run()
+        except SwiftError as error:
+            self._print_json(ok=False, error=str(error))
+            # Only an error of a run is explained by what that run has left.
+            if isinstance(error, StoppedError) and self._all_good():
+                self._delete_files()
+            raise
+        self._sum_up(good)
+        return good
+
+    def _run(self) -> bool:
         references = self._campaign.prepare()
-        distinct = [*{id(one): one for one in references.values()}.values()]
-        for reference in distinct:
+        self._distinct = [*{id(one): one for one in references.values()}.values()]
+        for reference in self._distinct:
             self._say(f"{'undisturbed':{_WIDTH}}  {_undisturbed_in_words(reference.trial)}")
-        alike = self._like_torchrun(distinct[0].trial)
+        alike = self._like_torchrun(self._distinct[0])
         for (seed, reference), trial in zip(references.items(), self._campaign.run(references), strict=True):
             self._counts[trial.outcome] += 1
             self._tell(trial)
-            facts = _facts(trial)
+            self._runs.append(facts := _facts(trial))
             if not trial.outcome.is_good:
                 facts |= self._failed(trial, seed, reference)
-            self._runs.append(facts)
-        unstable = sorted({name for reference in distinct for name in reference.unstable})
-        if unstable:
-            self._say(f"not compared, because undisturbed runs differ in them: {', '.join(unstable)}")
-        good = alike and all(outcome.is_good for outcome in self._counts.elements())
-        self._sum_up(good, unstable)
-        return good
+        return alike and self._all_good()
 
-    def _like_torchrun(self, undisturbed: Trial) -> bool:
+    def _all_good(self) -> bool:
+        return all(outcome.is_good for outcome in self._counts.elements())
+
+    def _like_torchrun(self, reference: Reference) -> bool:
         """Whether plain torchrun computes the same, as far as that was asked."""
-        likeness = self._campaign.likeness(undisturbed)
+        likeness = self._campaign.likeness(reference)
         if likeness is None:
             return True
         self._torchrun = {"compared": likeness.compared, "differ": [*likeness.differ]}
@@ -117,12 +128,12 @@ class Report:
 
     def _failed(self, trial: Trial, seed: int, reference: Reference) -> dict[str, Any]:
         """Says how to repeat it, and looks for the smallest plan that fails in the same way."""
-        repeat = self._command("--plan", trial.plan) if trial.seed is None else self._seed_again(seed)
+        repeats = self._repeats
+        repeat = repeats.of_plan(trial.plan, seed) if trial.seed is None else repeats.of_seed(seed)
         self._more(f"again: {repeat}")
-        if trial.outcome == Outcome.NOT_STRUCK:
-            return {"repeat": repeat}
-        self._more(f"see {trial.folder}/output.log")
-        if not self._shrinks:
+        if trial.output.exists():
+            self._more(f"see {trial.output}")
+        if trial.outcome == Outcome.NOT_STRUCK or not self._shrinks:
             return {"repeat": repeat}
         plan = parse_faults(trial.plan)
 
@@ -132,35 +143,35 @@ class Report:
         smallest, runs = shrunk(plan, fails, self._shrinks)
         text = "; ".join(map(str, smallest))
         self._more(f"the smallest plan that fails so, of {counted(runs, 'run')}: {text}")
-        command = self._command("--plan", text)
+        command = repeats.of_plan(text, seed)
         if smallest != plan:
             self._more(f"again: {command}")
         return {"repeat": repeat, "smallest": text, "repeat_smallest": command}
 
-    def _seed_again(self, seed: int) -> str:
-        return self._command("--seed", str(seed), "--plans", "1", keeps=("--most", "--faults"))
-
-    def _command(self, *options: str, keeps: Sequence[str] = ()) -> str:
-        """The same command with other options of its plans."""
-        place = self._given.index("--") if "--" in self._given else len(self._given)
-        own, words = [], iter(self._given[:place])
-        for word in words:
-            name, equals, _ = word.partition("=")
-            if name in _OPTIONS_OF_PLANS and name not in keeps:
-                if not equals:
-                    next(words, None)
-            else:
-                own.append(word)
-        return shlex.join(["swift-chaos", *options, *own, *self._given[place:]])
-
-    def _sum_up(self, good: bool, unstable: Sequence[str]) -> None:
-        counts = {outcome.value: self._counts[outcome] for outcome in Outcome if self._counts[outcome]}
-        if self._as_json:
-            facts = {"ok": good, "counts": counts, "runs": self._runs, "not_compared": [*unstable]}
-            print_json(facts if self._torchrun is None else {**facts, "torchrun": self._torchrun})
-        self._say(", ".join(f"{count} {name}" for name, count in counts.items()))
+    def _sum_up(self, good: bool) -> None:
+        if unstable := self._unstable():
+            self._say(f"not compared, because undisturbed runs differ in them: {', '.join(unstable)}")
+        self._print_json(ok=good)
+        self._say(", ".join(f"{count} {name}" for name, count in self._counted().items()))
         if good:
-            shutil.rmtree(self._campaign.folder, ignore_errors=True)
+            self._delete_files()
+
+    def _print_json(self, **facts: Any) -> None:
+        """All that is known now, in one object."""
+        if not self._as_json:
+            return
+        found = {"counts": self._counted(), "runs": self._runs, "not_compared": self._unstable()}
+        torchrun = {} if self._torchrun is None else {"torchrun": self._torchrun}
+        print_json({**facts, **found, **torchrun})
+
+    def _counted(self) -> dict[str, int]:
+        return {outcome.value: self._counts[outcome] for outcome in Outcome if self._counts[outcome]}
+
+    def _unstable(self) -> list[str]:
+        return sorted({name for reference in self._distinct for name in reference.unstable})
+
+    def _delete_files(self) -> None:
+        shutil.rmtree(self._campaign.folder, ignore_errors=True)
 
     def _more(self, text: str) -> None:
         self._say(f"{'':{_WIDTH}}  {text}")

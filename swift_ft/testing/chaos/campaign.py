@@ -11,10 +11,14 @@ from pathlib import Path
 
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault
+from swift_ft.testing.chaos.endings import beyond_faults
 from swift_ft.testing.chaos.habits import Habit, random_habits
-from swift_ft.testing.chaos.plain_trial import Likeness, compared_with_torchrun
+from swift_ft.testing.chaos.judging import judged_again
+from swift_ft.testing.chaos.plain_trial import Likeness, likeness, plain_state
 from swift_ft.testing.chaos.plans import Shape, random_plan
-from swift_ft.testing.chaos.trial import Outcome, Training, Trial, run_trial
+from swift_ft.testing.chaos.run_folder import read_report
+from swift_ft.testing.chaos.running import run_trial
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _ATTEMPTS = 3
 """Plans of a seed that are tried until a fault strikes."""
@@ -77,16 +81,23 @@ class Campaign:
         with ThreadPoolExecutor(self.parallel) as pool:
             yield from pool.map(lambda seed: there[seed].disturbed(seed), there)
 
-    def likeness(self, undisturbed: Trial) -> Likeness | None:
+    def likeness(self, reference: Reference) -> Likeness | None:
         """The comparison of an undisturbed run with plain torchrun; None if it was not asked for.
 
+        If they differ, another undisturbed run says whether that tells anything.
+
         Raises:
-            SwiftError: as :func:`compared_with_torchrun`.
+            SwiftError: as :func:`plain_state` and :func:`likeness`, or if undisturbed runs differ, too.
         """
         if not self.torchrun:
             return None
         workers = self.shape.machines * self.shape.workers
-        return compared_with_torchrun(self.training, self.new_folder("torchrun"), workers, undisturbed)
+        plain, undisturbed = plain_state(self.training, self.new_folder("torchrun"), workers), reference.trial
+        found = likeness(plain, undisturbed.state, reference.unstable)
+        if found.differ:
+            reference.look_again()
+            found = likeness(plain, undisturbed.state, reference.unstable)
+        return found
 
     def new_folder(self, name: str) -> Path:
         """An empty folder for a run."""
@@ -113,14 +124,17 @@ class Reference:
     def _undisturbed(self, name: str) -> Trial:
         folder = self._campaign.new_folder("-".join([name, *self._training.habits]))
         trial = run_trial(self._training, folder, learns=self._campaign.learns)
-        stopped = trial.outcome in (Outcome.ENDED, Outcome.UNLOADABLE)
-        refused = self._training.habits and stopped  # by name: an answer to a habit
-        if refused:
+        if self._training.habits and _is_refused(trial):
             return replace(trial, outcome=Outcome.ENDED)
+        if trial.ways:
+            raise SwiftError(
+                f"The undisturbed run was disturbed: it recovered ({', then '.join(trial.ways)}), though no "
+                "fault struck, so it is no reference. This host may be too busy: run less beside it, or let "
+                f"machines be silent for longer (--launch '--heartbeat-timeout 20'). See {trial.output}."
+            )
         if trial.outcome != Outcome.IDENTICAL:
             raise SwiftError(
-                f"The undisturbed run ended as {trial.outcome} ({trial.reason}): "
-                f"see {trial.folder}/output.log."
+                f"The undisturbed run ended as {trial.outcome} ({trial.reason}): see {trial.output}."
             )
         return trial
 
@@ -132,7 +146,7 @@ class Reference:
         for attempt in range(_ATTEMPTS if self._campaign.learns and given is None else 1):
             plan = random_plan(self._shape(), seed, attempt) if given is None else given
             trial = self.compared(plan, f"seed-{seed}")
-            if trial.outcome != Outcome.NOT_STRUCK:
+            if trial.outcome != Outcome.NOT_STRUCK or trial.reason:  # it ended by itself: that is to be seen
                 break
         return replace(trial, seed=None if given is not None else seed)
 
@@ -145,10 +159,11 @@ class Reference:
         training = self._training
         trial = run_trial(training, self._campaign.new_folder(name), plan, self.trial)
         if trial.outcome == Outcome.WRONG and trial.state:
-            self._look_again()
+            self.look_again()
             if self._training is not training:  # another thread may have looked
-                trial = run_trial(self._training, self._campaign.new_folder(name), plan, self.trial)
-        if trial.outcome.is_good or trial.outcome == Outcome.NOT_STRUCK:
+                # The same run: what went wrong in it may go well in another one.
+                trial = judged_again(trial, self._training, self.trial)
+        if trial.outcome.is_good or (trial.outcome == Outcome.NOT_STRUCK and not trial.reason):
             shutil.rmtree(trial.folder, ignore_errors=True)
         return trial
 
@@ -157,8 +172,12 @@ class Reference:
         """Files in which undisturbed runs differ, as far as that was looked at."""
         return self._training.unstable
 
-    def _look_again(self) -> None:
-        """Find the files in which undisturbed runs differ: once. They are not compared from then on."""
+    def look_again(self) -> None:
+        """Find the files in which undisturbed runs differ: once. They are not compared from then on.
+
+        Raises:
+            SwiftError: they differ in more than files.
+        """
         with self._lock:
             if self._again or not self._campaign.learns:
                 return
@@ -184,3 +203,9 @@ class Reference:
             checkpoints=tuple(sorted({*learnt.checkpoints})),
             copies="copy" in learnt.points,
         )
+
+
+def _is_refused(trial: Trial) -> bool:
+    """Whether an undisturbed run ended with a line for its user: an answer to a habit."""
+    stopped = trial.outcome in (Outcome.ENDED, Outcome.UNLOADABLE)
+    return stopped and not beyond_faults(read_report(trial.folder).get("events", ()), ())

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import io
-from collections import deque
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import xxhash
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.errors import SwiftError
+from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.store import Store
+from swift_ft.testing.chaos.run_folder import OWN, store_in
+from swift_ft.testing.chaos.values import digests, leaves
 
 UNDO_BOUND = 1e-5
 """The largest difference after an undo that is not exact, relative to the largest element of its tensor.
@@ -23,15 +25,6 @@ UNDO_BOUND = 1e-5
 The undo itself errs by a few units in the last place (docs/undo.md), and the iterations that follow go on
 from there.
 """
-_RECORD = "run.json"
-_OURS = ("logs", "events.json", "output.log", "console", "tmp")
-"""Names in a run's folder that are a trial's own."""
-
-
-def store_in(folder: Path) -> str | None:
-    """The session's store in a run's folder; None without one."""
-    found = sorted(path.parent for path in folder.rglob(_RECORD) if (path.parent / "checkpoints").is_dir())
-    return str(found[0]) if found else None
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -40,7 +33,7 @@ def files_of(folder: Path) -> dict[str, str]:
     found = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        is_ours = inside.parts[0] in _OURS or (store is not None and path.is_relative_to(store))
+        is_ours = inside.parts[0] == OWN or (store is not None and path.is_relative_to(store))
         if path.is_file() and not is_ours and "__pycache__" not in inside.parts:
             found[f"file {inside}"] = xxhash.xxh3_128_hexdigest(path.read_bytes())
     return found
@@ -55,15 +48,7 @@ def last_state(url: str) -> dict[str, str]:
     folder = CheckpointFolder(Store(url))
     if not (committed := folder.committed()):
         return {}
-    found = {"iteration": str(committed[-1])}
-    for name, value in _values(folder, committed[-1]):
-        found[name] = xxhash.xxh3_128_hexdigest(_bytes_of(value))
-    return found
-
-
-def digests_of(values: Any, name: str) -> dict[str, str]:
-    """A digest of each value of nested dictionaries and lists, by name."""
-    return {inner: xxhash.xxh3_128_hexdigest(_bytes_of(value)) for inner, value in _leaves(values, name)}
+    return {"iteration": str(committed[-1]), **digests(_values(folder, committed[-1]))}
 
 
 def loads(url: str) -> bool:
@@ -90,11 +75,16 @@ def largest_difference(url: str, other_url: str, names: Sequence[str]) -> float:
 
 def _difference(one: Any, other: Any) -> float:
     tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-    if not tensors or one.shape != other.shape or not one.is_floating_point():
-        return float("inf")
+    if not tensors or one.layout != other.layout or one.layout != torch.strided:
+        return math.inf
+    if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
+        return math.inf
+    if not one.numel():
+        return 0.0
     scale = max(one.abs().max().item(), other.abs().max().item())
     difference = (one.double() - other.double()).abs().max().item()
-    return difference / scale if scale else 0.0
+    relative = difference / scale if scale else 0.0
+    return relative if math.isfinite(relative) else math.inf  # NaN is neither larger nor smaller than a bound
 
 
 def _last_values(url: str) -> Iterator[tuple[str, Any]]:
@@ -104,30 +94,20 @@ def _last_values(url: str) -> Iterator[tuple[str, Any]]:
 
 
 def _values(folder: CheckpointFolder, iteration: int) -> Iterator[tuple[str, Any]]:
+    """Each value that was saved. Replicas share one part: it is that of the first of them."""
+    parts: dict[str, tuple[int, SavedPart]] = {}
     for rank, part in sorted(folder.parts_of(iteration).items()):
-        for name, value in _leaves(folder.reader(part).read()):
-            yield f"worker {rank}{name}", value
+        parts.setdefault(part.path, (rank, part))
+    for rank, part in parts.values():
+        yield from leaves(_opened(folder.reader(part).read()), f"worker {rank}")
 
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, io.BytesIO):
-        plain = unpack(value.getvalue())
-        plain["small"].pop("random", None)
-        yield from _leaves(plain, name)
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{name}.{key}")
-    elif isinstance(value, Sequence | deque) and not isinstance(value, str | bytes):
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{name}.{index}")
-    else:
-        yield name, value
-
-
-def _bytes_of(value: Any) -> bytes:
-    if isinstance(value, torch.Tensor):
-        return bytes(value.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return f"{value.dtype}{value.shape}".encode() + value.tobytes()
-    shown = sorted(map(repr, value)) if isinstance(value, set | frozenset) else value  # a set has no order
-    return repr(shown).encode()
+def _opened(part: Any) -> Any:
+    """A part with the plain values that are packed in it, but for the random state of the process."""
+    if isinstance(part, Mapping):
+        return {key: _opened(value) for key, value in part.items()}
+    if not isinstance(part, io.BytesIO):
+        return part
+    plain = unpack(part.getvalue())
+    plain["small"].pop("random", None)
+    return plain

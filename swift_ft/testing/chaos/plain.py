@@ -23,9 +23,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 import swift_ft
+from swift_ft.checkpoint.plain_classes import kind_of
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.determinism import seed_step
-from swift_ft.testing.chaos.comparison import digests_of
+from swift_ft.testing.chaos.values import digests_of
 from swift_ft.testing.chaos.within import run_within
 from swift_ft.torch_adapters.pipelining.stage_metadata import learn_shapes_without_trace, stages_of
 
@@ -187,6 +188,8 @@ def _local(value: Any) -> Any:
     """Only this worker's part of each tensor."""
     if isinstance(value, Mapping):
         return {key: _local(one) for key, one in value.items()}
+    if kind_of(type(value)) == "namedtuple":
+        return value._make(map(_local, value))
     if isinstance(value, list | tuple):
         return [_local(one) for one in value]
     return value.to_local() if hasattr(value, "to_local") else value

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from swift_ft.errors import SwiftError
 from swift_ft.testing.chaos.comparison import files_of
-from swift_ft.testing.chaos.leftovers import MARK, end_processes
-from swift_ft.testing.chaos.trial import FOLDER, Training, Trial
+from swift_ft.testing.chaos.launchers import LAUNCHERS
+from swift_ft.testing.chaos.leftovers import end_processes
+from swift_ft.testing.chaos.run_folder import FOLDER, is_at_home, new_own, output_of
+from swift_ft.testing.chaos.trial import Training
 
 _PLAIN = str(Path(__file__).with_name("plain.py"))
 
@@ -30,49 +30,55 @@ class Likeness:
     differ: tuple[str, ...]
 
 
-def compared_with_torchrun(training: Training, folder: Path, workers: int, undisturbed: Trial) -> Likeness:
-    """Run the script once with torchrun, and compare what both runs have: values of its state, and files.
+def plain_state(training: Training, folder: Path, workers: int) -> dict[str, str]:
+    """Run the script once with torchrun. Digests of the values of its state, and of its files.
 
     Args:
         training: what.
         folder: an empty folder.
         workers: their number.
-        undisturbed: the run under swift-run.
 
     Raises:
-        SwiftError: it fails there, or there is nothing to compare.
+        SwiftError: it fails there.
+        StoppedError: a signal has stopped all.
     """
-    states = folder / "tmp" / "states"  # no file of the script's
-    states.mkdir(parents=True)
-    at_home = any(FOLDER in argument for argument in training.script)
+    states = new_own(folder) / "states"
+    states.mkdir()
     script = [argument.replace(FOLDER, str(folder)) for argument in training.script]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
-    try:
-        done = subprocess.run(
-            [*launcher, _PLAIN, str(states), *script],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=training.deadline_s,
-            check=False,
-            env={**os.environ, "OMP_NUM_THREADS": "1", MARK: str(folder)},
-            cwd=None if at_home else folder,
-        )
-    except subprocess.TimeoutExpired as error:
-        end_processes(folder)  # the launcher was killed, and its workers were not
-        raise SwiftError(f"Plain torchrun did not end within {training.deadline_s:g} s.") from error
-    (folder / "output.log").write_text(done.stdout)
-    if done.returncode:
+    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
+    code = LAUNCHERS.run(
+        [*launcher, _PLAIN, str(states), *script],
+        folder,
+        training.deadline_s,
+        output=output_of(folder),
+        cwd=None if is_at_home(training.script) else folder,
+    )
+    if code is None:
+        end_processes(folder)  # the launcher was ended, and its workers may not be
+        raise SwiftError(f"Plain torchrun did not end within {training.deadline_s:g} s.")
+    if code:
         raise SwiftError(
-            f"Plain torchrun ended with exit code {done.returncode}: the script needs what only a session "
-            f"has, or fails by itself. See {folder}/output.log, or omit --torchrun."
+            f"Plain torchrun ended with exit code {code}: the script needs what only a session has, or fails "
+            f"by itself. See {output_of(folder)}, or omit --torchrun."
         )
     found = files_of(folder)
     for path in sorted(states.iterdir()):
         found |= json.loads(path.read_text())
-    names = sorted((found.keys() & undisturbed.state.keys()) - training.unstable)
+    return found
+
+
+def likeness(plain: Mapping[str, str], undisturbed: Mapping[str, str], unstable: Collection[str]) -> Likeness:
+    """Compare what both runs have: values of the state, and files.
+
+    Args:
+        plain: digests of a run under torchrun.
+        undisturbed: those of one under swift-run.
+        unstable: what differs between runs under swift-run, too, is not compared.
+
+    Raises:
+        SwiftError: there is nothing to compare.
+    """
+    names = sorted((plain.keys() & undisturbed.keys()) - {*unstable})
     if not names:
         raise SwiftError("Plain torchrun left nothing that the run under swift-run has: omit --torchrun.")
-    return Likeness(len(names), tuple(n for n in names if found[n] != undisturbed.state[n]))
+    return Likeness(len(names), tuple(name for name in names if plain[name] != undisturbed[name]))

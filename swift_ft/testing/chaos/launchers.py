@@ -1,0 +1,146 @@
+"""The launchers that run now. A signal to this tool ends them, and no further one begins.
+
+A launcher has a session of its own, so that a Ctrl-C at the terminal does not reach it beside this tool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+
+from swift_ft.errors import SwiftError
+from swift_ft.testing.chaos.leftovers import MARK, end_processes
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GRACE_S = 20.0
+_LOOK_S = 0.2
+
+
+class StoppedError(SwiftError):
+    """A signal has stopped this tool.
+
+    Args:
+        number: the signal's.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.number = number
+
+
+class Launchers:
+    """Starts launchers in any thread, and stops all of them.
+
+    The handler of a signal may interrupt any line of the main thread, so it waits for no lock and raises
+    nothing: it sets a number, at which each thread with a launcher looks several times a second.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0  # of the signal; set by the main thread
+
+    @contextlib.contextmanager
+    def stopped_by_signals(self) -> Iterator[None]:
+        """In this context SIGINT and SIGTERM stop all launchers. Of the main thread."""
+        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._number = 0
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop(number)
+
+    def stop(self, number: int) -> None:
+        """End all that run, and let no other one begin.
+
+        Args:
+            number: of the signal that asks for it.
+        """
+        self._number = number
+
+    def check(self) -> None:
+        """Raises what stops this thread, too.
+
+        Raises:
+            StoppedError: a signal has stopped all.
+        """
+        if self._number:
+            raise StoppedError(self._number)
+
+    def run(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        deadline_s: float,
+        *,
+        output: Path,
+        cwd: Path | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> int | None:
+        """Run a module of Python until it ends. Its processes may go on where it is late.
+
+        Args:
+            arguments: after ``python -m``.
+            folder: of the run, by which its processes are known.
+            deadline_s: seconds after which it is ended.
+            output: gets all that it prints.
+            cwd: its working directory; None for this one.
+            environment: more variables.
+
+        Returns:
+            its exit code; None if it was late.
+
+        Raises:
+            StoppedError: a signal has stopped all. No process of the run is left.
+        """
+        self.check()
+        variables = {**os.environ, **(environment or {}), MARK: str(folder), "OMP_NUM_THREADS": "1"}
+        with output.open("wb") as console:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                start_new_session=True,
+                cwd=cwd,
+            )
+        try:
+            code = self._wait(process, deadline_s)
+        finally:
+            _end(process)
+            if self._number:
+                end_processes(folder)
+        self.check()
+        return code
+
+    def _wait(self, process: subprocess.Popen[bytes], deadline_s: float) -> int | None:
+        deadline = time.monotonic() + deadline_s
+        while not self._number and (left_s := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(min(left_s, _LOOK_S))
+        return None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """By SIGTERM, on which a launcher ends its processes; by SIGKILL if that takes too long."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+LAUNCHERS = Launchers()
+"""Those of this process, as its signals are."""

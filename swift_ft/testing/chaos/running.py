@@ -1,0 +1,117 @@
+"""One run of a real training under swift-run, disturbed or not."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from swift_ft.faults import Action, Fault, parse_faults
+from swift_ft.faults.strikes import AWAY
+from swift_ft.testing.chaos.judging import End, judged
+from swift_ft.testing.chaos.launchers import LAUNCHERS
+from swift_ft.testing.chaos.leftovers import left_by, shared_memory
+from swift_ft.testing.chaos.run_folder import (
+    FOLDER,
+    is_at_home,
+    logs_of,
+    new_own,
+    output_of,
+    read_report,
+    report_of,
+)
+from swift_ft.testing.chaos.struck import missed_of
+from swift_ft.testing.chaos.trial import Training, Trial
+
+_BACK_S = 60.0
+
+
+def run_trial(
+    training: Training,
+    folder: Path,
+    plan: Sequence[Fault] = (),
+    expected: Trial | None = None,
+    *,
+    learns: bool = False,
+) -> Trial:
+    """Run the training once, and compare it.
+
+    Args:
+        training: what.
+        folder: an empty folder of this run's own.
+        plan: the faults.
+        expected: the undisturbed run; None if this is that one.
+        learns: note the points that workers pass, for plans.
+    """
+    text = "; ".join(map(str, plan))
+    end = _run(training, folder, text or (_NEVER if learns else ""), killed=bool(plan))
+    report = end.report
+    if end.code == 1 and report.get("ok") and report.get("missed_faults"):
+        end.code = 0  # all went well but for these faults
+    end.missed = missed_of(report, plan, end.output, folder)
+    outcome, reason, state = judged(training, folder, plan, end, expected)
+    recoveries = report.get("recoveries", ())
+    return Trial(
+        text,
+        outcome,
+        end.code,
+        reason,
+        state,
+        folder,
+        training.habits,
+        end.missed,
+        ways=tuple(recovery["mode"] or "unfinished" for recovery in recoveries),
+        recovery_s=sum((one["live"] or one["detected"]) - one["detected"] for one in recoveries),
+        lost=sum(max(one["iterations_lost"].values(), default=0) for one in recoveries),
+        wall_s=end.wall_s,
+        points=frozenset(report.get("passed_points", ())),
+        checkpoints=tuple(
+            event["iteration"]
+            for event in report.get("events", ())
+            if event["event"] == "CheckpointCommitted"
+        ),
+    )
+
+
+_NEVER = "kill machine=0 iteration=999999999"
+"""With it workers say which points they pass, and nothing strikes."""
+
+
+def _run(training: Training, folder: Path, inject: str, *, killed: bool) -> End:
+    temporary = Path(tempfile.mkdtemp(prefix="swift-chaos-"))  # a short path: loaders have sockets there
+    before, began = shared_memory(), time.monotonic()
+    try:
+        code, output = _launched(training, folder, inject, temporary)
+        took_s = time.monotonic() - began
+        _wait_for_store(folder, inject)
+        left = left_by(folder, temporary, before, killed=killed)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return End(code, output, took_s, left, read_report(folder))
+
+
+def _wait_for_store(folder: Path, inject: str) -> None:
+    """A store that has vanished comes back after the time that the fault says, whenever the run ended."""
+    if any(fault.action == Action.VANISH for fault in parse_faults(inject)):
+        deadline = time.monotonic() + _BACK_S
+        while any(folder.rglob(f"*{AWAY}")) and time.monotonic() < deadline:
+            LAUNCHERS.check()
+            time.sleep(0.1)
+
+
+def _launched(training: Training, folder: Path, inject: str, temporary: Path) -> tuple[int | None, str]:
+    launcher = ["swift_ft.cli.run", *training.launch, "--inject", inject]
+    launcher += ["--log-dir", str(logs_of(folder)), "--events-out", str(report_of(folder))]
+    script = [argument.replace(FOLDER, str(folder)) for argument in training.command]
+    new_own(folder)
+    code = LAUNCHERS.run(
+        [*launcher, *script],
+        folder,
+        training.deadline_s,
+        output=output_of(folder),
+        cwd=None if is_at_home(training.script) else folder,
+        environment={"TMPDIR": str(temporary)},
+    )
+    return code, output_of(folder).read_text(errors="replace")

@@ -1,0 +1,280 @@
+"""The command line of ``swift-chaos``: runs are stand-ins here, and no process begins."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import signal
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_ft.cli.chaos.main import _campaign, _plan, main, parser
+from swift_ft.cli.chaos.repeating import Repeats
+from swift_ft.faults import Fault
+from swift_ft.testing.chaos import campaign
+from swift_ft.testing.chaos.launchers import LAUNCHERS
+from swift_ft.testing.chaos.plain_trial import Likeness, likeness
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+
+PLAN = "kill machine=1 iteration=2 point=optimizer"
+STATE = {"iteration": "4", "worker 0.weight": "right"}
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a finding leaves is kept."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.touch()
+    return str(path)
+
+
+Run = Callable[[Path, Sequence[Fault]], Trial]
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], list[Path]]:
+    """Puts a function in the place of all runs. Returns the folders that they get."""
+
+    def put(run: Run) -> list[Path]:
+        folders = []
+
+        def run_trial(
+            training: Training, folder: Path, plan: Sequence[Fault] = (), *_: Any, **__: Any
+        ) -> Trial:
+            LAUNCHERS.check()
+            (folder / "file").touch()
+            folders.append(folder)
+            return run(folder, plan)
+
+        monkeypatch.setattr(campaign, "run_trial", run_trial)
+        return folders
+
+    return put
+
+
+def trial(
+    folder: Path, plan: Sequence[Fault] = (), outcome: Outcome = Outcome.IDENTICAL, **facts: Any
+) -> Trial:
+    return Trial("; ".join(map(str, plan)), outcome, 0, "", facts.pop("state", STATE), folder, **facts)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--store", "/shared/store"], "--store /shared/store would be one store of all runs: put {folder}"),
+        (["--store", "s3://bucket/folder"], "put {folder} into it"),
+        (["--plan", ""], "--plan has no fault in it"),
+        (["--plan", " ; "], "--plan has no fault in it"),
+        (["--see", "3"], "--see"),
+        (["--keep", "/dev/null/folder"], "No folder can be made in --keep /dev/null/folder"),
+    ],
+)
+def test_a_mistake_gets_one_line(
+    options: list[str], words: str, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*options, "--", script]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("swift-chaos: ")
+    assert words in line
+
+
+# -------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("way", [".", "kept", "deep/kept"])
+def test_a_folder_that_is_given_keeps_what_is_in_it(
+    tmp_path: Path, script: str, runs: Callable[[Run], list[Path]], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Files of the user's, also under the names that runs have."""
+    monkeypatch.chdir(tmp_path)
+    mine = [tmp_path / way / name / "mine" for name in ("undisturbed", "seed-0", "torchrun")]
+    for path in mine:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    folders = runs(trial)
+    assert main(["--keep", way, "--plan", PLAN, "--", script]) == 0
+    assert all(path.exists() for path in mine)
+    assert {folder.parent.parent for folder in folders} == {tmp_path / way}
+    assert not any(folder.parent.exists() for folder in folders)
+
+
+def test_what_a_finding_left_is_kept(tmp_path: Path, script: str, runs: Callable[[Run], list[Path]]) -> None:
+    folders = runs(lambda folder, plan: trial(folder, plan, Outcome.CRASHED if plan else Outcome.IDENTICAL))
+    assert main(["--keep", str(tmp_path / "kept"), "--no-shrink", "--plan", PLAN, "--", script]) == 1
+    assert (folders[-1] / "file").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("parallel", ["1", "2"])
+def test_a_signal_ends_all_with_its_code_and_no_file_is_left(
+    script: str, runs: Callable[[Run], list[Path]], number: signal.Signals, code: int, parallel: str
+) -> None:
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        if plan:
+            LAUNCHERS.stop(number)
+            LAUNCHERS.check()
+        return trial(folder, plan)
+
+    folders = runs(run)
+    assert main(["--plans", "50", "--parallel", parallel, "--", script]) == code
+    assert len(folders) <= 3
+    assert not folders[0].parent.exists()
+
+
+def test_a_signal_leaves_what_was_found_before(script: str, runs: Callable[[Run], list[Path]]) -> None:
+    """Also one that comes in the search for a smaller plan."""
+
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        if folder.name.endswith("-smaller"):
+            signal.raise_signal(signal.SIGINT)
+            LAUNCHERS.check()
+        return trial(folder, plan, Outcome.CRASHED if plan else Outcome.IDENTICAL)
+
+    folders = runs(run)
+    assert main(["--plan", f"{PLAN}; kill machine=0 iteration=3", "--", script]) == 130
+    assert (folders[1] / "file").exists()
+
+
+# ------------------------------------------------------------------------------------------------ repeats
+
+
+@pytest.mark.parametrize(
+    ("given", "command"),
+    [
+        ("--seed 4 --plans=2 -- a.py", "--seed 9 --plans 1 -- a.py"),
+        ("--faults kill --most 5 -- a.py", "--seed 9 --plans 1 --most 5 --faults kill -- a.py"),
+        ("--habits -- a.py --seed 3", "--seed 9 --plans 1 --habits -- a.py --seed 3"),
+        ("--machines 4 a.py --plan x", "--seed 9 --plans 1 --machines 4 -- a.py --plan x"),
+        ("--deadline 1m30s --json -- a.py", "--seed 9 --plans 1 --deadline 90 --json -- a.py"),
+        ("--launch=--helpers -- a.py", "--seed 9 --plans 1 --launch=--helpers -- a.py"),
+    ],
+)
+def test_a_seed_is_repeated(given: str, command: str) -> None:
+    args = parser().parse_args(given.split())
+    script = args.script[1:] if args.script[:1] == ["--"] else args.script
+    made = Repeats(parser(), args, script, spares=3).of_seed(9)
+    assert made == f"swift-chaos {command}"
+    again = vars(parser().parse_args(shlex.split(made)[1:]))
+    assert again == {**vars(args), "seed": 9, "plans": 1, "script": ["--", *script]}
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        (["--seed", "4", "--plans", "2", "--most", "5", "--faults", "kill"], []),
+        (["--plan", "stop machine=0 iteration=1"], []),
+        (["--spares", "0"], []),  # the number that the run had takes its place
+        (["--habits", "--seed", "4"], ["--seed", "9", "--habits"]),
+        (["--torchrun", "--keep", "a folder"], ["--torchrun", "--keep", "a folder"]),
+    ],
+)
+def test_a_plan_is_repeated(given: list[str], options: list[str]) -> None:
+    script = ["a.py", "--plan", "x"]
+    repeats = Repeats(parser(), parser().parse_args([*given, "--", *script]), script, spares=3)
+    made = shlex.split(repeats.of_plan(PLAN, seed=9))[1:]
+    own = parser().parse_args(made)
+    expected = parser().parse_args(["--plan", PLAN, "--spares", "3", *options, "--", *script])
+    assert own == expected
+    assert made[:2] == ["--plan", PLAN]
+
+
+def test_a_repeated_plan_has_the_spares_and_the_habits_that_its_run_had(
+    script: str, runs: Callable[[Run], list[Path]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The default number of spares follows from ``--most``, and the habits from the seed."""
+    runs(lambda folder, plan: trial(folder, plan, Outcome.CRASHED if plan else Outcome.IDENTICAL))
+    options = ["--most", "5", "--habits", "--seed", "7", "--plans", "1", "--shrink-runs", "1", "--json"]
+    assert main([*options, "--", script]) == 1
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    again = parser().parse_args(shlex.split(run["repeat_smallest"])[1:])
+    assert (again.spares, again.seed, again.habits, again.most) == (5, 7, True, 3)
+    made = _campaign(again, (script,), _plan(again), again.spares)
+    assert made.training.launch[made.training.launch.index("--spares") + 1] == "5"
+    made.folder.rmdir()
+
+
+# ------------------------------------------------------------------------------------------ undisturbed runs
+
+
+def test_an_undisturbed_run_that_recovered_is_no_reference(
+    script: str, runs: Callable[[Run], list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = runs(lambda folder, plan: trial(folder, plan, ways=() if plan else ("replica",)))
+    assert main(["--plan", PLAN, "--", script]) == 2
+    line = capsys.readouterr().err
+    assert "The undisturbed run was disturbed: it recovered (replica)" in line
+    assert "--launch '--heartbeat-timeout 20'" in line
+    assert len(folders) == 1
+
+
+def test_an_error_in_the_middle_does_not_hide_what_was_found(
+    script: str, runs: Callable[[Run], list[Path]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first run differs, and so do undisturbed ones; the second one would have followed."""
+    clock = itertools.count()
+
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        if plan and folder.name == "seed-0":
+            return trial(folder, plan, Outcome.HUNG, state={})
+        state = {**STATE, "worker 0.weight": str(next(clock))}
+        return trial(folder, plan, Outcome.WRONG if plan else Outcome.IDENTICAL, state=state)
+
+    runs(run)
+    assert main(["--plans", "3", "--no-shrink", "--json", "--", script]) == 2
+    said = capfd.readouterr()
+    facts = json.loads(said.out)
+    assert [one["outcome"] for one in facts["runs"]] == ["HUNG"]
+    assert (facts["ok"], facts["counts"]) == (False, {"HUNG": 1})
+    assert facts["error"].startswith("The script is not deterministic: 1 values of two undisturbed runs")
+    assert said.err.startswith("swift-chaos: The script is not deterministic")
+
+
+def test_an_error_at_once_is_an_object_too(
+    script: str, runs: Callable[[Run], list[Path]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    runs(lambda folder, plan: trial(folder, plan, Outcome.HUNG))
+    assert main(["--json", "--", script]) == 2
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["runs"] == []
+    assert "The undisturbed run ended as HUNG" in facts["error"]
+
+
+@pytest.mark.parametrize(("differs", "code"), [("file time.txt", 0), ("file out.txt", 1)])
+def test_files_that_differ_between_undisturbed_runs_are_not_compared_with_torchrun(
+    script: str,
+    runs: Callable[[Run], list[Path]],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    differs: str,
+    code: int,
+) -> None:
+    clock = itertools.count()
+
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        state = {**STATE, "file time.txt": str(next(clock)), "file out.txt": "right"}
+        return trial(folder, plan, state=state)
+
+    folders = runs(run)
+    plain = {**STATE, "file time.txt": "0", "file out.txt": "right"}
+    monkeypatch.setattr(campaign, "plain_state", lambda *_: {**plain, differs: "another"})
+    assert main(["--torchrun", "--json", "--plan", PLAN, "--", script]) == code
+    facts = json.loads(capfd.readouterr().out)
+    assert facts["torchrun"]["differ"] == ([] if code == 0 else [differs])
+    assert facts["not_compared"] == ["file time.txt"]
+    assert sum(folder.name.startswith("undisturbed") for folder in folders) == 2
+
+
+def test_runs_that_are_alike_under_torchrun_need_no_second_look() -> None:
+    assert likeness({"a": "1", "b": "2"}, {"a": "1", "c": "3"}, ()) == Likeness(1, ())
+    assert likeness({"a": "1", "b": "2"}, {"a": "1", "b": "3"}, ()) == Likeness(2, ("b",))
+    assert likeness({"a": "1", "b": "2"}, {"a": "1", "b": "3"}, {"b"}) == Likeness(1, ())

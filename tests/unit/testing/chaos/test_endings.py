@@ -1,0 +1,135 @@
+"""An end with an error is a finding where the journal shows that no fault can have caused it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.faults import parse_faults
+from swift_ft.recovery.causes import Cause
+from swift_ft.storage.store import Store
+from swift_ft.testing.chaos.endings import beyond_faults
+from swift_ft.testing.chaos.judging import End, judged
+from swift_ft.testing.chaos.trial import Outcome, Training
+
+KILL = "kill machine=1 iteration=3 point=between"
+
+
+def failed(reason: str, cause: str = "", *, usage: bool = False) -> dict[str, Any]:
+    return {"event": "ScriptFailed", "by": "agent 1", "reason": reason, "cause": cause, "usage": usage}
+
+
+def closed(reason: str, cause: str = "", by: str = "agent 1") -> dict[str, Any]:
+    return {"event": "JobClosed", "by": by, "reason": reason, "cause": cause}
+
+
+def injected(fault: str = KILL) -> dict[str, Any]:
+    return {"event": "FaultInjected", "by": "worker 1", "fault": fault}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        closed("replicas differ after iteration 7: worker 0 and worker 1 ...", "machine", by="worker 1"),
+        closed("machine 1 has computed iteration 3 wrong", "machine", by="worker 0"),
+        closed("no plan", "swift_ft"),
+        failed("worker 0: KeyError: 'weight'", "script"),
+        failed("worker 0: the script exited with code 3"),
+        *(failed("worker 0: ValueError: x", cause) for cause in ("data", "native code", "out of memory")),
+        *(failed("worker 0: RuntimeError: x", cause) for cause in ("device", "swift_ft")),
+    ],
+    ids=lambda event: f"{event['event']} {event['cause']} {event['by']}",
+)
+def test_no_fault_causes_it(event: dict[str, Any]) -> None:
+    assert beyond_faults([injected(), event], parse_faults(KILL)) == event["reason"]
+
+
+@pytest.mark.parametrize(
+    ("plan", "event"),
+    [
+        (KILL, closed("too few machines are left", "machine")),
+        (KILL, closed("the store was lost", "store", by="launcher")),
+        (KILL, failed("name a store", usage=True)),
+        (KILL, failed("worker 0: DistBackendError: ncclRemoteError", "network")),
+        (
+            KILL,
+            failed("worker 0: RuntimeError: [gloo/transport/tcp/pair.cc:5] closed", "script"),
+        ),
+        (KILL, failed("worker 0: ConnectionResetError: [Errno 104] Connection reset by peer", "script")),
+        (KILL, failed("worker 0: The job has ended: too few machines are left")),
+        (
+            "full machine=1 iteration=3",
+            failed("worker 1: OSError: [Errno 28] No space (injected): '/s'", "script"),
+        ),
+        ("raise worker=1 iteration=3", failed("worker 1: InjectedError: injected: raise worker=1", "script")),
+        (
+            "vanish worker=1 iteration=3",
+            failed("worker 1: FileNotFoundError: [Errno 2] No such file or directory: 's'", "script"),
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) else one["reason"][:40],
+)
+def test_a_fault_may_have_caused_it(plan: str, event: dict[str, Any]) -> None:
+    assert not beyond_faults([injected(plan), event], parse_faults(plan))
+
+
+@pytest.mark.parametrize(("name", "way"), [("StepDiffered", "computed twice"), ("AuditEnded", "in an audit")])
+def test_no_fault_makes_a_machine_compute_something_else(name: str, way: str) -> None:
+    """Whoever ends the job for it, in whatever words."""
+    differed = {"event": name, "by": "agent 1", "iteration": 3, "tensors": "weight"}
+    ended = closed("machine 1 is in doubt", "machine")
+    found = beyond_faults([injected(), differed, ended], parse_faults(KILL))
+    assert found.startswith("iteration 3 came out unlike")
+    assert way in found
+    assert name == "StepDiffered" or not beyond_faults([{**differed, "iteration": None}, ended], ())
+
+
+def test_an_error_that_another_fault_raises_is_none_of_a_kill() -> None:
+    event = failed("worker 1: InjectedError: of the script's own", "script")
+    assert beyond_faults([event], parse_faults(KILL))
+
+
+def test_all_causes_are_thought_of() -> None:
+    """A new one is of machines and networks, or of the program."""
+    of_faults = {Cause.MACHINE, Cause.NETWORK, Cause.STORE, Cause.SIGNAL, Cause.INJECTED}
+    excused = {cause for cause in Cause if not beyond_faults([failed("x", cause)], ())}
+    assert excused == of_faults
+
+
+def end_of(
+    folder: Path, code: int, *events: dict[str, Any], missed: tuple[str, ...] = ()
+) -> tuple[Outcome, str]:
+    """The outcome of a run that left a checkpoint, and its reason."""
+    store = folder / "store"
+    CheckpointFolder(Store(str(store))).commit(4, {}, "run", {})
+    report = {"events": [{**event, "position": place} for place, event in enumerate(events)]}
+    end = End(code, "swift-run: the reason\n", 1.0, [], report, missed)
+    training = Training((), (), "{folder}/store", 10)
+    outcome, reason, _ = judged(training, folder, parse_faults(KILL), end, None)
+    return outcome, reason
+
+
+def test_the_end_of_a_run_by_its_faults_is_good(tmp_path: Path) -> None:
+    assert end_of(tmp_path, 1, injected(), closed("too few", "machine")) == (
+        Outcome.ENDED,
+        "swift-run: the reason",
+    )
+
+
+def test_the_end_of_a_run_by_an_error_of_its_own_is_not(tmp_path: Path) -> None:
+    outcome, reason = end_of(tmp_path, 1, injected(), closed("replicas differ", "machine", by="worker 1"))
+    assert outcome == Outcome.CRASHED
+    assert reason == "no fault of the plan can have caused this: replicas differ"
+
+
+def test_a_launcher_that_a_signal_ends_has_crashed(tmp_path: Path) -> None:
+    assert end_of(tmp_path, -11, injected()) == (Outcome.CRASHED, "swift-run was killed by signal 11")
+
+
+def test_a_run_that_ends_before_any_fault_shows_nothing(tmp_path: Path) -> None:
+    outcome, reason = end_of(tmp_path, 1, closed("too few", "machine"), missed=(KILL,))
+    assert (outcome, reason) == (Outcome.NOT_STRUCK, "it ended before any fault: swift-run: the reason")
+    assert not outcome.is_good

@@ -1,0 +1,110 @@
+"""A run that ended well is as the undisturbed one, within a documented bound, or wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_ft.faults import parse_faults
+from swift_ft.testing.chaos.comparison import files_of, last_state
+from swift_ft.testing.chaos.judging import End, judged, judged_again
+from swift_ft.testing.chaos.run_folder import new_own, report_of
+from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+from tests.unit.testing.chaos.saved import save, state_of
+
+TRAINING = Training((), (), "{folder}/store", 10)
+KILL = "kill machine=1 iteration=3 point=between"
+UNDONE = {"resume": 3, "undone": [0], "statistics_from": []}
+REPLACED = {"resume": 3, "undone": [], "statistics_from": [1]}
+PLAINLY = {"resume": 3, "undone": [], "statistics_from": []}
+
+
+def ran(folder: Path, *, bias: float = 1.0, files: dict[str, str] | None = None) -> Trial:
+    """A run that is over, with its store and its files."""
+    state = state_of()
+    with torch.no_grad():
+        state["model"].bias.add_(bias)
+    url = save(folder / "store", state)
+    for name, text in (files or {}).items():
+        (folder / name).write_text(text)
+    return Trial("", Outcome.IDENTICAL, 0, "", {**last_state(url), **files_of(folder)}, folder)
+
+
+def judge(trial: Trial, expected: Trial, *recoveries: dict[str, Any]) -> tuple[Outcome, str]:
+    end = End(0, "", 1.0, report={"recoveries": recoveries})
+    outcome, reason, state = judged(TRAINING, trial.folder, parse_faults(KILL), end, expected)
+    assert state == trial.state
+    return outcome, reason
+
+
+def test_an_inexact_undo_excuses_small_differences_of_values(tmp_path: Path) -> None:
+    expected, trial = ran(tmp_path / "expected"), ran(tmp_path / "run", bias=1 + 1e-7)
+    assert judge(trial, expected, UNDONE)[0] == Outcome.BOUNDED
+    assert judge(trial, expected, PLAINLY)[0] == Outcome.WRONG
+    assert judge(ran(tmp_path / "large", bias=1.1), expected, UNDONE)[0] == Outcome.WRONG
+    assert judge(ran(tmp_path / "nan", bias=float("nan")), expected, UNDONE)[0] == Outcome.WRONG
+
+
+@pytest.mark.parametrize("bias", [1.0, 1 + 1e-7], ids=["files alone", "values as well"])
+@pytest.mark.parametrize("recovery", [UNDONE, REPLACED], ids=["undone", "replaced"])
+def test_nothing_excuses_a_file_that_differs(tmp_path: Path, recovery: dict[str, Any], bias: float) -> None:
+    """Also not one whose name is that of a statistic."""
+    for name in ("out.txt", "running_mean"):
+        expected = ran(tmp_path / f"expected-{name}", files={name: "1"})
+        trial = ran(tmp_path / f"run-{name}", bias=bias, files={name: "2"})
+        outcome, reason = judge(trial, expected, recovery)
+        assert outcome == Outcome.WRONG
+        assert f"file {name}" in reason
+
+
+@pytest.mark.parametrize(
+    ("plan", "missed", "outcome"),
+    [
+        ("flip worker=0 iteration=3 point=between", False, Outcome.ENDED),
+        ("flip worker=0 iteration=3 point=between", True, Outcome.WRONG),
+        (KILL, False, Outcome.WRONG),
+    ],
+)
+def test_a_damaged_checkpoint_is_excused_where_a_fault_has_damaged_it(
+    tmp_path: Path, plan: str, missed: bool, outcome: Outcome
+) -> None:
+    """And an earlier one loads."""
+    save(tmp_path / "store", state_of(), iteration=2)
+    save(tmp_path / "store", state_of())
+    (file,) = (tmp_path / "store" / "checkpoints" / "00000004").rglob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    end = End(0, "", 1.0, missed=(plan,) if missed else ())
+    found, reason, _ = judged(TRAINING, tmp_path, parse_faults(plan), end, None)
+    assert (found, "its last checkpoint is damaged" in reason) == (outcome, True)
+
+
+def test_a_run_is_judged_again_by_what_it_left(tmp_path: Path) -> None:
+    """Of two files that differ one is known to be unstable now: the other one is the finding."""
+    expected = ran(tmp_path / "expected", files={"time.txt": "1", "out.txt": "1"})
+    trial = ran(tmp_path / "run", files={"time.txt": "2", "out.txt": "2"})
+    unstable = Training((), (), "{folder}/store", 10, unstable=frozenset({"file time.txt"}))
+    again = judged_again(trial, unstable, expected)
+    assert again.outcome == Outcome.WRONG
+    assert again.reason == f"1 of {len(trial.state) - 1} values and files differ: file out.txt"
+    alike = ran(tmp_path / "alike", files={"time.txt": "2", "out.txt": "1"})
+    assert judged_again(alike, unstable, expected).outcome == Outcome.IDENTICAL
+
+
+def test_a_run_that_is_judged_again_may_be_within_a_bound(tmp_path: Path) -> None:
+    """Its report is where it was."""
+    expected = ran(tmp_path / "expected", files={"time.txt": "1"})
+    trial = ran(tmp_path / "run", bias=1 + 1e-7, files={"time.txt": "2"})
+    new_own(trial.folder)
+    report_of(trial.folder).write_text(json.dumps({"recoveries": [UNDONE]}))
+    unstable = Training((), (), "{folder}/store", 10, unstable=frozenset({"file time.txt"}))
+    assert judged_again(trial, unstable, expected).outcome == Outcome.BOUNDED
+
+
+def test_a_run_that_is_judged_again_was_struck_as_before(tmp_path: Path) -> None:
+    expected = ran(tmp_path / "expected")
+    missed = Trial(KILL, Outcome.WRONG, 0, "", expected.state, tmp_path, missed=(KILL,))
+    assert judged_again(missed, TRAINING, expected).outcome == Outcome.NOT_STRUCK
