@@ -25,6 +25,7 @@ from examples.commands import EXAMPLES, ROOT
 from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.kinds import weights_of
+from swift_ft.testing.chaos.launchers import LAUNCHERS, StoppedError
 from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
@@ -116,18 +117,22 @@ def main() -> int:
     folder = args.keep or Path(tempfile.mkdtemp(prefix="swift-campaign-"))
     names = [args.only] if args.only else list(TOPOLOGIES)
     began = time.monotonic()
-    found = {
-        name: _run(
-            name,
-            folder,
-            args.seed,
-            args.plans * (i + 1) // len(names) - args.plans * i // len(names),
-            args.parallel,
-            args.faults,
-            args.minutes / len(names),
-        )
-        for i, name in enumerate(names)
-    }
+    try:
+        with LAUNCHERS.stopped_by_signals():
+            found = {
+                name: _run(
+                    name,
+                    folder,
+                    args.seed,
+                    args.plans * (i + 1) // len(names) - args.plans * i // len(names),
+                    args.parallel,
+                    args.faults,
+                    args.minutes / len(names),
+                )
+                for i, name in enumerate(names)
+            }
+    except StoppedError as error:
+        parser.exit(128 + error.number, f"{error}: with --keep another run goes on from here\n")
     minutes = (time.monotonic() - began) / 60
     asked = 5000 if args.faults else 500
     body = report(found, args.seed, minutes, asked)

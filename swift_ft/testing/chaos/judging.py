@@ -15,7 +15,7 @@ from swift_ft.testing.chaos.run_folder import read_report
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _DAMAGES = (Action.FLIP, Action.TRUNCATE)
-_OF_THE_LOOP = ".carried.(loop)."
+_OF_THE_LOOP = (".carried.(loop).", ".carried.(passes on).")
 _OF_THE_SCRIPT = ".carried.."
 """Of variables of the script itself, among them those of a loop that is in no function."""
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -126,7 +126,7 @@ def _is_made_anew(name: str, state: dict[str, str], expected: Trial, *, after_al
     A worker that did not run the last step itself saves none of them; one that came after it, also none of
     the script's own.
     """
-    kinds = (_OF_THE_LOOP, _OF_THE_SCRIPT) if after_all else (_OF_THE_LOOP,)
+    kinds = (*_OF_THE_LOOP, _OF_THE_SCRIPT) if after_all else _OF_THE_LOOP
     in_both = name in state and name in expected.state
     return not in_both and not _is_file(name) and any(kind in name for kind in kinds)
 
