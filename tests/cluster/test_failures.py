@@ -50,7 +50,8 @@ def test_a_replay_that_stands_still_twice(tmp_path: Path) -> None:
         tmp_path,
         machines=2,
         inject="kill machine=1 iteration=5 point=forward",
-        flags=["--replay-timeout", "2"],
+        # Who helps waits in the replay's own group, whose timeout is the script's.
+        flags=["--replay-timeout", "2", "--helpers", "0"],
         script=training(tmp_path, STANDS_STILL),
     )
     assert run.code == 0, run.output[-3000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,13 @@ def test_what_a_step_writes_is_taken_back_with_it(tmp_path: Path, references: An
 def test_an_installed_package_brings_a_part_to_every_worker(
     tmp_path: Path, references: Any, package: Path
 ) -> None:
+    reference = references(machines=3)  # before it is installed
     install(package, "bring")
     run = run_cluster(tmp_path, machines=3, inject="kill machine=1 iteration=6 point=forward")
-    assert_identical(run, references(machines=3))
-    moments = (tmp_path / "diary.txt").read_text().splitlines()
-    assert sorted(moments) == [*["close"] * 3, *["interrupted"] * 2, *["start"] * 4]
+    assert_identical(run, reference)
+    moments = Counter((tmp_path / "diary.txt").read_text().splitlines())
+    assert (moments["start"], moments["close"]) == (4, 3)
+    assert moments["interrupted"] in (1, 2), "one of the survivors may learn of the loss between two steps"
 
 
 def test_a_package_may_bring_nothing_for_a_training(tmp_path: Path, package: Path) -> None:
