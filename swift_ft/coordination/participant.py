@@ -5,8 +5,10 @@ The protocol decides; the runtime acts on the orders, in the training thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +21,7 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.progress import ProgressBoard
 from swift_ft.coordination.recovery_trace import RecoveryTrace
-from swift_ft.errors import JobEndedError
+from swift_ft.errors import JobEndedError, SwiftError
 from swift_ft.observe.spans import recorder
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
@@ -253,6 +255,19 @@ class Participant:
         if any(sign in cause for sign in _ENDED):
             return machine_s
         return max(machine_s, config.heartbeat_timeout_s * state.patience)
+
+    def watch_recovery(self, generation: int) -> None:
+        """Watch the other machines as one that waits does, until all are live or the generation is over.
+
+        For a worker that replays or helps: where all do, nobody is left to see that none makes progress.
+        """
+
+        def watch() -> None:
+            # Without the journal there is nothing to report to; whatever else asks it says so.
+            with contextlib.suppress(SwiftError):
+                self._wait(lambda s: (s.generation, s.phase) != (generation, Phase.RECOVERING))
+
+        threading.Thread(target=watch, name="swift-recovery-watch", daemon=True).start()
 
     def _wait(self, condition: Callable[[State], bool]) -> State:
         """Wait for a condition. Machines that hold up all others and make no progress count as lost.

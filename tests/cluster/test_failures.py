@@ -44,14 +44,17 @@ def test_the_same_machine_again_during_its_replay(tmp_path: Path, references: An
 
 
 @pytest.mark.thorough
-def test_a_replay_that_stands_still_twice(tmp_path: Path) -> None:
-    """Neither the spare nor the machine after it ends the replay: all return to the checkpoint."""
+@pytest.mark.parametrize("helpers", ["0", "1"])
+def test_a_replay_that_stands_still_twice(tmp_path: Path, helpers: str) -> None:
+    """Neither the spare nor the machine after it ends the replay: all return to the checkpoint.
+
+    With a helper, nobody waits: both workers take part in the replay.
+    """
     run = run_cluster(
         tmp_path,
         machines=2,
         inject="kill machine=1 iteration=5 point=forward",
-        # Who helps waits in the replay's own group, whose timeout is the script's.
-        flags=["--replay-timeout", "2", "--helpers", "0"],
+        flags=["--replay-timeout", "2", "--helpers", helpers],
         script=training(tmp_path, STANDS_STILL),
     )
     assert run.code == 0, run.output[-3000:]

@@ -64,6 +64,7 @@ class CarriedVariables:
         # What was there as this process began its first step; empty before.
         self._before_steps: frozenset[Place] = frozenset()
         self._paths_before_steps: frozenset[str] = frozenset()
+        self._given: set[Place] = set()  # before the first step, where the script itself had made nothing
         self._generators: dict[Place, tuple[Any, int]] = {}
         self._at_epoch: dict[Place, Any] = {}  # as the steps of this epoch began
         self.own: frozenset[Place] = frozenset()
@@ -76,7 +77,7 @@ class CarriedVariables:
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
-        self._before_steps = frozenset(place for place, _ in self._values())
+        self._before_steps = frozenset(place for place, _ in self._values() if place not in self._given)
         self._paths_before_steps = frozenset(self._variables.paths)
 
     def epoch_begins(self) -> None:
@@ -185,6 +186,9 @@ class CarriedVariables:
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places = dict(self._values())
+        if not self._paths_before_steps:
+            arrived = {(path, name) for path, values in saved.items() for name in values}
+            self._given |= {place for place in arrived if places.get(place, MISSING) is MISSING}
         for path, values in saved.items():
             for name, value in values.items():
                 if isinstance(value, dict) and _OF_EPOCH in value:

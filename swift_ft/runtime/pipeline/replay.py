@@ -96,6 +96,7 @@ class Replays:
             RecoveryError: if a log does not have what is needed.
         """
         self.replayed = 0
+        self._participant.watch_recovery(state.generation)
         with recorder.span("open logs"):
             self._pipeline.begin_replay(state, task)
         self.until = task.replay_until
@@ -127,6 +128,7 @@ class Replays:
             Whether the replay is complete. Otherwise it was interrupted.
         """
         self._progress.publish(iteration, "helping")
+        self._participant.watch_recovery(state.generation)
         own, prepare = self._own(), self._pipeline.shared_replay.prepare_help
         with ExitStack() as until:
             # Raised in the group only: there _take_part() tells the job that this worker cannot help.

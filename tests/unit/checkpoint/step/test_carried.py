@@ -114,6 +114,19 @@ def test_back_to_a_state_of_before(one: Process) -> None:
     assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
 
 
+def test_what_only_arrived_is_of_no_time_before_the_first_step(one: Process, other: Process) -> None:
+    """A step of the process that it comes from has made it: there it was not before the first step either."""
+    one.rollback.begin(0)
+    change(one)
+    carried = one.rollback.carried.to_save()
+    other.rollback.carried.take_over(carried)
+    other.rollback.begin(1)
+    names = [process.rollback.carried.digests_of_earlier(carried) for process in (one, other)]
+    assert vars(other.net)["count"] == 3
+    assert not any(name.endswith(".count") for name in names[0])
+    assert names[0] == names[1]
+
+
 @pytest.mark.parametrize(
     ("length", "travels"), [(1024, True), (1025, True), (2**14, True), (2**14 + 1, False)]
 )
