@@ -18,6 +18,7 @@ _WRITES_THROUGH = sys.version_info >= (3, 13)
 LOOP, EPOCHS, PASSES_ON = "(loop)", "(epochs)", "(passes on)"
 """Names of the functions that run the loop over steps, of the one over epochs around it, and of a generator
 of the script's own that passes steps on to the loop."""
+FUNCTIONS = (LOOP, EPOCHS, PASSES_ON)
 
 
 def loop_frame() -> FrameType | None:

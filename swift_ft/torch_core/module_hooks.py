@@ -51,9 +51,6 @@ class OwnHook:
     def __deepcopy__(self, _: object) -> Callable[..., None]:
         return _nothing
 
-    def __copy__(self) -> Callable[..., None]:
-        return _nothing
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # Python's own, for a reader without this package: `{}.get(module, inputs)` gives the inputs back.
         return getattr, ({}, "get")

@@ -26,7 +26,7 @@ from swift_ft.checkpoint.step.kinds import (
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.script import ScriptVariables, root_of
-from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frame, set_variables
+from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, set_variables
 
 _logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class CarriedVariables:
             self.take_over(saved)
             self.own = before
         else:
-            for path in saved.keys() - {LOOP, EPOCHS, PASSES_ON, _CELLS, _FLAGS, *self._variables.paths}:
+            for path in saved.keys() - {*FUNCTIONS, _CELLS, _FLAGS, *self._variables.paths}:
                 self._say_missing((path, next(iter(saved[path]))))
 
     def epoch_begins_again(self) -> None:
@@ -160,7 +160,7 @@ class CarriedVariables:
                 value = value.get(_OF_EPOCH, value)
             unsaved = isinstance(value, dict) and _UNSAVED in value
             digest = 0 if value is MISSING else -1 if unsaved else self._digest(value)
-            found[".".join(filter(None, (path, name)))] = digest
+            found[in_words((path, name))] = digest
         return found
 
     def _digest(self, value: Any) -> int:
@@ -237,7 +237,7 @@ class CarriedVariables:
             cell = next((cell for at, cell in self._variables.cells if at == name), None)
             if cell is not None:
                 cell.cell_contents = value
-        elif path in (LOOP, EPOCHS, PASSES_ON):
+        elif path in FUNCTIONS:
             if (frame := self._variables.frame(path)) is not None:
                 set_variables(frame, {name: value})
         elif (namespace := self._variables.namespace(path)) is not None:
@@ -262,7 +262,7 @@ class CarriedVariables:
             _logger.warning(
                 "%s has %d elements where this state comes from, which are too many to travel, and here it "
                 "is another one: a file that is made of it differs",
-                ".".join(filter(None, place)),
+                in_words(place),
                 size,
                 extra={"event": "variable_not_taken", "variable": ".".join(place)},
             )
@@ -291,6 +291,11 @@ class CarriedVariables:
         yield from variables.of_loop().items()
         for name, parameter in variables.state.named_parameters().items():
             yield (_FLAGS, name), parameter.requires_grad
+
+
+def in_words(place: Place) -> str:
+    """As the script would name it."""
+    return ".".join(filter(None, place))
 
 
 def _size_of(value: Any) -> int | bool:

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 import xxhash
 
-from swift_ft.checkpoint.step.script import MOST_BYTES, ScriptVariables
+from swift_ft.checkpoint.step.leaves import MOST_BYTES
+from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.torch_core.tensors import version_of
 
 _Large: TypeAlias = torch.Tensor | np.ndarray[Any, Any]
@@ -47,7 +48,11 @@ class LargeValues:
             value: Any = namespace.variables.get(name)
             if isinstance(value, torch.Tensor):
                 # Those in attributes of modules are watched as parameters are.
-                if namespace.of_module or value.grad_fn is not None or self._variables.is_protected(value):
+                if (
+                    namespace.module is not None
+                    or value.grad_fn is not None
+                    or self._variables.is_protected(value)
+                ):
                     continue
             elif not isinstance(value, np.ndarray) or isinstance(value, np.memmap):
                 continue

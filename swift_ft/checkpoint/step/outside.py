@@ -20,7 +20,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from swift_ft.checkpoint.step.kinds import CONTAINERS
-from swift_ft.checkpoint.step.script import MOST_BYTES, ScriptVariables
+from swift_ft.checkpoint.step.leaves import MOST_BYTES
+from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.errors import IncompleteStateError
 from swift_ft.torch_core.fingerprints import Sampler
 from swift_ft.units import format_bytes
@@ -83,7 +84,7 @@ class Outside:
     def _large(self) -> Iterator[tuple[str, Any]]:
         for namespace, name in self._variables.slots:
             value = namespace.variables.get(name)
-            if not namespace.of_module:  # those are watched as parameters are
+            if namespace.module is None:  # those are watched as parameters are
                 yield from self._large_in(f"{namespace.path}.{name}".lstrip("."), value)
         for (_, name), value in self._variables.of_loop().items():
             if isinstance(value, CONTAINERS):

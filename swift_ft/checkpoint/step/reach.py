@@ -67,11 +67,6 @@ class Namespace:
         """The module of torch whose attributes it has; None if it is of something else."""
         return self._owner if isinstance(self._owner, nn.Module) else None
 
-    @property
-    def of_module(self) -> bool:
-        """Whether it has the attributes of a module of torch."""
-        return isinstance(self._owner, nn.Module)
-
     def may_lose(self, name: str) -> bool:
         """Whether a variable that is new may be deleted. What a module or a class has is mostly its code.
 

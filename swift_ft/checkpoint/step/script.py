@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FrameType
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     FIXED_EXACTLY,
-    GENERATORS,
-    MOST_ELEMENTS,
     is_copied,
     is_object,
     is_understood,
-    read_state,
-    write_state,
 )
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, content_in, leaf_of
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
@@ -45,9 +40,6 @@ _FEW = 64
 """Elements of a container that is looked through in each step for things that are new in it."""
 _MOST_MADE_SINCE = 10_000
 """Elements of new containers, as a batch may be, that are looked through in each step."""
-
-MOST_BYTES = 2**20
-"""Of a tensor or an array that is copied."""
 
 
 @dataclass
@@ -185,7 +177,7 @@ class ScriptVariables:
         """Things that the script has made since the last look, such as a new meter, and what is in them."""
         seen = self._reach.seen
         new = [value for value in values if id(value) not in seen and _leads_on(value)]
-        elements = (element for one in self._small for element in _content(one))
+        elements = (element for one in self._small for element in content_in(one))
         inner = [e for e in elements if type(e) not in FIXED_EXACTLY and id(e) not in seen]
         roots = [*(("", value) for value in new), *([("", inner)] if inner else [])]
         return reach(roots, seen, _MOST_MADE_SINCE) if roots else Reach([], [], [], {})
@@ -207,7 +199,7 @@ class ScriptVariables:
             if isinstance(value, torch.Tensor)
             and value.layout == torch.strided  # a sparse one has no size in bytes
             and value.nbytes > MOST_BYTES
-            and namespace.of_module
+            and namespace.module is not None
             and value.grad_fn is None
             and not self.is_protected(value)
         }
@@ -308,120 +300,6 @@ def _leads_on(value: Any) -> bool:
     if type(value) in FIXED_EXACTLY or isinstance(value, torch.Tensor):
         return False
     return isinstance(value, CONTAINERS) or is_object(value)
-
-
-class Leaf(Protocol):
-    """A value and what was in it."""
-
-    def put_back(self) -> None:
-        """As it was."""
-
-
-def leaf_of(value: Any, most_bytes: int = MOST_BYTES) -> Leaf | None:
-    """A value that changes in place, copied now. None for any other, and for one that is too large."""
-    if isinstance(value, torch.Tensor):
-        return _Tensor(value) if is_copied(value, most_bytes) else None
-    if isinstance(value, CONTAINERS):
-        return _Container(value)
-    if isinstance(value, GENERATORS):
-        return _Generator(value)
-    if isinstance(value, np.ndarray):
-        return _Array(value) if value.nbytes <= most_bytes and value.flags.writeable else None
-    return None
-
-
-class _Tensor:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._value = tensor, tensor.detach().clone()
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        if self._tensor.shape != self._value.shape:
-            self._tensor.resize_(self._value.shape)
-        self._tensor.detach().copy_(self._value)
-
-
-class _Array:
-    def __init__(self, array: np.ndarray) -> None:
-        self._array, self._value = array, array.copy()
-
-    def put_back(self) -> None:
-        if self._array.shape == self._value.shape:
-            self._array[...] = self._value
-
-
-class _Generator:
-    def __init__(self, generator: Any) -> None:
-        self._generator, self._state = generator, read_state(generator)
-
-    def put_back(self) -> None:
-        write_state(self._generator, self._state)
-
-
-class _Container:
-    """A list, dictionary, set, deque or bytearray."""
-
-    def __init__(self, container: Any) -> None:
-        self._container, self._length = container, len(container)
-        self._value = _shallow(container) if self._length <= MOST_ELEMENTS else None
-
-    def put_back(self) -> None:
-        if self._value is None:
-            if isinstance(self._container, list) and len(self._container) > self._length:
-                del self._container[self._length :]
-            return
-        if _same(self._container, self._value):
-            return
-        if not all(map(is_understood, _content(self._container))):
-            self._put_back_in_part(self._value)
-            return
-        if isinstance(self._container, list | bytearray):
-            self._container[:] = self._value
-            return
-        self._container.clear()
-        if isinstance(self._container, deque):
-            self._container.extend(self._value)
-        else:
-            self._container.update(self._value)
-
-    def _put_back_in_part(self, value: Any) -> None:
-        """Only entries that are understood, now and before: a dictionary's, or those of a list as long."""
-        if isinstance(self._container, dict):
-            for key in [
-                key for key, now in self._container.items() if key not in value and is_understood(now)
-            ]:
-                del self._container[key]
-            entries = value.items()
-        elif isinstance(self._container, list | deque) and len(self._container) == len(value):
-            entries = enumerate(value)
-        else:
-            return
-        there = dict(self._container) if isinstance(self._container, dict) else {*range(len(value))}
-        for key, before in entries:
-            if is_understood(before) and (key not in there or is_understood(self._container[key])):
-                self._container[key] = before
-
-
-def _shallow(container: Any) -> Any:
-    """The same things in a plain container: a copy of the script's own kind would run code of the script."""
-    kinds: tuple[type, ...] = (dict, set, bytearray)
-    kind = next((kind for kind in kinds if isinstance(container, kind)), list)
-    return kind(container)
-
-
-def _content(container: Any) -> Any:
-    return container.values() if isinstance(container, dict) else container
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Whether two containers of a kind hold the very same things in the same order."""
-    if len(one) != len(other):
-        return False
-    if isinstance(one, dict):
-        return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
-    if isinstance(one, bytearray | set):
-        return bool(one == other)
-    return all(a is b for a, b in zip(one, other, strict=True))
 
 
 def root_of(path: str) -> str:

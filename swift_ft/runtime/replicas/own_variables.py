@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from swift_ft.checkpoint.step.carried import CarriedVariables, Place
+from swift_ft.checkpoint.step.carried import CarriedVariables, Place, in_words
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError
@@ -97,7 +97,7 @@ class OwnVariables:
         """Within the block, a state that is taken over leaves what is known to be unlike as it is."""
         self._carried.own = self._unlike(replicas)
         if self._carried.own:
-            names = [".".join(filter(None, place)) for place in sorted(self._carried.own)]
+            names = [in_words(place) for place in sorted(self._carried.own)]
             _logger.info(
                 "each replica has %s for itself: this worker keeps its own, as its script or the beginning "
                 "of the step has left it",
@@ -124,7 +124,7 @@ class OwnVariables:
             for name in sorted(ours.keys() & theirs.keys()):
                 if ours[name] != theirs[name] and self._carried.goes_on(_place(name)):
                     raise UnsupportedError(
-                        f"The generator {'.'.join(filter(None, _place(name)))} goes on from step to step, "
+                        f"The generator {in_words(_place(name))} goes on from step to step, "
                         f"and its state is not the same on workers {first} and {last}: the one of a lost "
                         "worker could not be brought back. Make it anew or seed it in each step, as in "
                         "generator.manual_seed(seed + step.index * world_size + rank), or draw from torch's "

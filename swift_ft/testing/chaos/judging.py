@@ -9,13 +9,14 @@ from typing import Any
 
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.faults import Action, Fault, parse_faults
+from swift_ft.program.loop_frame import LOOP, PASSES_ON
 from swift_ft.testing.chaos.comparison import UNDO_BOUND, files_of, largest_difference, last_state, loads
 from swift_ft.testing.chaos.endings import beyond_faults
 from swift_ft.testing.chaos.run_folder import read_report
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 _DAMAGES = (Action.FLIP, Action.TRUNCATE)
-_OF_THE_LOOP = (".carried.(loop).", ".carried.(passes on).")
+_OF_THE_LOOP = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON))
 _OF_THE_SCRIPT = ".carried.."
 """Of variables of the script itself, among them those of a loop that is in no function."""
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -1,0 +1,137 @@
+"""Values of a script that change in place, copied, and how they are put back into what the script holds."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
+    GENERATORS,
+    MOST_ELEMENTS,
+    is_copied,
+    is_understood,
+    read_state,
+    write_state,
+)
+
+MOST_BYTES = 2**20
+"""Of a tensor or an array that is copied."""
+
+
+class Leaf(Protocol):
+    """A value and what was in it."""
+
+    def put_back(self) -> None:
+        """As it was."""
+
+
+def leaf_of(value: Any, most_bytes: int = MOST_BYTES) -> Leaf | None:
+    """A value that changes in place, copied now. None for any other, and for one that is too large."""
+    if isinstance(value, torch.Tensor):
+        return _Tensor(value) if is_copied(value, most_bytes) else None
+    if isinstance(value, CONTAINERS):
+        return _Container(value)
+    if isinstance(value, GENERATORS):
+        return _Generator(value)
+    if isinstance(value, np.ndarray):
+        return _Array(value) if value.nbytes <= most_bytes and value.flags.writeable else None
+    return None
+
+
+class _Tensor:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._value = tensor, tensor.detach().clone()
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        if self._tensor.shape != self._value.shape:
+            self._tensor.resize_(self._value.shape)
+        self._tensor.detach().copy_(self._value)
+
+
+class _Array:
+    def __init__(self, array: np.ndarray) -> None:
+        self._array, self._value = array, array.copy()
+
+    def put_back(self) -> None:
+        if self._array.shape == self._value.shape:
+            self._array[...] = self._value
+
+
+class _Generator:
+    def __init__(self, generator: Any) -> None:
+        self._generator, self._state = generator, read_state(generator)
+
+    def put_back(self) -> None:
+        write_state(self._generator, self._state)
+
+
+class _Container:
+    """A list, dictionary, set, deque or bytearray."""
+
+    def __init__(self, container: Any) -> None:
+        self._container, self._length = container, len(container)
+        self._value = _shallow(container) if self._length <= MOST_ELEMENTS else None
+
+    def put_back(self) -> None:
+        if self._value is None:
+            if isinstance(self._container, list) and len(self._container) > self._length:
+                del self._container[self._length :]
+            return
+        if _same(self._container, self._value):
+            return
+        if not all(map(is_understood, content_in(self._container))):
+            self._put_back_in_part(self._value)
+            return
+        if isinstance(self._container, list | bytearray):
+            self._container[:] = self._value
+            return
+        self._container.clear()
+        if isinstance(self._container, deque):
+            self._container.extend(self._value)
+        else:
+            self._container.update(self._value)
+
+    def _put_back_in_part(self, value: Any) -> None:
+        """Only entries that are understood, now and before: a dictionary's, or those of a list as long."""
+        if isinstance(self._container, dict):
+            for key in [
+                key for key, now in self._container.items() if key not in value and is_understood(now)
+            ]:
+                del self._container[key]
+            entries = value.items()
+        elif isinstance(self._container, list | deque) and len(self._container) == len(value):
+            entries = enumerate(value)
+        else:
+            return
+        there = dict(self._container) if isinstance(self._container, dict) else {*range(len(value))}
+        for key, before in entries:
+            if is_understood(before) and (key not in there or is_understood(self._container[key])):
+                self._container[key] = before
+
+
+def _shallow(container: Any) -> Any:
+    """The same things in a plain container: a copy of the script's own kind would run code of the script."""
+    kinds: tuple[type, ...] = (dict, set, bytearray)
+    kind = next((kind for kind in kinds if isinstance(container, kind)), list)
+    return kind(container)
+
+
+def content_in(container: Any) -> Any:
+    """The values of a dictionary, and of another container its elements."""
+    return container.values() if isinstance(container, dict) else container
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two containers of a kind hold the very same things in the same order."""
+    if len(one) != len(other):
+        return False
+    if isinstance(one, dict):
+        return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
+    if isinstance(one, bytearray | set):
+        return bool(one == other)
+    return all(a is b for a, b in zip(one, other, strict=True))
