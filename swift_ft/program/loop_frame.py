@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,7 +26,10 @@ def loop_frame() -> FrameType | None:
 
     The innermost one, but for generators and ``__next__``: these pass on what they take.
     """
-    own = [*_own_frames()]
+    return _loop_of([*_own_frames()])
+
+
+def _loop_of(own: Sequence[FrameType]) -> FrameType | None:
     return next((frame for frame in own if not _passes_on(frame.f_code)), own[0] if own else None)
 
 
@@ -51,16 +54,16 @@ def loop_frames(epochs: CodeType | None) -> dict[str, FrameType]:
     Args:
         epochs: the code that runs the loop over epochs; None in a script without one.
     """
-    inner = loop_frame()
+    own = [*_own_frames()]
+    inner = _loop_of(own)
     outer = inner if epochs is not None else None
     while outer is not None and outer.f_code is not epochs:
         outer = outer.f_back
     found = {EPOCHS: outer} if outer is not None else {}
     if inner is not None and inner is not outer:
         found[LOOP] = inner
-    innermost = next(_own_frames(), None)
-    if innermost is not None and innermost is not inner:
-        found[PASSES_ON] = innermost
+    if own and own[0] is not inner:
+        found[PASSES_ON] = own[0]
     return found
 
 

@@ -27,8 +27,9 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 """Parts of a path: a library may also be in another environment, which ``PYTHONPATH`` names."""
 
 
+@cache
 def is_own_file(filename: str) -> bool:
-    """Whether a source file is the user's own."""
+    """Whether a source file is the user's own. Asked for each function on the stack in each step."""
     installed = any(part in filename for part in _INSTALLED)
     return not installed and not filename.startswith(("<", *_LIBRARIES))
 

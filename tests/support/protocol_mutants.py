@@ -110,10 +110,10 @@ def found_by(module: str, mutant: Mutant) -> str:
     return "" if text == "-" else text or "a limit of time"
 
 
-def planted() -> list[tuple[str, Mutant]]:
-    """All faults, with the modules that they are in."""
+def planted(modules: Sequence[str] = MODULES) -> list[tuple[str, Mutant]]:
+    """All faults of some modules, with the modules that they are in."""
     found = []
-    for name in MODULES:
+    for name in modules:
         source = (ROOT / "swift_ft" / "recovery" / f"{name.replace('.', '/')}.py").read_text()
         found += [(f"swift_ft.recovery.{name}", mutant) for mutant in mutants(source)]
     return found
@@ -133,11 +133,14 @@ def main() -> int:
     )
     parser.add_argument("--count", type=int, default=150, help="drawn from all, default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the draw, default: %(default)s")
+    parser.add_argument(
+        "--modules", nargs="+", choices=MODULES, default=MODULES, metavar="NAME", help="default: all"
+    )
     args = parser.parse_args()
     first = (ROOT / "swift_ft" / "recovery" / f"{MODULES[-1]}.py").read_text()
     if by := found_by(f"swift_ft.recovery.{MODULES[-1]}", Mutant("as it is", ast.parse(first))):
         parser.error(f"{by} fails without any fault")
-    faults = planted()
+    faults = planted(args.modules)
     drawn = random.Random(args.seed).sample(faults, min(args.count, len(faults)))
     ways, survivors = Counter[str](), []
     for number, (module, mutant) in enumerate(drawn, 1):
