@@ -110,9 +110,11 @@ def candidate(state: State) -> Interval | None:
     if len(kept) < 2:
         return None
     begin, until = kept[-2:]
+    if begin not in saved_in or until not in saved_in:  # an earlier run saved one
+        return None
     # After a return to a checkpoint, logs begin there. Those of a layout before are of no use.
-    since = min(saved_in.get(begin, -1), saved_in.get(until, -1))
-    if since < max(0, state.checkpoints.log_since) or begin < state.layouts.since:
+    since = min(saved_in[begin], saved_in[until])
+    if since < state.checkpoints.log_since or begin < state.layouts.since:
         return None
     interval = _between(state, begin, until)
     marked = any((mark.until, mark.epoch) == (until, interval.epoch) for mark in state.audits.marks)
@@ -153,15 +155,14 @@ def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> l
     """The events that follow from a judgement which an audit has just led to.
 
     Args:
-        before: the state before its end was noted.
-        after: the state after it.
+        before: a state from before its end was noted.
+        after: a state from after it. Other spares may have noted something in between, too.
         ended: the audit.
         choice: ``--on-corruption``.
     """
-    if after.audits.judged == before.audits.judged or not choice or choice == "warn":
-        return []
-    judgement = after.audits.judged[-1]
-    if judgement.slot != after.slot_of_rank(ended.rank) and ended.iteration is not None:
+    made = [one for one in after.audits.judged if one not in before.audits.judged]
+    judgement = next((one for one in made if one.spares[-1] == ended.machine), None)
+    if judgement is None or not choice or choice == "warn":
         return []
     asked_by = f"--on-corruption {choice}"
     if judgement.wrong == Wrong.SPARE:

@@ -16,7 +16,7 @@ from swift_ft.recovery.audit_orders import (
 from swift_ft.recovery.audits import MOST_MARKS, Audits, Finding, Interval, Judgement, Mark, Wrong, judge
 from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
 from swift_ft.recovery.handlers.generations import open_generation
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import State
 from swift_ft.recovery.maps import kept, without
 from swift_ft.recovery.values import replace
 
@@ -95,8 +95,9 @@ def _judgement(
     state: State, interval: Interval, first: Finding, event: ev.AuditEnded, wrong: Wrong
 ) -> Judgement:
     membership, slot = state.membership, state.slot_of_rank(first.rank)
-    began = state.audits.saved_in.get(interval.begin, 0)
-    stayed = slot in membership.members and membership.started_in[slot] <= began
+    # It computed the interval itself if it was there when that began.
+    began = state.audits.saved_in[interval.begin]
+    stayed = membership.started_in[slot] <= began
     return Judgement(
         interval,
         slot,
@@ -132,13 +133,11 @@ def checkpoints_doubted(state: State, event: ev.CheckpointsDoubted) -> State:
     """Give up all checkpoints after one. All workers go back to that one."""
     if event.iteration not in state.checkpoints.kept:
         return state
-    while state.phase != Phase.ENDED and state.checkpoints.committed != event.iteration:
+    while state.checkpoints.committed != event.iteration:
         assert state.checkpoints.committed is not None
         state = give_up_checkpoint(state, state.checkpoints.committed, event.reason)
     marks = tuple(mark for mark in state.audits.marks if mark.until <= event.iteration)
     state = replace(state, audits=replace(state.audits, interval=None, marks=marks))
-    if state.phase == Phase.ENDED:
-        return state
     # Also where no checkpoint is given up: what came after it is in doubt, in memory as well.
     tries = replace(state.tries, fallback_reason=event.reason, memory_in_doubt=True)
     return open_generation(replace(state, tries=tries))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -105,3 +106,21 @@ def test_a_machine_that_came_since_is_not_drained(tmp_path: Path) -> None:
     """It may be the one before it that was wrong."""
     replaced = ["lost B", "report 0 at 41", "report 1 nothing", "ready 1", "expect members A S"]
     assert acts(tmp_path, SAME, "drain", *replaced) == []
+
+
+def test_what_another_spare_has_led_to_is_for_that_one(tmp_path: Path) -> None:
+    """Both spares look at the same journal: each acts on its own word only."""
+    scenario, path = Told(), tmp_path / "scenario.txt"
+    path.write_text("\n".join([BEGIN, SAME]))
+    scenario.run(path)
+    (before, ended), after = scenario.states[-1], scenario.state
+    assert isinstance(ended, ev.AuditEnded)
+    assert acts_on(before, after, ended, "drain")
+    assert acts_on(before, after, dataclasses.replace(ended, machine="S"), "drain") == []
+    assert acts_on(after, after, ended, "drain") == [], "it has acted on that before"
+
+
+def test_bytes_that_changed_on_their_way_are_called_that(tmp_path: Path) -> None:
+    doubted, *_ = acts(tmp_path, f"{SAME} changed", "back")
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert "has sent arrived as something else" in doubted.reason
