@@ -32,6 +32,7 @@ from swift_ft.host.heap import keep_freed_memory
 from swift_ft.logging import Compress, LogBudget, Ship
 from swift_ft.runtime.checkpoints.housekeeping import KeepLogs
 from swift_ft.runtime.compose import assemble
+from swift_ft.runtime.data.iterators import refuse_counted_steps
 from swift_ft.runtime.helpers.member import GradientReduction
 from swift_ft.runtime.hooks.between import Hook, OnLoss
 from swift_ft.runtime.metrics import SessionMetrics, serve_worker_metrics
@@ -192,7 +193,7 @@ class Session:
         self._attached: set[str] = set()
         self._has_groups = groups is not None
         self._has_snapshots = snapshot_every is not None
-        self._steps_begun = False
+        self._steps_begun = self._steps_asked_for = False
         self._unprotected = UnprotectedSteps(protected.optimizers.values())
         if port := context.config.worker_metrics_port:
             address = context.config.metrics_listen_address(context.address)
@@ -420,8 +421,11 @@ class Session:
             iterations: of the whole run; in an epoch of :meth:`epochs`, of this epoch.
 
         Raises:
-            UsageError: it is called a second time, outside of :meth:`epochs`.
+            UsageError: it is called a second time, outside of :meth:`epochs`, or the loop counts its steps.
         """
+        if not self._steps_asked_for:
+            refuse_counted_steps()
+            self._steps_asked_for = True
         if self._in_epochs:
             assert self._loop is not None
             yield from self._loop.steps_of_epoch(iterations)
@@ -447,8 +451,10 @@ class Session:
             count: of epochs in the whole run.
 
         Raises:
-            UsageError: it is called a second time, or an epoch does not take all of its steps.
+            UsageError: it is called a second time, an epoch does not take all of its steps, or the script
+                counts epochs by ``enumerate()``.
         """
+        refuse_counted_steps()
         loop = self._begin_loop(None)
         self._in_epochs = True
         yield from loop.epochs(count)

@@ -38,29 +38,34 @@ _FIXED: tuple[type, ...] = (
 )
 FIXED_EXACTLY = frozenset({bool, int, float, str, type(None)})
 """The most common types of values that never change in themselves: asked first."""
+BY_REFERENCE = FIXED_EXACTLY | {FunctionType, classmethod, staticmethod, property}
+"""The most common types of values that are noted without a look at what is in them."""
 CONTAINERS = (list, dict, set, deque, bytearray)
 """Types whose values change in place, so that they are copied."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Generators of random numbers that a script may have of its own."""
+MOST_OF_GRAPH_BYTES = 2**20
+"""Of a tensor that still has its graph as a step begins, as a recurrent state may. The copy has none."""
 MOST_ELEMENTS = 1024
 """Of a container that is looked into and copied. Larger ones are data sets and histories, as a rule: of these
 only the length is noted."""
+_UNDERSTOOD = (torch.Tensor, *_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)
 
 
 def is_understood(value: Any) -> bool:
     """Whether a variable with this value may be given its earlier one instead."""
     if type(value) in FIXED_EXACTLY:
         return True
-    if isinstance(value, torch.Tensor):
-        return value.grad_fn is None  # else it belongs to the graph of one step
     if isinstance(value, tuple):
         return all(map(is_understood, value))
-    return isinstance(value, (*_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)) or is_namespace(value)
+    return isinstance(value, _UNDERSTOOD) or is_namespace(value)
 
 
 def is_copied(tensor: torch.Tensor, most_bytes: int) -> bool:
-    """Whether a tensor is noted by a copy: none of a graph, no large one, and no sparse one."""
-    return tensor.grad_fn is None and tensor.layout == torch.strided and tensor.nbytes <= most_bytes
+    """Whether a tensor is noted by a copy: no large one, and no sparse one."""
+    if tensor.grad_fn is not None:
+        most_bytes = min(most_bytes, MOST_OF_GRAPH_BYTES)
+    return tensor.layout == torch.strided and tensor.nbytes <= most_bytes
 
 
 def is_fixed(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from swift_ft.checkpoint.step.kinds import (
     read_state,
     write_state,
 )
+from swift_ft.torch_core.tensors import same_bits
 
 MOST_BYTES = 2**20
 """Of a tensor or an array that is copied."""
@@ -32,7 +34,7 @@ class Leaf(Protocol):
 def leaf_of(value: Any, most_bytes: int = MOST_BYTES) -> Leaf | None:
     """A value that changes in place, copied now. None for any other, and for one that is too large."""
     if isinstance(value, torch.Tensor):
-        return _Tensor(value) if is_copied(value, most_bytes) else None
+        return _Tensor(value) if value.grad_fn is None and is_copied(value, most_bytes) else None
     if isinstance(value, CONTAINERS):
         return _Container(value)
     if isinstance(value, GENERATORS):
@@ -40,6 +42,25 @@ def leaf_of(value: Any, most_bytes: int = MOST_BYTES) -> Leaf | None:
     if isinstance(value, np.ndarray):
         return _Array(value) if value.nbytes <= most_bytes and value.flags.writeable else None
     return None
+
+
+class OfGraph:
+    """A tensor that still has its graph, and what was in it. It is not held: a graph may hold much memory."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._value = weakref.ref(tensor), tensor.detach().clone()
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor, as it was; a copy without a graph if nobody has it any more.
+
+        No step goes back through the graph of an earlier one: an update has changed what it needs.
+        """
+        if (tensor := self._tensor()) is None:
+            return self._value.clone()
+        if not same_bits(tensor.detach(), self._value):
+            with torch.no_grad():
+                tensor.detach().copy_(self._value)
+        return tensor
 
 
 class _Tensor:

@@ -15,7 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -54,18 +54,23 @@ class Namespace:
         path: how the script would get there, such as ``model.head``.
         owner: the object, class, module or function; a dictionary of variables stands for itself.
         hidden: names that belong to torch or to this package.
+        private: how such names begin.
     """
 
-    def __init__(self, path: str, owner: Any, hidden: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, path: str, owner: Any, hidden: frozenset[str] = frozenset(), private: str = "__"
+    ) -> None:
         self.path = path
         self._owner = owner
         self._hidden = hidden
+        self._private = private
         self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else _variables_of(owner)
 
     @property
     def module(self) -> nn.Module | None:
-        """The module of torch whose attributes it has; None if it is of something else."""
-        return self._owner if isinstance(self._owner, nn.Module) else None
+        """The module of torch whose attributes it has; None if it is of something else, or of a wrapper."""
+        is_module = isinstance(self._owner, nn.Module) and not is_torchs_wrapper(self._owner)
+        return self._owner if is_module else None
 
     def may_lose(self, name: str) -> bool:
         """Whether a variable that is new may be deleted. What a module or a class has is mostly its code.
@@ -79,7 +84,8 @@ class Namespace:
 
     def names(self) -> list[str]:
         """The names of its variables. What a module of Python's has is mostly its code, and left out."""
-        found = [name for name in self.variables if name not in self._hidden and not name.startswith("__")]
+        own = (name for name in self.variables if not name.startswith(self._private))
+        found = [name for name in own if name not in self._hidden]
         if isinstance(self._owner, ModuleType):
             return [name for name in found if not isinstance(self.variables[name], _CODE)]
         return found
@@ -214,41 +220,58 @@ def reach(
 
 def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, bool]]:
     """Note a namespace. Returns what its variables hold."""
+    namespace: Namespace | None = None
     if isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        for name, cell in cells:
-            found.cells.append((f"{path}.{name}", cell))
-            if (content := content_of(cell)) is not MISSING:
-                yield f"{path}.{name}", content, False
-        yield path, value.__defaults__, True
-        yield from ((f"{path}.{name}", one, True) for name, one in (value.__kwdefaults__ or {}).items())
-        # The variables of the module that it was written in, which it may change.
-        home = sys.modules.get(value.__module__)
-        if home is not None and vars(home) is value.__globals__:
-            yield value.__module__, home, False
-    if isinstance(value, nn.Module | Optimizer):
-        yield from ((f"{path}.{name}", hook, False) for name, hook in hooks_of(value))
-    if isinstance(value, nn.Module):
-        # A wrapper of torch's own that communicates keeps there what a recovery makes anew.
+        yield from _held_by_function(path, value, found)
+        if vars(value):
+            namespace = Namespace(path, value)
+    elif isinstance(value, nn.Module):
+        namespace = _look_into_module(path, value, found)
         wraps = is_torchs_wrapper(value)
-        if not wraps:
-            found.namespaces.append(Namespace(path, value, _hidden_in_modules()))
         for name, child in value._modules.items():
             if child is not None:  # what is wrapped has the name that the script gave it
                 yield path if wraps else f"{path}.{name}", child, False
-    elif isinstance(value, Optimizer):
-        found.namespaces.append(Namespace(path, value, _hidden_in_optimizers()))
-    elif not isinstance(value, FunctionType) or vars(value):
-        found.namespaces.append(Namespace(path, value))
     else:
-        return
-    if found.namespaces and found.namespaces[-1].path == path:
-        namespace = found.namespaces[-1]
+        hidden = _hidden_in_optimizers() if isinstance(value, Optimizer) else frozenset[str]()
+        namespace = Namespace(path, value, hidden)
+    if isinstance(value, nn.Module | Optimizer):
+        yield from ((f"{path}.{name}", hook, False) for name, hook in hooks_of(value))
+    if namespace is not None:
+        found.namespaces.append(namespace)
         yield from ((f"{path}.{name}", namespace.variables[name], False) for name in namespace.names())
-    if isinstance(value, type):
+    if isinstance(value, ModuleType):
+        # Its code may lead to further files, whose variables the step may change.
+        code = [(name, one) for name, one in vars(value).items() if isinstance(one, _CODE)]
+        yield from ((f"{path}.{name}", one, False) for name, one in code if not name.startswith("__"))
+    elif isinstance(value, type):
         yield from ((base.__name__, base, False) for base in value.__bases__)
-    elif not isinstance(value, ModuleType | FunctionType):
+    elif not isinstance(value, FunctionType):
         yield type(value).__name__, type(value), False  # what objects of a class share
+
+
+def _held_by_function(path: str, value: FunctionType, found: Reach) -> Iterator[tuple[str, Any, bool]]:
+    """All that a function shares with others: what is in its cells, its defaults, its file's variables."""
+    for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+        found.cells.append((f"{path}.{name}", cell))
+        if (content := content_of(cell)) is not MISSING:
+            yield f"{path}.{name}", content, False
+    yield path, value.__defaults__, True
+    yield from ((f"{path}.{name}", one, True) for name, one in (value.__kwdefaults__ or {}).items())
+    # The variables of the module that it was written in, which it may change.
+    home = sys.modules.get(value.__module__)
+    if home is not None and vars(home) is value.__globals__:
+        yield value.__module__, home, False
+
+
+def _look_into_module(path: str, module: nn.Module, found: Reach) -> Namespace:
+    """Note what parameters have for attributes. Returns the module's own namespace."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None and any(not one.startswith("_") for one in vars(parameter)):
+            found.namespaces.append(Namespace(f"{path}.{name}", parameter, private="_"))
+    if not is_torchs_wrapper(module):
+        return Namespace(path, module, _hidden_in_modules())
+    # It keeps there what a recovery makes anew, too.
+    return Namespace(f"{path}.(wrapper)", module, _hidden_in_wrappers(type(module).__mro__), private="_")
 
 
 def _results_in(function: Any) -> list[Any]:
@@ -282,6 +305,22 @@ def _elements(path: str, container: Any) -> Iterator[tuple[str, Any]]:
     else:
         named = enumerate(container)
     yield from ((f"{path}[{key!r}]", value) for key, value in named if type(value) not in FIXED_EXACTLY)
+
+
+@functools.cache
+def _hidden_in_wrappers(classes: tuple[type, ...]) -> frozenset[str]:
+    """All names that the code of torch's classes has: a script's own are others."""
+    functions = (
+        getattr(getattr(one, "__func__", one), "fget", getattr(one, "__func__", one))
+        for base in classes
+        for one in vars(base).values()
+    )
+    code = [function.__code__ for function in functions if isinstance(function, FunctionType)]
+    names: set[str] = set()
+    while code:
+        names.update((one := code.pop()).co_names)
+        code += [inner for inner in one.co_consts if isinstance(inner, CodeType)]
+    return _hidden_in_modules() | names
 
 
 @functools.cache

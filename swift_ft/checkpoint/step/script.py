@@ -18,13 +18,14 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.kinds import (
+    BY_REFERENCE,
     CONTAINERS,
     FIXED_EXACTLY,
     is_copied,
     is_object,
     is_understood,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, content_in, leaf_of
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, OfGraph, content_in, leaf_of
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
@@ -76,20 +77,20 @@ class NotedVariables:
             now = namespace.variables.get(name, MISSING)
             if now is value or value is _OPAQUE or not (now is MISSING or is_understood(now)):
                 continue
-            namespace.write(name, value)
+            namespace.write(name, _taken_back(value))
         for namespace in self.namespaces:
             for name in set(namespace.names()) - known[id(namespace)]:
                 if namespace.may_lose(name) and is_understood(namespace.variables[name]):
                     namespace.write(name, MISSING)
         for cell, value in self.cells:
             if content_of(cell) is not value and is_understood(content_of(cell)):
-                cell.cell_contents = value
+                cell.cell_contents = _taken_back(value)
         for function, frame in loop_frames(self.codes.get(EPOCHS)).items():
             if frame.f_code is not self.codes.get(function):
                 continue  # the function of then has returned
             now = frame.f_locals
             changed = {
-                name: value
+                name: _taken_back(value)
                 for (of, name), value in self.loop.items()
                 if of == function and name in now and now[name] is not value and is_understood(now[name])
             }
@@ -143,7 +144,7 @@ class ScriptVariables:
         frames = loop_frames(self.epochs)
         loop = _variables_in(frames)
         slots, raw = self.slots, [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
-        others = [index for index, value in enumerate(raw) if type(value) not in FIXED_EXACTLY]
+        others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
         late = self._made_since([*(raw[index] for index in others), *loop.values()])
         if late.namespaces:
             slots = [
@@ -151,12 +152,11 @@ class ScriptVariables:
                 *((namespace, name) for namespace in late.namespaces for name in namespace.names()),
             ]
             raw += [namespace.variables[name] for namespace, name in slots[len(raw) :]]
-            others = [index for index, value in enumerate(raw) if type(value) not in FIXED_EXACTLY]
+            others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
         cells = [(cell, content_of(cell)) for _, cell in [*self.cells, *late.cells]]
         values = raw.copy()
         for index in others:
-            if raw[index] is not MISSING and not is_understood(raw[index]):
-                values[index] = _OPAQUE
+            values[index] = _noted(raw[index])
         leaves: dict[int, Leaf] = {}
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
         self._copy(in_place, MOST_BYTES, leaves)
@@ -165,8 +165,8 @@ class ScriptVariables:
             namespaces=[*self._reach.namespaces, *late.namespaces],
             slots=slots,
             values=values,
-            cells=[(cell, value) for cell, value in cells if value is not MISSING and is_understood(value)],
-            loop=loop,
+            cells=_noted_cells(cells),
+            loop={place: _noted(value) for place, value in loop.items()},
             codes={function: frame.f_code for function, frame in frames.items()},
             leaves=[*leaves.values()],
             large=self._large_of([(*slots[index], raw[index]) for index in others]),
@@ -287,6 +287,24 @@ def _variables_in(frames: Mapping[str, FrameType]) -> dict[tuple[str, str], Any]
         for name, value in frame.f_locals.items()
         if _is_small(value)
     }
+
+
+def _noted(value: Any) -> Any:
+    """A value, or what stands for it in a note."""
+    if value is not MISSING and not is_understood(value):
+        return _OPAQUE
+    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+        return OfGraph(value) if is_copied(value, MOST_BYTES) else _OPAQUE
+    return value
+
+
+def _noted_cells(cells: Iterable[tuple[CellType, Any]]) -> list[tuple[CellType, Any]]:
+    noted = [(cell, _noted(value)) for cell, value in cells if value is not MISSING]
+    return [(cell, value) for cell, value in noted if value is not _OPAQUE]
+
+
+def _taken_back(noted: Any) -> Any:
+    return noted.tensor() if isinstance(noted, OfGraph) else noted
 
 
 def _is_small(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Finds iterators that a script takes its batches from: they do not go back when a step is repeated."""
+"""Iterators that a script takes its batches or its numbers from: they do not go back when a step does."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from swift_ft.checkpoint.completeness import is_companion
 from swift_ft.data.loader import LoaderBatches
+from swift_ft.errors import UsageError
 from swift_ft.program.loop_frame import loop_frame
 from swift_ft.program.own_code import is_own_file
 
@@ -69,6 +70,26 @@ def _zips_steps() -> bool:
             if len(members) > 1 and any(map(_are_steps, members)):
                 return True
     return False
+
+
+def refuse_counted_steps() -> None:
+    """Look for a loop over ``enumerate(session.steps(...))``, or over counted epochs.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if any(type(one) is enumerate and _passes_on_steps(one) for one in gc.get_objects()):
+        raise UsageError(
+            "enumerate() counts a step again when it is repeated, and begins at 0 in a replacement: write "
+            "`for step in session.steps(iterations):`, and take the number from step.index (in epochs, the "
+            "epoch's from session.epochs()).",
+            alike=True,
+        )
+
+
+def _passes_on_steps(thing: Any) -> bool:
+    held = (one for one in gc.get_referents(thing) if isinstance(one, GeneratorType | enumerate))
+    return any(_are_steps(one) or _passes_on_steps(one) for one in held)
 
 
 def _members(zipped: zip[Any]) -> Iterator[Any]:

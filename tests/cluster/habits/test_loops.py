@@ -11,6 +11,7 @@ from tests.support.habits import refusal
 SCRIPT = Path(__file__).parent / "scripts" / "loops.py"
 LINES = {
     "epochs": "the script calls it a second time. For epochs write",
+    "counted": "enumerate() counts a step again when it is repeated",
     "no steps": "(train_step) trains outside of session.steps()",
     "a store for each rank": "does not have what worker 0 has written into its store",
 }

@@ -9,7 +9,7 @@ import pytest
 from tests.support.habits import assert_put_back, refusal
 
 SCRIPT = Path(__file__).parent / "scripts" / "reached.py"
-SOME = ["a hook", "behind a generator", "a target"]
+SOME = ["a hook", "behind a generator", "a target", "a recurrent state", "two files away"]
 OTHERS = [
     "a global of another file",
     "a remembered result",
@@ -17,6 +17,9 @@ OTHERS = [
     "parsed arguments",
     "slots",
     "made anew",
+    "a class of another file",
+    "of a parameter",
+    "of the wrapper",
 ]
 
 

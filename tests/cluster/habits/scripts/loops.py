@@ -34,6 +34,10 @@ def train_step(index: int) -> None:
 if HABIT == "no steps":
     for index in range(6):
         train_step(index)
+if HABIT == "counted":
+    for number, step in enumerate(session.steps(4)):
+        with step:
+            train_step(number)
 for _ in range(2 if HABIT == "epochs" else 1):
     for step in session.steps(4):
         with step:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from tests.cluster.habits.scripts import reached_from
 from tests.cluster.habits.scripts.reached_from import growing, tracker
 from tests.support.habits import leave
 
@@ -33,6 +34,19 @@ class Slotted:
 class Meter:
     def __init__(self) -> None:
         self.count = 0
+
+
+class Recurrent(nn.Module):
+    """Keeps what it gave, with its graph, for the next step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.RNNCell(6, 6)
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.cell(x, None if self.hidden is None else self.hidden.detach())
+        return self.hidden
 
 
 def counts_in_a_hook(model: nn.Module) -> dict[str, int]:
@@ -55,10 +69,15 @@ def passed_on(session: swift_ft.Session) -> Iterator[Any]:
 
 def main() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6))
+    last = Recurrent() if HABIT == "a recurrent state" else nn.Linear(6, 6)
+    net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6), last)
+    weight: Any = net[0].weight
+    weight.count = 0
     if HABIT == "a hook":
         counts_in_a_hook(net[0])
     model = DistributedDataParallel(net)
+    wrapper: Any = model
+    wrapper.count = 0
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
     target = copy.deepcopy(net).requires_grad_(False)
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
@@ -77,14 +96,22 @@ def main() -> None:
             meter.count += 1
             context["count"] += 1
             tracker()["count"] += 1
+            reached_from.Shared.count += 1
+            weight.count += 1
+            wrapper.count += 1
             count = {
                 "beside a lock": context["count"],
                 "parsed arguments": args.count,
                 "slots": slotted.count,
+                "a class of another file": reached_from.Shared.count,
+                "of a parameter": weight.count,
+                "of the wrapper": wrapper.count,
             }
             count |= {"made anew": meter.count, "behind a generator": seen}
             if HABIT == "a global of another file":
                 count[HABIT] = growing()
+            elif HABIT == "two files away":
+                count[HABIT] = reached_from.growing_further()
             elif HABIT == "a remembered result":
                 count[HABIT] = tracker()["count"]
             loss = model(x).square().mean() / count.get(HABIT, 1)
@@ -98,6 +125,8 @@ def main() -> None:
                 one.data.lerp_(other.data, 0.1)
         if step.index == 3:
             meter = Meter()
+    if isinstance(last, Recurrent):
+        last.hidden = None  # torch copies no tensor that has a graph
     best = copy.deepcopy(net)
     leave(dist.get_rank(), {"model": best.state_dict(), "optimizer": optimizer.state_dict()})
 

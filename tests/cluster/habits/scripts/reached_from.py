@@ -2,7 +2,18 @@
 
 import functools
 
+from tests.cluster.habits.scripts import reached_further
+from tests.cluster.habits.scripts.reached_further import growing as growing_further
+
+__all__ = ["Shared", "growing", "growing_further", "reached_further", "tracker"]
+
 calls = 0
+
+
+class Shared:
+    """All that is to be had from everywhere, as some scripts have it."""
+
+    count = 0
 
 
 def growing() -> int:

@@ -7,6 +7,7 @@ import importlib
 import random
 import sys
 import threading
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -376,3 +377,102 @@ def test_a_loop_over_steps_that_the_script_passes_on(way: str, rollback: Rollbac
     assert len(given) == 2
     if way == "a generator":
         assert given == [(0, 1), (1, 2)]
+
+
+FURTHER = """
+import schedule_of_test
+from schedule_of_test import beta
+
+class Shared:
+    steps = 0
+"""
+
+
+@pytest.fixture
+def further(schedule: Any, tmp_path: Path) -> Any:
+    """A module that leads to the one that is counted in."""
+    (tmp_path / "further_of_test.py").write_text(FURTHER)
+    yield importlib.import_module("further_of_test")
+    del sys.modules["further_of_test"]
+    is_own_module.cache_clear()
+
+
+def test_variables_of_files_that_own_files_import(schedule: Any, further: Any, rollback: Rollback) -> None:
+    rollback.begin(0)
+    further.beta()
+    further.Shared.steps += 1
+    rollback.back()
+    assert (schedule.calls, schedule.history) == (0, [])
+    assert further.Shared.steps == 0
+
+
+class Recurrent(nn.Module):
+    """Keeps what it gave for the next step: alone, in a tuple, in a dictionary, and added up in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.hidden: torch.Tensor | None = None
+        self.pair: Any = None
+        self.kept: dict[str, torch.Tensor] = {}
+        self.total = torch.zeros(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.hidden = self.linear(x if self.hidden is None else self.hidden.detach())
+        self.pair = self.hidden * 2, self.hidden * 3
+        self.kept["h"] = self.hidden * 4
+        self.total += self.hidden
+        return self.hidden
+
+    def values(self) -> list[torch.Tensor]:
+        found = [self.hidden, *self.pair, self.kept["h"], self.total]
+        return [one.detach().clone() for one in found if one is not None]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_tensors_that_have_a_graph(first: bool) -> None:
+    """An interrupted step began with those of the step before, or with none."""
+    model, x = Recurrent(), torch.ones(2)
+    rollback, sums = Rollback(TrainingState({"model": model})), torch.zeros(())
+    if not first:
+        rollback.begin(0)
+        sums = sums + model(x).sum()
+    rollback.begin(1)
+    before, total = model.values() if not first else [], float(sums.detach())
+    sums = sums + model(x).sum()
+    rollback.back()
+    assert float(sums.detach()) == total
+    if first:
+        assert (model.hidden, model.pair, model.kept) == (None, None, {})
+        assert not model.total.any()
+    else:
+        assert all(map(torch.equal, model.values(), before))
+
+
+def test_a_graph_that_nobody_else_holds_is_not_kept() -> None:
+    """It may hold the activations of a step."""
+    model = Recurrent()
+    rollback = Rollback(TrainingState({"model": model}))
+    made = weakref.ref(model(torch.ones(2)))
+    rollback.begin(0)
+    model.hidden, model.pair, model.total = None, None, torch.zeros(2)
+    model.kept.clear()
+    assert made() is None
+
+
+def test_attributes_of_parameters_and_wrappers(net: Net) -> None:
+    wrapped = nn.DataParallel(net, device_ids=[])
+    weight: Any = net.linear.weight
+    holder: Any = wrapped
+    weight.count, holder.count, helper = 0, 0, Helper()
+    holder.helper = helper
+    rollback = Rollback(TrainingState({"model": wrapped}))
+    rollback.begin(0)
+    weight.count += 1
+    holder.count += 1
+    helper.count += 1
+    devices, holder.device_ids = holder.device_ids, [7]
+    rollback.back()
+    assert (weight.count, holder.count, helper.count) == (0, 0, 0)
+    assert holder.device_ids == [7], "what torch's wrapper keeps there is not the script's"
+    holder.device_ids = devices

@@ -16,14 +16,20 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from swift_ft.data import LoaderBatches
-from swift_ft.runtime.data.iterators import iterators_of_script, loader_goes_on, may_keep_position
+from swift_ft.errors import UsageError
+from swift_ft.runtime.data.iterators import (
+    iterators_of_script,
+    loader_goes_on,
+    may_keep_position,
+    refuse_counted_steps,
+)
 from swift_ft.session import Session
 
 
 class NoLoop:
     """Stands for what a session has by its first step."""
 
-    _in_epochs = True
+    _in_epochs = _steps_asked_for = True
 
     class _loop:
         @staticmethod
@@ -60,6 +66,33 @@ def test_what_is_none() -> None:
         found = iterators_of_script()
     assert not {"numbers", "text", "file", "each"} & {*found}
     del numbers, text, each
+
+
+def bar(iterable: Any) -> Iterator[Any]:
+    """As a progress bar passes on what it shows."""
+    yield from iterable
+
+
+@pytest.mark.parametrize(
+    ("loop", "counted"),
+    [
+        (lambda: enumerate(steps(2)), True),
+        (lambda: enumerate(steps(2), start=1), True),
+        (lambda: enumerate(bar(steps(2))), True),
+        (lambda: bar(enumerate(steps(2))), True),
+        (lambda: steps(2), False),
+        (lambda: bar(steps(2)), False),
+    ],
+)
+def test_steps_that_python_counts(loop: Callable[[], Any], counted: bool) -> None:
+    others, refused = enumerate([7, 8]), 0
+    for _ in loop():
+        try:
+            refuse_counted_steps()
+        except UsageError:
+            refused += 1
+    assert refused == (2 if counted else 0)
+    del others
 
 
 @pytest.mark.parametrize("side_by_side", [True, False])
