@@ -9,7 +9,6 @@ Versions before this one wrote neither. Their checkpoints are read, and cannot b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -38,19 +37,6 @@ def read_manifest(store: Store, part: str, digest: str) -> dict[str, FileDigest]
     content = _read(store, f"{part}/{MANIFEST}", MANIFEST)
     if content is None:
         raise DamagedCheckpointError(f"the file {MANIFEST} is gone", file=MANIFEST)
-    return _listed(content, digest)
-
-
-def manifest_from(text: bytes, digest: str) -> dict[str, FileDigest]:
-    """The list of a part's files that came from elsewhere than a store.
-
-    Raises:
-        DamagedCheckpointError: if it is not the one of that digest.
-    """
-    try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise DamagedCheckpointError(f"the file {MANIFEST} is not what was written", file=MANIFEST) from error
     return _listed(content, digest)
 
 

@@ -95,9 +95,9 @@ def _shown(path: Sequence[Any]) -> str:
     return "The value at " + ("".join(f"[{key!r}]" for key in path) or "its top")
 
 
-def fresh_on(device: torch.device | None = None) -> Allocate:
-    """Allocates new tensors, by default on the host."""
-    return lambda kinds: {p: torch.empty(k.shape, dtype=k.dtype, device=device) for p, k in kinds.items()}
+def fresh(kinds: dict[StatePath, TensorKind]) -> dict[StatePath, torch.Tensor]:
+    """New tensors on the host: see :data:`Allocate`."""
+    return {path: torch.empty(kind.shape, dtype=kind.dtype) for path, kind in kinds.items()}
 
 
 def pack(

@@ -41,7 +41,6 @@ class Groups:
         self._participant = participant
         self._group = group
         self._rank = participant.context.rank
-        self._world_size = participant.context.world_size
         self._timeout_s = participant.context.config.group_timeout_s
 
     def on_change(self, state: State) -> None:

@@ -62,13 +62,13 @@ class WorldChange:
     def apply(self, before: State, state: State, entry: Entry) -> None:
         """Note an entry after the one that planned it, with the state before and after it."""
         if before.worlds.change is not None:
-            self._note_progress(before, state, entry)
+            self._note_progress(state, entry)
         if self.switched is not None and state.phase == Phase.LIVE:
             self.live = entry.at
         elif state.phase == Phase.ENDED:
             self.ended, self.given_up = entry.at, "the run has ended"
 
-    def _note_progress(self, before: State, state: State, entry: Entry) -> None:
+    def _note_progress(self, state: State, entry: Entry) -> None:
         change, event = state.worlds.change, entry.event
         if isinstance(event, ev.StateTaken) and event.world == self.world:
             self.own[event.rank], self.peers[event.rank] = event.own, event.peers

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swift_ft.testing.part_conformance import PartConformanceTests
-    from swift_ft.testing.rendezvous_conformance import RendezvousConformanceTests
     from swift_ft.testing.scenario import Scenario, ScenarioError
     from swift_ft.testing.schedule_conformance import ScheduleConformanceTests
     from swift_ft.testing.simulation import JobKind, Outcome, Violation, simulate
@@ -21,7 +20,6 @@ __all__ = [
     "JobKind",
     "Outcome",
     "PartConformanceTests",
-    "RendezvousConformanceTests",
     "Scenario",
     "ScenarioError",
     "ScheduleConformanceTests",
@@ -35,7 +33,6 @@ _MODULES = {
     "JobKind": "simulation",
     "Outcome": "simulation",
     "PartConformanceTests": "part_conformance",
-    "RendezvousConformanceTests": "rendezvous_conformance",
     "Scenario": "scenario",
     "ScenarioError": "scenario",
     "ScheduleConformanceTests": "schedule_conformance",

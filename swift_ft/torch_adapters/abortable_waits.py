@@ -168,7 +168,7 @@ class AbortableWaits:
             if self._requests is None:
                 self._requests = SimpleQueue()
                 threading.Thread(
-                    target=_serve, args=(self._requests,), name="swift_ft waits", daemon=True
+                    target=_serve, args=(self._requests,), name="swift-gloo-waits", daemon=True
                 ).start()
             self._requests.put(call)
             aborted = self._aborted

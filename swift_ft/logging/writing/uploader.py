@@ -124,7 +124,7 @@ class SegmentUploader:
         self._always = options.ship is Ship.ALWAYS
         self._error: Exception | None = None
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="swift_ft log uploader", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="swift-log-uploader", daemon=True)
         self._thread.start()
 
     def offer(self, path: str) -> None:

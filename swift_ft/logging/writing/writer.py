@@ -118,7 +118,7 @@ class LogWriter:
         self.gap = Suspension()
         self._error: BaseException | None = None
         self._bytes = self._records = self._segments = 0
-        self._thread = threading.Thread(target=self._run, name="swift_ft log writer", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="swift-log-writer", daemon=True)
         self._thread.start()
 
     def append_message(

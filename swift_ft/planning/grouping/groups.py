@@ -232,12 +232,10 @@ class Merge:
     Attributes:
         start: first machine of the right one of the two groups.
         saved_bytes: bytes per iteration that are no longer logged: ΔM / T.
-        added_s: ΔR, seconds per replayed iteration, with equal failure probabilities.
     """
 
     start: int
     saved_bytes: int
-    added_s: float
 
 
 def greedy_merges(chain: Chain) -> Iterator[Merge]:
@@ -258,22 +256,22 @@ def greedy_merges(chain: Chain) -> Iterator[Merge]:
         seconds: float = (end_time[j] - start_time[i]) * share[j - i] * (j - i) / n
         return seconds
 
-    def entry(start: int) -> tuple[float, int, int, float]:
+    def entry(start: int) -> tuple[float, int, int]:
         i, j = left_start[start], right_end[start]
         added = cost(i, j) - cost(i, start) - cost(start, j)
         size = sizes[start - 1]
-        return (added / size if size else float("inf"), start, version[start], added)
+        return (added / size if size else float("inf"), start, version[start])
 
     heap = [entry(start) for start in range(1, n)]
     heapq.heapify(heap)
     while heap:
-        _, start, seen, added = heapq.heappop(heap)
+        _, start, seen = heapq.heappop(heap)
         if seen != version[start]:
             continue
         i, j = left_start[start], right_end[start]
         version[start] = -1
         right_end[i] = j
-        yield Merge(start, sizes[start - 1], added)
+        yield Merge(start, sizes[start - 1])
         if j < n:
             left_start[j] = i
             version[j] += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from swift_ft.checkpoint.state_payload import StatePayload, fresh_on
+from swift_ft.checkpoint.state_payload import StatePayload, fresh
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.progress import ProgressBoard
@@ -64,7 +64,7 @@ class LayerSync:
                     elif self._rank in transfer.targets:
                         self._progress.publish(self._status.iteration, "receiving")
                         # Into new tensors: if a source dies, this worker still has its own (decision 39).
-                        arrived.append(receive(link, fresh_on()))
+                        arrived.append(receive(link, fresh))
             except RuntimeError as error:
                 return first_line(error)
         if arrived:

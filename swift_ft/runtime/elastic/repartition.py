@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, fresh_on
+from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, fresh
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
@@ -222,4 +222,4 @@ def _allocate(kinds: dict[StatePath, TensorKind]) -> Mapping[StatePath, torch.Te
         raise UnsupportedError(
             f"{format_bytes(left)} of memory are left, and the layers that come need {format_bytes(needed)}"
         )
-    return fresh_on()(kinds)
+    return fresh(kinds)

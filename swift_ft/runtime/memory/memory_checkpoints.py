@@ -83,7 +83,6 @@ class MemoryCheckpoints:
     ) -> None:
         self._context = context
         self._state = state
-        self._rendezvous = rendezvous
         self._peers = peers
         self._interval = interval
         self._available = available

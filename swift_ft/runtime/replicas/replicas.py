@@ -17,7 +17,7 @@ from swift_ft.checkpoint.state_payload import (
     StatePath,
     StatePayload,
     TensorKind,
-    fresh_on,
+    fresh,
     tensor_at,
 )
 from swift_ft.checkpoint.training_state import TrainingState
@@ -408,7 +408,7 @@ class Replicas:
 
     def recv_parameters(self, transfer: Transfer, group: dist.ProcessGroup) -> None:
         """Receive some parameters, with their optimizer state."""
-        payload = receive(self._link(transfer, group), fresh_on())
+        payload = receive(self._link(transfer, group), fresh)
         put_parameters(self._state, transfer.parameters or (), payload)
 
     def _link(self, transfer: Transfer, group: dist.ProcessGroup) -> Link:

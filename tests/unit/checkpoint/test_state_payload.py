@@ -13,7 +13,7 @@ import torch
 from swift_ft.checkpoint.state_payload import (
     StatePayload,
     TensorKind,
-    fresh_on,
+    fresh,
     kinds_in,
     pack,
     tensor_at,
@@ -52,7 +52,7 @@ def test_tensors_are_found_by_their_paths() -> None:
 
 def test_fresh_tensors_have_the_kinds_that_were_asked_for() -> None:
     kinds = StatePayload(dict(tensors_in(NESTED))).kinds
-    assert StatePayload(fresh_on()(kinds)).kinds == kinds
+    assert StatePayload(fresh(kinds)).kinds == kinds
 
 
 def test_plain_values_come_back() -> None:

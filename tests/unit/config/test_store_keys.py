@@ -17,8 +17,8 @@ from swift_ft.config import store_keys
 from swift_ft.config.store_keys import KINDS, Hex, Kind, PathText
 
 REGISTRY = Path(inspect.getfile(store_keys))
-KITS = ("testing/rendezvous_conformance.py", "testing/nccl_like/group.py")
-"""They try stores and stand in for torch, with keys of their own in stores or folders of their own."""
+KITS = ("testing/nccl_like/group.py",)
+"""It stands in for torch, with keys of its own in a folder of its own."""
 TREES = {
     name: ast.parse(path.read_text())
     for path in PACKAGE.rglob("*.py")

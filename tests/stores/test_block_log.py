@@ -1,37 +1,27 @@
-"""The conformance suite for a log that is to hold a job's journal.
-
-from swift_ft.testing.block_log_conformance import BlockLogConformanceTests
-
-class TestMyLog(BlockLogConformanceTests):
-    @pytest.fixture
-    def open_log(self):
-        return lambda: MyBlockLog(somewhere_new_for_each_test)
-"""
+"""A job's journal is kept alike in the embedded store and in etcd."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from swift_ft.coordination.block_log import BlockGoneError, BlockLog
+from benchmarks.lib.etcd import EtcdCluster
+from swift_ft.config.store_address import StoreAddress
+from swift_ft.coordination.block_log import BlockGoneError, BlockLog, block_log_in
+from swift_ft.coordination.store_client import connect
+from tests.support.store_processes import store_process
 
 _LONG_S = 60.0
 _WRITERS = 4
 _BLOCKS = 12
 
 
-class BlockLogConformanceTests:
-    """Inherit from it and add a fixture ``open_log``."""
-
-    @pytest.fixture
-    def open_log(self) -> Callable[[], BlockLog]:
-        """Opens another client of the same log, which is empty when the test begins."""
-        raise NotImplementedError(
-            "BlockLogConformanceTests needs a fixture `open_log` in the class that inherits from it"
-        )
+class OfLog:
+    """What each does. A class that derives from it has a fixture ``open_log``: clients of an empty log."""
 
     @pytest.fixture
     def log(self, open_log: Callable[[], BlockLog]) -> BlockLog:
@@ -198,3 +188,17 @@ class BlockLogConformanceTests:
 def _text(block: str | bytes | None) -> str:
     assert block is not None
     return block if isinstance(block, str) else block.decode()
+
+
+class TestEmbedded(OfLog):
+    @pytest.fixture
+    def open_log(self) -> Iterator[Callable[[], BlockLog]]:
+        with store_process() as service:
+            yield lambda: block_log_in(connect(service.address, "run"))
+
+
+class TestEtcd(OfLog):
+    @pytest.fixture
+    def open_log(self, etcd: EtcdCluster) -> Callable[[], BlockLog]:
+        run = f"run-{uuid.uuid4().hex}"
+        return lambda: block_log_in(connect(StoreAddress.etcd(etcd.endpoints), run))
