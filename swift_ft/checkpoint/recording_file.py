@@ -1,4 +1,4 @@
-"""The file in a store that records one process's part in a recovery (`spans.py`).
+"""The file in a store that records one process's part in a recovery (`observe/spans.py`).
 
 runs/<run>/workers/rank-00003.g0002.trace.json          of a worker, for the generation that went live
 runs/<run>/workers/agent-m-1a2b3c4d.0.g0002.trace.json  of an agent that had something to do

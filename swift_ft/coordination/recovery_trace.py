@@ -1,4 +1,4 @@
-"""The time in which this process records its spans (`spans.py`): from a loss until all is well again.
+"""The time in which this process records its spans (`observe/spans.py`): from a loss until all is well again.
 
 A recording begins with the first sign of a loss, whichever comes first: a connection that ends, a process
 that is gone, or the event in the journal. A worker's ends with its first completed iteration, an agent's as

@@ -300,7 +300,7 @@ def _shards(dataset: Any, samples: int, shard_size: int | None) -> list[int]:
 def identity_of(dataset: Any) -> str:
     """A data set's identity; empty if it tells none.
 
-    Its ``identity`` is taken, as :class:`FileRecords` has one, or the ``_fingerprint`` of Hugging Face's data
+    Its ``identity`` is taken, as :class:`FileSamples` has one, or the ``_fingerprint`` of Hugging Face's data
     sets, which changes with the data and with each ``map`` and ``filter``.
     """
     return str(getattr(dataset, "identity", None) or getattr(dataset, "_fingerprint", ""))

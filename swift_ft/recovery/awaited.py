@@ -65,7 +65,7 @@ def awaited(state: State, what: Told, slots: range) -> set[int]:
         statuses, sessionless = state.round.statuses, state.round.sessionless
         return {r for r in ranks if r not in statuses and state.slot_of_rank(r) not in sessionless}
     if what.kind is ev.WorkerReady and current and state.phase == Phase.RECOVERING:
-        return _not_ready(state, ranks)
+        return state.not_ready(ranks)
     if what.kind is ev.WorkerFinished and current:
         return {rank for rank in ranks if rank not in state.round.finished}
     if what.kind is ev.LayoutBoundaryReached and current:
@@ -84,13 +84,6 @@ def _awaits_all(state: State) -> bool:
     """Whether the next group that is awaited is one of all workers, and not of some that replay together."""
     moves = state.plan is not None and state.plan.new_layout is not None
     return state.phase == Phase.RECOVERING and moves
-
-
-def _not_ready(state: State, ranks: Iterator[int]) -> set[int]:
-    """Without helpers, unless only they are left: they are done when they learn that the others are."""
-    late = {rank for rank in ranks if rank not in state.round.ready}
-    replays = state.plan.parallel_replays if state.plan is not None else ()
-    return late - {rank for replay in replays for rank in replay.helpers} or late
 
 
 def _ranks(state: State, slots: range) -> Iterator[int]:

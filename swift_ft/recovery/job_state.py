@@ -7,6 +7,7 @@ compared. Iterate over such a map in sorted order wherever the order matters: al
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -344,17 +345,20 @@ class State:
                 late = self._ranks_outside(self.round.statuses)
                 return sorted(r for r in late if self.slot_of_rank(r) not in self.round.sessionless)
             case Phase.RECOVERING:
-                return sorted(self._not_ready())
+                return sorted(self.not_ready(range(self.world_size)))
         return []
 
     def _ranks_outside(self, ranks: Map[int, object]) -> set[int]:
         return {rank for rank in range(self.world_size) if rank not in ranks}
 
-    def _not_ready(self) -> set[int]:
-        """Without helpers, unless only they are left: they are done when the workers that they help are."""
-        open_ranks = self._ranks_outside(self.round.ready)
+    def not_ready(self, ranks: Iterable[int]) -> set[int]:
+        """Those of some workers that have not said that they are ready.
+
+        Without helpers, unless only they are left: they are done when they learn that the others are.
+        """
+        late = {rank for rank in ranks if rank not in self.round.ready}
         replays = self.plan.parallel_replays if self.plan is not None else ()
-        return open_ranks - {rank for replay in replays for rank in replay.helpers} or open_ranks
+        return late - {rank for replay in replays for rank in replay.helpers} or late
 
 
 def _patience(false_alarms: int) -> int:

@@ -1,4 +1,4 @@
-"""Makes the faults of `faults.py` happen in this worker, with real signals."""
+"""Makes the faults of `faults/fault.py` happen in this worker, with real signals."""
 
 from __future__ import annotations
 

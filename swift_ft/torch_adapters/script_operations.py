@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from swift_ft.torch_core.tensors import tensors_in
 
 ALIKE = (
     *("allreduce", "allreduce_coalesced", "broadcast", "barrier", "monitored_barrier"),
@@ -63,10 +65,10 @@ class Operation:
     @classmethod
     def of(cls, name: str, group: str, members: Sequence[int], args: Sequence[Any]) -> Operation:
         """From the arguments of a method of ``ProcessGroup``: what it gives comes first."""
-        tensors = () if name in _NO_TENSORS else tuple(_tensors_in(args[0]))
+        tensors = () if name in _NO_TENSORS else tuple(tensors_in(args[0]))
         peer = members[args[1]] if name in ("send", "recv") else None
         source = members[_root(args)] if name == "broadcast" else None
-        given = tuple(_tensors_in(args[_GIVEN[name]])) if name in _GIVEN else ()
+        given = tuple(tensors_in(args[_GIVEN[name]])) if name in _GIVEN else ()
         return cls(name, group, tuple(members), tensors, peer, source, given)
 
     @property
@@ -95,11 +97,3 @@ def _root(args: Sequence[Any]) -> int:
     """Of the arguments of a broadcast: in the group. torch gives options, or the rank itself, or neither."""
     given = args[1] if len(args) > 1 else 0
     return int(getattr(given, "rootRank", given))
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for element in value:
-            yield from _tensors_in(element)

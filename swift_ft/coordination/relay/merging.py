@@ -35,7 +35,7 @@ LONGEST_LINGER_S = 0.4
 LOSSES_LINGER_S = 0.02
 """The time for which a loss is held after the newest one, by the relay that goes to the store."""
 LONGEST_LOSSES_LINGER_S = 0.1
-"""The longest time for which it is held: a machine's third watcher reports so late (`watched_machine.py`)."""
+"""The longest of these: a machine's third watcher reports so late (`launch/detection/policy.py`)."""
 PARTS_LINGER_S = 0.5
 """The time for which parts of a checkpoint are held: nothing waits for its commit."""
 

@@ -90,7 +90,7 @@ def run_worker(
         job: what it runs.
         connection: the worker's end of its channel to the agent.
         line: the worker's end of its line to the agent's relay, where there is one.
-        forked: when this process began, by the clock of `spans.py`.
+        forked: when this process began, by the clock of `observe/spans.py`.
     """
     os.environ.update(job.env)
     if job.secret:

@@ -45,7 +45,7 @@ class Packing:
         """So many groups that together fit into the cluster; None if there are none.
 
         Args:
-            table: of the smallest groups, as :func:`~swift_ft.planning.layout.group_tables.smallest_groups`
+            table: of the smallest groups, as :func:`~swift_ft.planning.layout.group_packing.smallest_groups`
                 makes it.
             number: how many groups.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.torch_adapters.layer_stack import stack_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_core.module_hooks import OwnHook
+from swift_ft.torch_core.tensors import tensors_in
 
 _logger = logging.getLogger(__name__)
 
@@ -252,7 +253,7 @@ class LayerTimes:
                 partial(_note, kept, weights), lambda tensor: tensor
             )
             self._saving[name].__enter__()
-        for tensor in _tensors_in(inputs):
+        for tensor in tensors_in(inputs):
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._touch, name))
         self._entered[name] = self._now()
@@ -263,7 +264,7 @@ class LayerTimes:
         if name not in self._entered:
             return
         self._forward[name].append(self._now() - self._entered.pop(name))
-        for tensor in _tensors_in(output):
+        for tensor in tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._begin, name))
 
@@ -294,14 +295,6 @@ def _note(kept: dict[int, int], weights: set[int], tensor: torch.Tensor) -> torc
     if storage.data_ptr() not in weights:
         kept[storage.data_ptr()] = storage.nbytes()
     return tensor
-
-
-def _tensors_in(values: Any) -> Iterator[torch.Tensor]:
-    if isinstance(values, torch.Tensor):
-        yield values
-    elif isinstance(values, (list, tuple)):
-        for value in values:
-            yield from _tensors_in(value)
 
 
 def _state_bytes(parameter: nn.Parameter, optimizers: list[torch.optim.Optimizer]) -> int:

@@ -145,7 +145,7 @@ def why_not_apart(schedule: _PipelineSchedule, stages: Sequence[_PipelineStageBa
 
 
 def _is_ours(hook: Any) -> bool:
-    """Whether a hook only looks: see `checkpoint/step/rollback.py`."""
+    """Whether a hook only looks: see `torch_core/module_hooks.py`."""
     return str(getattr(hook, "__module__", "")).startswith("swift_ft.")
 
 
