@@ -17,13 +17,14 @@ import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder
-from swift_ft.checkpoint.step.frozen import GENERATOR, UNKNOWN, frozen, put_into, same
+from swift_ft.checkpoint.step.frozen import UNKNOWN, Copier, same
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     GENERATORS,
     is_fixed,
 )
 from swift_ft.checkpoint.step.outside import Outside
+from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.script import ScriptVariables, root_of
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, set_variables
@@ -73,7 +74,8 @@ class CarriedVariables:
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
-        self._start = {place: self._now(value) for place, value in self._values()}
+        copier = self._copier()
+        self._start = {place: copier.copy(value) for place, value in self._values()}
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
@@ -96,7 +98,8 @@ class CarriedVariables:
         saved, own = self.arrived or ({}, frozenset())
         self._variables.look()
         self._at_top_of_epoch = False
-        self._at_epoch = {place: self._now(value) for place, value in self._values()}
+        copier = self._copier()
+        self._at_epoch = {place: copier.copy(value) for place, value in self._values()}
         if midway:
             before, self.own = self.own, own
             self.take_over(saved)
@@ -107,10 +110,11 @@ class CarriedVariables:
 
     def epoch_begins_again(self) -> None:
         """The state is of this epoch's beginning: the script has been at its top, and has gone on since."""
+        placing = self._placing()
         for place, now in [*self._values()]:
             before = self._at_epoch.get(place, UNKNOWN)
-            if before is not UNKNOWN and not same(self._now(now), before):
-                self._put(place, now, before)
+            if before is not UNKNOWN and not same(self._copier().copy(now), before):
+                self._put(placing, place, now, before)
 
     def to_save(self) -> dict[str, dict[str, Any]]:
         """Values that are not those of the start, by path and name.
@@ -121,11 +125,12 @@ class CarriedVariables:
         self._variables.look()
         self._outside.check()
         changed: dict[str, dict[str, Any]] = {}
+        copier = self._copier()
         for (path, name), value in self._values():
             before = self._start.get((path, name), MISSING)
             if value is before and is_fixed(value):
                 continue
-            now = self._now(value)
+            now = copier.copy(value)
             if (now is UNKNOWN and before is UNKNOWN) or same(now, before):
                 continue
             kept = now if self._is_plain(now) else {_UNSAVED: _size_of(value)}
@@ -185,7 +190,7 @@ class CarriedVariables:
         self.arrived = saved, self.own
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
-        places = dict(self._values())
+        places, placing = dict(self._values()), self._placing()
         if not self._paths_before_steps:
             arrived = {(path, name) for path, values in saved.items() for name in values}
             self._given |= {place for place in arrived if places.get(place, MISSING) is MISSING}
@@ -204,15 +209,15 @@ class CarriedVariables:
                 if isinstance(value, dict) and _UNSAVED in value:
                     self._say_not_taken((path, name), places.get((path, name), MISSING), value[_UNSAVED])
                     continue
-                self._put((path, name), places.get((path, name), MISSING), value)
+                self._put(placing, (path, name), places.get((path, name), MISSING), value)
         for place, value in places.items():
             before = self._start.get(place, MISSING if self._made_in_a_step(place) else UNKNOWN)
             in_saved = place[1] in saved.get(place[0], ())
             if before is UNKNOWN or in_saved or place in self.own:
                 continue
-            now = self._now(value)
+            now = self._copier().copy(value)
             if now is not UNKNOWN and not same(now, before):
-                self._put(place, value, before)
+                self._put(placing, place, value, before)
 
     def _made_in_a_step(self, place: Place) -> bool:
         """Whether something that was there before has got this variable in a step, and may lose it again."""
@@ -222,14 +227,14 @@ class CarriedVariables:
         namespace = self._variables.namespace(path)
         return namespace is not None and namespace.may_lose(name)
 
-    def _put(self, place: Place, now: Any, value: Any) -> None:
+    def _put(self, placing: Placing, place: Place, now: Any, value: Any) -> None:
         path, name = place
-        if now is not MISSING and put_into(now, value):
-            return
-        if isinstance(value, dict) and GENERATOR in value:
+        value = placing.put(now, value)
+        if value is UNKNOWN:
             self._say_missing(place)
             return
-        value = frozen(value)
+        if value is now:
+            return
         if path == _FLAGS:
             if (parameter := self._variables.state.named_parameters().get(name)) is not None:
                 parameter.requires_grad_(value)
@@ -277,8 +282,11 @@ class CarriedVariables:
             return False
         return True
 
-    def _now(self, value: Any) -> Any:
-        return frozen(value, self._variables.is_protected)
+    def _copier(self) -> Copier:
+        return Copier(self._variables.is_protected)
+
+    def _placing(self) -> Placing:
+        return Placing(self._variables.is_protected)
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables
