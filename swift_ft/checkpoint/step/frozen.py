@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
@@ -34,10 +35,10 @@ class Copier:
     """Copies values. What is one thing among them is one thing among the copies.
 
     Args:
-        is_protected: tells tensors that travel in another way.
+        is_protected: tells tensors and containers that travel in another way.
     """
 
-    def __init__(self, is_protected: Callable[[torch.Tensor], bool] = lambda _: False) -> None:
+    def __init__(self, is_protected: Callable[[Any], bool] = lambda _: False) -> None:
         self._is_protected = is_protected
         self._done: dict[int, tuple[Any, Any]] = {}  # by id(): the value, which must live on, and its copy
 
@@ -51,8 +52,10 @@ class Copier:
         return done[1]
 
     def _copied(self, value: Any) -> Any:
+        if self._is_protected(value):
+            return UNKNOWN
         if isinstance(value, torch.Tensor):
-            may = is_copied(value, _MOST_BYTES) and not self._is_protected(value)
+            may = is_copied(value, _MOST_BYTES) and not isinstance(value, DTensor)  # its mesh is of here
             return _copy_of_tensor(value) if may else UNKNOWN
         if isinstance(value, np.ndarray):
             return value.copy() if value.nbytes <= _MOST_BYTES else UNKNOWN
@@ -92,7 +95,12 @@ def _copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def _is_history(value: Any) -> bool:
     """Whether it is a list of plain values, as of losses, which is short enough to travel."""
     plain = isinstance(value, list) and len(value) <= _MOST_OF_HISTORY
-    return plain and all(type(element) in FIXED_EXACTLY for element in value)
+    return plain and is_plain(value)
+
+
+def is_plain(elements: Iterable[Any]) -> bool:
+    """Whether all of them are of the most common types of values that never change in themselves."""
+    return FIXED_EXACTLY.issuperset(map(type, elements))
 
 
 def same(one: Any, other: Any) -> bool:

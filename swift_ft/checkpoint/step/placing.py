@@ -25,10 +25,10 @@ class Placing:
     object of the script has them in other places by now, one of these places gets a new thing.
 
     Args:
-        is_protected: tells tensors that a value must not be written to.
+        is_protected: tells tensors and containers that a value must not be written to.
     """
 
-    def __init__(self, is_protected: Callable[[torch.Tensor], bool] = lambda _: False) -> None:
+    def __init__(self, is_protected: Callable[[Any], bool] = lambda _: False) -> None:
         self._is_protected = is_protected
         self._placed: dict[int, tuple[Any, Any]] = {}  # by id() of a value: it, and what has it here
         self._given: dict[int, Any] = {}  # by id(): things here that have got a value
@@ -48,7 +48,7 @@ class Placing:
         if value is MISSING or is_fixed(value):
             return value
         if id(value) not in self._placed:
-            free = now is not MISSING and id(now) not in self._given
+            free = id(now) not in self._given and not self._is_protected(now)
             self._placed[id(value)] = value, self._put(now if free else MISSING, value)
         return self._placed[id(value)][1]
 
@@ -85,8 +85,6 @@ class Placing:
         if not isinstance(now, torch.Tensor) or now.shape != value.shape or now.dtype != value.dtype:
             return False
         if isinstance(now, nn.Parameter) != isinstance(value, nn.Parameter) or not _is_writable(now):
-            return False
-        if self._is_protected(now):
             return False
         # It may be a view, as others are of its memory: these must not lose what they have got.
         others = self._of_storage.get(storage_id(local(now)), ())
