@@ -17,11 +17,12 @@ import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder
-from swift_ft.checkpoint.step.frozen import UNKNOWN, Copier, same
+from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import MISSING, content_of
+from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.checkpoint.step.script import ScriptVariables, root_of
 from swift_ft.checkpoint.step.traces import Trace, trace_of
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, set_variables
@@ -302,10 +303,13 @@ class CarriedVariables:
         return trace_of(value, self._variables.is_protected)
 
     def _copier(self) -> Copier:
-        return Copier(self._variables.is_protected)
+        return Copier(self._variables.is_protected, self._references())
+
+    def _references(self) -> References:
+        return References(self._variables.state.named_parameters(), self._variables.state.modules)
 
     def _placing(self) -> Placing:
-        return Placing(self._variables.is_protected)
+        return Placing(self._variables.is_protected, self._references())
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables

@@ -21,10 +21,9 @@ from swift_ft.checkpoint.step.kinds import (
     read_state,
 )
 from swift_ft.checkpoint.step.reach import MISSING
+from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.torch_core.tensors import same_bits
 
-UNKNOWN: Any = object()
-"""In the place of a value that cannot be copied so."""
 GENERATOR = "swift_ft.generator"
 """The key of a generator's state."""
 _MOST_BYTES = 2**26
@@ -36,10 +35,16 @@ class Copier:
 
     Args:
         is_protected: tells tensors and containers that travel in another way.
+        references: by which a parameter of the state has its name in its place.
     """
 
-    def __init__(self, is_protected: Callable[[Any], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        is_protected: Callable[[Any], bool] = lambda _: False,
+        references: References | None = None,
+    ) -> None:
         self._is_protected = is_protected
+        self._references = references or References()
         self._done: dict[int, tuple[Any, Any]] = {}  # by id(): the value, which must live on, and its copy
 
     def copy(self, value: Any) -> Any:
@@ -52,6 +57,8 @@ class Copier:
         return done[1]
 
     def _copied(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (name := self._references.of_parameter(value)) is not None:
+            return name
         if self._is_protected(value):
             return UNKNOWN
         if isinstance(value, torch.Tensor):
@@ -73,7 +80,11 @@ class Copier:
                 return UNKNOWN
             inner.append(copied)
         if isinstance(value, dict):
-            return dict(zip(value, inner, strict=True))
+            keys = [*map(self._references.of_key, value)]
+            unknown = any(key is UNKNOWN for key in keys)
+            return UNKNOWN if unknown else dict(zip(keys, inner, strict=True))
+        if isinstance(value, set) and not all(map(is_fixed, value)):
+            return UNKNOWN  # it would have others in itself
         if isinstance(value, deque):
             return deque(inner, value.maxlen)
         plain: type = next(kind for kind in (list, tuple, set) if isinstance(value, kind))

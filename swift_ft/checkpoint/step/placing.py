@@ -1,4 +1,4 @@
-"""How copies of a script's values come back into what holds them."""
+"""The way of copied values back into what holds them in a script."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.frozen import GENERATOR, UNKNOWN, frozen
+from swift_ft.checkpoint.step.frozen import GENERATOR, frozen
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, write_state
 from swift_ft.checkpoint.step.reach import MISSING
+from swift_ft.checkpoint.step.references import PARAMETER, UNKNOWN, References
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import same_bits, storage_id
 
@@ -26,16 +27,22 @@ class Placing:
 
     Args:
         is_protected: tells tensors and containers that a value must not be written to.
+        references: by which a name stands for a parameter of the state.
     """
 
-    def __init__(self, is_protected: Callable[[Any], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        is_protected: Callable[[Any], bool] = lambda _: False,
+        references: References | None = None,
+    ) -> None:
         self._is_protected = is_protected
+        self._references = references or References()
         self._placed: dict[int, tuple[Any, Any]] = {}  # by id() of a value: it, and what has it here
         self._given: dict[int, Any] = {}  # by id(): things here that have got a value
         self._of_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # tensors here, and values
 
     def put(self, now: Any, value: Any) -> Any:
-        """What shall be in a place.
+        """The content of a place from now on.
 
         Args:
             now: what is there; ``MISSING`` if nothing is.
@@ -43,7 +50,7 @@ class Placing:
 
         Returns:
             ``now``, if it could take the value, and something new otherwise. ``UNKNOWN`` if a generator has
-            to be there, which cannot be made.
+            to be there, which cannot be made, or a parameter that this process does not have.
         """
         if value is MISSING or is_fixed(value):
             return value
@@ -59,6 +66,8 @@ class Placing:
             return self._note(value, now if _fill_array(now, value) else value.copy())
         if isinstance(value, tuple):
             return self._tuple(now, value)
+        if isinstance(value, dict) and PARAMETER in value:
+            return self._references.parameter(value)
         if isinstance(value, dict) and GENERATOR in value:
             if not isinstance(now, GENERATORS):
                 return UNKNOWN
@@ -67,6 +76,8 @@ class Placing:
         kind: type | None = next((kind for kind in CONTAINERS if isinstance(value, kind)), None)
         if kind is None:
             return frozen(value)
+        if kind is dict and any(self._references.key(key) is UNKNOWN for key in value):
+            return UNKNOWN
         fits = isinstance(now, kind) and getattr(now, "maxlen", None) == getattr(value, "maxlen", None)
         here = now if fits else deque(maxlen=value.maxlen) if kind is deque else kind()
         self._fill(self._note(value, here), value)
@@ -127,7 +138,8 @@ class Placing:
         """
         before = dict(here)
         here.clear()
-        for key, inner in value.items():
+        for name, inner in value.items():
+            key = self._references.key(name)
             there = before.get(key, MISSING)
             if there is MISSING and isinstance(inner, CONTAINERS):
                 makes = here.default_factory if isinstance(here, defaultdict) else None

@@ -1,4 +1,4 @@
-"""Traces of values that cannot be copied: whether one has changed, and what to call it."""
+"""Traces of values that cannot be copied: by these one sees that a value has changed."""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "holds_values.py"
 FAULTS = "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 iteration=6 point=reduce"
 
 
-@pytest.mark.parametrize("habit", ["one tensor in two places", "an average of parameters"])
+@pytest.mark.parametrize(
+    "habit", ["one tensor in two places", "an average of parameters", "keyed by parameters"]
+)
 def test_replicas(habit: str, tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, habit, inject=FAULTS)
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.frozen import UNKNOWN, Copier, same
+from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.placing import Placing, put_into
 from swift_ft.checkpoint.step.reach import MISSING
+from swift_ft.checkpoint.step.references import UNKNOWN
 
 
 def copied(*values: Any) -> list[Any]:
