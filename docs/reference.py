@@ -96,7 +96,7 @@ MEANINGS = {
     "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",
     "large_value_changes": "A tensor too large to be noted changes; neither the state nor a step has it.",
     "own_variables": "Variables that are unlike on all replicas are not taken over from one of them.",
-    "variable_not_taken": "A list, or the like, is too long to come with the state, and is another one here.",
+    "variable_not_taken": "A value has changed and cannot come with the state: it is another one here.",
     "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",
     "checkpoint_failed": "A part of a checkpoint could not be written. The previous checkpoint stays valid.",
     "checkpoint_unverified": "An earlier version wrote it. It has no digests, so it cannot be verified.",

@@ -99,6 +99,7 @@ def classes_in(value: Any) -> set[type]:
 # -------------------------------------------------------------------------------------------------- encode
 
 _GIVE_PLAIN = "give plain values (numbers, text, tensors, arrays, lists, dicts) in state_dict()"
+_GIVE_NAMES = "give names or numbers as keys in state_dict()"
 
 
 class Encoder:
@@ -174,7 +175,14 @@ class Encoder:
             raise
 
     def _pairs(self, values: Any) -> list[list[Any]]:
-        return [[self.encode(key), self._at(key, value)] for key, value in values.items()]
+        return [[self._key(key), self._at(key, value)] for key, value in values.items()]
+
+    def _key(self, key: Any) -> Any:
+        """A key, or an element of a set."""
+        for part in key if type(key) is tuple else (key,):
+            if isinstance(part, torch.Tensor):
+                raise NotPlainError(part, "as a key, which nobody finds when it is read", _GIVE_NAMES)
+        return self.encode(key)
 
     def _tagged(self, value: Any, kind: str, fill: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         form: dict[str, Any] = self._filled(value, {_TAG: kind}, lambda form: form.update(fill()))
@@ -189,7 +197,7 @@ class Encoder:
     def _set(self, value: set[Any]) -> Any:
         if all(_is_key(item) for item in value):
             return self._note(value, set(value))
-        return self._tagged(value, "set", lambda: {"items": self._items(value)})
+        return self._tagged(value, "set", lambda: {"items": [*map(self._key, value)]})
 
     def _ordered(self, value: OrderedDict[Any, Any]) -> Any:
         # The attributes are those that ``Module.state_dict()`` sets.
@@ -322,7 +330,9 @@ _TIMES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
 
 _ENCODE: dict[type, Callable[[Encoder, Any], Any]] = {
     set: Encoder._set,
-    frozenset: lambda self, value: self._tagged(value, "frozenset", lambda: {"items": self._items(value)}),
+    frozenset: lambda self, value: self._tagged(
+        value, "frozenset", lambda: {"items": [*map(self._key, value)]}
+    ),
     OrderedDict: Encoder._ordered,
     Counter: lambda self, value: self._tagged(value, "Counter", lambda: {"items": self._pairs(value)}),
     defaultdict: Encoder._default,

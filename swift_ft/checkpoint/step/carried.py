@@ -17,22 +17,21 @@ import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder
-from swift_ft.checkpoint.step.frozen import GENERATOR, UNKNOWN, frozen, put_into, same
-from swift_ft.checkpoint.step.kinds import (
-    CONTAINERS,
-    GENERATORS,
-    is_fixed,
-)
+from swift_ft.checkpoint.step.frozen import Copier, same
+from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed
 from swift_ft.checkpoint.step.outside import Outside
+from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import MISSING, content_of
+from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.checkpoint.step.script import ScriptVariables, root_of
+from swift_ft.checkpoint.step.traces import Trace, trace_of
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, set_variables
 
 _logger = logging.getLogger(__name__)
 
 _UNSAVED = "swift_ft.unsaved"
-"""In the place of a value that has changed and cannot be saved: what there is stays. With it is the number of
-elements, where it is too large."""
+"""In the place of a value that has changed and cannot be saved: what there is stays. With it are the words of
+its trace; earlier versions have a number there."""
 _OF_EPOCH = "swift_ft.of_epoch"
 """Around a value that the script has set at the top of this epoch: only who lacks it is given it."""
 
@@ -64,6 +63,7 @@ class CarriedVariables:
         # What was there as this process began its first step; empty before.
         self._before_steps: frozenset[Place] = frozenset()
         self._paths_before_steps: frozenset[str] = frozenset()
+        self._made_before: dict[Place, Trace] = {}  # what could not be copied then
         self._given: set[Place] = set()  # before the first step, where the script itself had made nothing
         self._generators: dict[Place, tuple[Any, int]] = {}
         self._at_epoch: dict[Place, Any] = {}  # as the steps of this epoch began
@@ -73,12 +73,13 @@ class CarriedVariables:
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
-        self._start = {place: self._now(value) for place, value in self._values()}
+        self._start = self._all_now()
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
         self._before_steps = frozenset(place for place, _ in self._values() if place not in self._given)
         self._paths_before_steps = frozenset(self._variables.paths)
+        self._made_before = {p: now for p, now in self._all_now().items() if isinstance(now, Trace)}
 
     def epoch_begins(self) -> None:
         """The script's loop over epochs has asked for the next one."""
@@ -96,7 +97,7 @@ class CarriedVariables:
         saved, own = self.arrived or ({}, frozenset())
         self._variables.look()
         self._at_top_of_epoch = False
-        self._at_epoch = {place: self._now(value) for place, value in self._values()}
+        self._at_epoch = self._all_now()
         if midway:
             before, self.own = self.own, own
             self.take_over(saved)
@@ -107,10 +108,11 @@ class CarriedVariables:
 
     def epoch_begins_again(self) -> None:
         """The state is of this epoch's beginning: the script has been at its top, and has gone on since."""
-        for place, now in [*self._values()]:
+        placing = self._placing()
+        for place, value in [*self._values()]:
             before = self._at_epoch.get(place, UNKNOWN)
-            if before is not UNKNOWN and not same(self._now(now), before):
-                self._put(place, now, before)
+            if before is not UNKNOWN:
+                self._put_back(placing, place, value, before)
 
     def to_save(self) -> dict[str, dict[str, Any]]:
         """Values that are not those of the start, by path and name.
@@ -121,14 +123,15 @@ class CarriedVariables:
         self._variables.look()
         self._outside.check()
         changed: dict[str, dict[str, Any]] = {}
+        copier = self._copier()
         for (path, name), value in self._values():
             before = self._start.get((path, name), MISSING)
             if value is before and is_fixed(value):
                 continue
-            now = self._now(value)
-            if (now is UNKNOWN and before is UNKNOWN) or same(now, before):
+            now = self._now(copier, value)
+            if same(now, before) or same(now, self._made_before.get((path, name))):
                 continue
-            kept = now if self._is_plain(now) else {_UNSAVED: _size_of(value)}
+            kept = now if self._is_plain(now) else {_UNSAVED: self._trace(value).words}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
             of_epoch = at_epoch is not MISSING and same(now, at_epoch)
             changed.setdefault(path, {})[name] = {_OF_EPOCH: kept} if of_epoch else kept
@@ -185,7 +188,7 @@ class CarriedVariables:
         self.arrived = saved, self.own
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
-        places = dict(self._values())
+        places, placing = dict(self._values()), self._placing()
         if not self._paths_before_steps:
             arrived = {(path, name) for path, values in saved.items() for name in values}
             self._given |= {place for place in arrived if places.get(place, MISSING) is MISSING}
@@ -197,22 +200,33 @@ class CarriedVariables:
                         if (path, name) in places
                         else value[_OF_EPOCH]
                     )
-                    if value is UNKNOWN:
+                    if value is UNKNOWN or isinstance(value, Trace):
                         continue
                 if (path, name) in self.own:
                     continue
                 if isinstance(value, dict) and _UNSAVED in value:
-                    self._say_not_taken((path, name), places.get((path, name), MISSING), value[_UNSAVED])
+                    self._say_not_taken((path, name), value[_UNSAVED])
                     continue
-                self._put((path, name), places.get((path, name), MISSING), value)
+                self._put(placing, (path, name), places.get((path, name), MISSING), value)
         for place, value in places.items():
             before = self._start.get(place, MISSING if self._made_in_a_step(place) else UNKNOWN)
+            before = self._made_before.get(place, before)
             in_saved = place[1] in saved.get(place[0], ())
             if before is UNKNOWN or in_saved or place in self.own:
                 continue
-            now = self._now(value)
-            if now is not UNKNOWN and not same(now, before):
-                self._put(place, value, before)
+            self._put_back(placing, place, value, before)
+
+    def _put_back(self, placing: Placing, place: Place, value: Any, before: Any) -> None:
+        """Give a variable its earlier value, if it has changed."""
+        now = self._now(self._copier(), value)
+        if same(now, before):
+            return
+        if words := _words_of(before) or _words_of(now):
+            # Before the first step and at the top of an epoch, the script itself changes it.
+            if self._paths_before_steps and not same(now, self._at_epoch.get(place)):
+                self._say_not_taken(place, words)
+        elif not isinstance(before, Trace) and not isinstance(now, Trace):
+            self._put(placing, place, value, before)
 
     def _made_in_a_step(self, place: Place) -> bool:
         """Whether something that was there before has got this variable in a step, and may lose it again."""
@@ -222,14 +236,14 @@ class CarriedVariables:
         namespace = self._variables.namespace(path)
         return namespace is not None and namespace.may_lose(name)
 
-    def _put(self, place: Place, now: Any, value: Any) -> None:
+    def _put(self, placing: Placing, place: Place, now: Any, value: Any) -> None:
         path, name = place
-        if now is not MISSING and put_into(now, value):
-            return
-        if isinstance(value, dict) and GENERATOR in value:
+        value = placing.put(now, value)
+        if value is UNKNOWN:
             self._say_missing(place)
             return
-        value = frozen(value)
+        if value is now:
+            return
         if path == _FLAGS:
             if (parameter := self._variables.state.named_parameters().get(name)) is not None:
                 parameter.requires_grad_(value)
@@ -255,21 +269,20 @@ class CarriedVariables:
             extra={"event": "variable_missing", "variable": ".".join(place)},
         )
 
-    def _say_not_taken(self, place: Place, now: Any, size: int | bool) -> None:
-        if now is MISSING and (namespace := self._variables.namespace(place[0])) is not None:
-            now = namespace.variables.get(place[1])  # the script has made it since the last look
-        if type(size) is int and _size_of(now) != size:
+    def _say_not_taken(self, place: Place, words: str | int) -> None:
+        if words and isinstance(words, str):
             _logger.warning(
-                "%s has %d elements where this state comes from, which are too many to travel, and here it "
-                "is another one: a file that is made of it differs",
+                "%s (%s) has changed since the start of training, and cannot travel with the state. In this "
+                "process it is another one, so what follows from it differs. Let a module of Session(state) "
+                "hold it, or an object with state_dict() and load_state_dict()",
                 in_words(place),
-                size,
+                words,
                 extra={"event": "variable_not_taken", "variable": ".".join(place)},
             )
 
     def _is_plain(self, value: Any) -> bool:
         """Whether a checkpoint can hold it, and it can be read back."""
-        if value is UNKNOWN:
+        if isinstance(value, Trace):
             return False
         try:
             Encoder(self._variables.state.known).encode(value)
@@ -277,8 +290,26 @@ class CarriedVariables:
             return False
         return True
 
-    def _now(self, value: Any) -> Any:
-        return frozen(value, self._variables.is_protected)
+    def _all_now(self) -> dict[Place, Any]:
+        copier = self._copier()
+        return {place: self._now(copier, value) for place, value in self._values()}
+
+    def _now(self, copier: Copier, value: Any) -> Any:
+        """A copy of a value, or a trace where it cannot be copied."""
+        copied = copier.copy(value)
+        return self._trace(value) if copied is UNKNOWN else copied
+
+    def _trace(self, value: Any) -> Trace:
+        return trace_of(value, self._variables.is_protected)
+
+    def _copier(self) -> Copier:
+        return Copier(self._variables.is_protected, self._references())
+
+    def _references(self) -> References:
+        return References(self._variables.state.named_parameters(), self._variables.state.modules)
+
+    def _placing(self) -> Placing:
+        return Placing(self._variables.is_protected, self._references())
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables
@@ -298,8 +329,8 @@ def in_words(place: Place) -> str:
     return ".".join(filter(None, place))
 
 
-def _size_of(value: Any) -> int | bool:
-    return len(value) if isinstance(value, CONTAINERS) else True
+def _words_of(now: Any) -> str:
+    return now.words if isinstance(now, Trace) else ""
 
 
 def _seed_of(generator: Any) -> int:

@@ -1,13 +1,15 @@
-"""Copies of a script's values that share nothing with them, and how they come back into what holds them."""
+"""Copies of a script's values that share nothing with them."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
@@ -17,92 +19,99 @@ from swift_ft.checkpoint.step.kinds import (
     is_copied,
     is_fixed,
     read_state,
-    write_state,
 )
 from swift_ft.checkpoint.step.reach import MISSING
+from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.torch_core.tensors import same_bits
 
-UNKNOWN: Any = object()
-"""In the place of a value that cannot be copied so."""
 GENERATOR = "swift_ft.generator"
 """The key of a generator's state."""
 _MOST_BYTES = 2**26
 _MOST_OF_HISTORY = 2**14
 
 
-def frozen(value: Any, is_protected: Callable[[torch.Tensor], bool] = lambda _: False) -> Any:
-    """A copy that shares nothing with the value; a generator's state in its place."""
-    if value is MISSING or is_fixed(value):
-        return value
-    if isinstance(value, torch.Tensor):
-        may = is_copied(value, _MOST_BYTES) and not is_protected(value)
-        return value.detach().clone() if may else UNKNOWN
-    if isinstance(value, np.ndarray):
-        return value.copy() if value.nbytes <= _MOST_BYTES else UNKNOWN
-    if isinstance(value, GENERATORS):
-        return {GENERATOR: frozen(read_state(value))}
-    if not isinstance(value, (tuple, *CONTAINERS)):
-        return UNKNOWN
-    if len(value) > MOST_ELEMENTS and not _is_history(value):
-        return UNKNOWN
-    if isinstance(value, bytearray):
-        return bytearray(value)
-    inner = [
-        frozen(element, is_protected) for element in (value.values() if isinstance(value, dict) else value)
-    ]
-    if any(element is UNKNOWN for element in inner):
-        return UNKNOWN
-    if isinstance(value, dict):
-        return dict(zip(value, inner, strict=True))
-    plain: type = next(kind for kind in (list, tuple, set, deque) if isinstance(value, kind))
-    return plain(inner)
+class Copier:
+    """Copies values. What is one thing among them is one thing among the copies.
+
+    Args:
+        is_protected: tells tensors and containers that travel in another way.
+        references: by which a parameter of the state has its name in its place.
+    """
+
+    def __init__(
+        self,
+        is_protected: Callable[[Any], bool] = lambda _: False,
+        references: References | None = None,
+    ) -> None:
+        self._is_protected = is_protected
+        self._references = references or References()
+        self._done: dict[int, tuple[Any, Any]] = {}  # by id(): the value, which must live on, and its copy
+
+    def copy(self, value: Any) -> Any:
+        """A copy; a generator's state in its place, and :data:`UNKNOWN` for what cannot be copied."""
+        if value is MISSING or is_fixed(value):
+            return value
+        if (done := self._done.get(id(value))) is None:
+            self._done[id(value)] = value, UNKNOWN  # a container that holds itself has no copy
+            done = self._done[id(value)] = value, self._copied(value)
+        return done[1]
+
+    def _copied(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and (name := self._references.of_parameter(value)) is not None:
+            return name
+        if self._is_protected(value):
+            return UNKNOWN
+        if isinstance(value, torch.Tensor):
+            may = is_copied(value, _MOST_BYTES) and not isinstance(value, DTensor)  # its mesh is of here
+            return _copy_of_tensor(value) if may else UNKNOWN
+        if isinstance(value, np.ndarray):
+            return value.copy() if value.nbytes <= _MOST_BYTES else UNKNOWN
+        if isinstance(value, GENERATORS):
+            return {GENERATOR: self.copy(read_state(value))}
+        if not isinstance(value, (tuple, *CONTAINERS)):
+            return UNKNOWN
+        if len(value) > MOST_ELEMENTS and not _is_history(value):
+            return UNKNOWN
+        if isinstance(value, bytearray):
+            return bytearray(value)
+        inner = []
+        for element in value.values() if isinstance(value, dict) else value:
+            if (copied := self.copy(element)) is UNKNOWN:
+                return UNKNOWN
+            inner.append(copied)
+        if isinstance(value, dict):
+            keys = [*map(self._references.of_key, value)]
+            unknown = any(key is UNKNOWN for key in keys)
+            return UNKNOWN if unknown else dict(zip(keys, inner, strict=True))
+        if isinstance(value, set) and not all(map(is_fixed, value)):
+            return UNKNOWN  # it would have others in itself
+        if isinstance(value, deque):
+            return deque(inner, value.maxlen)
+        plain: type = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
+        return plain(inner)
+
+
+def frozen(value: Any) -> Any:
+    """A copy of one value."""
+    return Copier().copy(value)
+
+
+def _copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    copied = tensor.detach().clone()
+    if type(tensor) is nn.Parameter:
+        return nn.Parameter(copied, tensor.requires_grad)
+    return copied.requires_grad_(tensor.requires_grad)
 
 
 def _is_history(value: Any) -> bool:
     """Whether it is a list of plain values, as of losses, which is short enough to travel."""
     plain = isinstance(value, list) and len(value) <= _MOST_OF_HISTORY
-    return plain and all(type(element) in FIXED_EXACTLY for element in value)
+    return plain and is_plain(value)
 
 
-def put_into(now: Any, value: Any) -> bool:
-    """Put a value into what is in its place, which others hold. False if that is of another kind."""
-    if isinstance(value, dict) and GENERATOR in value:
-        if isinstance(now, GENERATORS):
-            write_state(now, value[GENERATOR])
-        return isinstance(now, GENERATORS)
-    if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor):
-        alike = now.shape == value.shape and now.dtype == value.dtype and not now.requires_grad
-        if alike:
-            now.copy_(value)
-        return bool(alike)
-    if isinstance(now, list) and isinstance(value, list):
-        now[:] = frozen(value)
-    elif isinstance(now, dict) and isinstance(value, dict):
-        _fill(now, value)
-    elif isinstance(now, set) and isinstance(value, set):
-        now.clear()
-        now.update(value)
-    elif isinstance(now, deque) and isinstance(value, deque):
-        now.clear()
-        now.extend(frozen(value))
-    else:
-        return False
-    return True
-
-
-def _fill(now: dict[Any, Any], value: dict[Any, Any]) -> None:
-    """Give a dictionary the content of another one.
-
-    Containers in it stay those that there are, or are such as it makes itself: a ``defaultdict`` among them
-    makes entries of its own, which a plain dictionary of the same content would not.
-    """
-    before = dict(now)
-    now.clear()
-    for key, inner in value.items():
-        there = before.get(key, MISSING)
-        if there is MISSING and isinstance(inner, CONTAINERS):
-            there = now.default_factory() if isinstance(now, defaultdict) and now.default_factory else MISSING
-        now[key] = there if isinstance(there, CONTAINERS) and put_into(there, inner) else frozen(inner)
+def is_plain(elements: Iterable[Any]) -> bool:
+    """Whether all of them are of the most common types of values that never change in themselves."""
+    return FIXED_EXACTLY.issuperset(map(type, elements))
 
 
 def same(one: Any, other: Any) -> bool:

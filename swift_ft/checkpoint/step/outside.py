@@ -22,14 +22,12 @@ from torch.nn.parameter import is_lazy
 from swift_ft.checkpoint.step.kinds import CONTAINERS
 from swift_ft.checkpoint.step.leaves import MOST_BYTES
 from swift_ft.checkpoint.step.script import ScriptVariables
+from swift_ft.checkpoint.step.traces import can_be_sampled, sample_of_array, samples_of_tensors
 from swift_ft.errors import IncompleteStateError
-from swift_ft.torch_core.fingerprints import Sampler
 from swift_ft.units import format_bytes
 
 _logger = logging.getLogger(__name__)
 
-_ELEMENTS = 16
-"""Of an array, evenly spread."""
 _MOST_LOOKED_AT = 100_000
 """Elements of one container."""
 
@@ -55,7 +53,7 @@ class Outside:
         self._first = {number: one for number, one in self._first.items() if one[0]() is not None}
         for path, module in self._modules():
             tensors = [t for t in (*module.parameters(), *module.buffers()) if self._counts(t)]
-            if any([*self._changed(tensors, _samples_of_tensors(tensors))]):
+            if any([*self._changed(tensors, samples_of_tensors(tensors))]):
                 raise IncompleteStateError(
                     f"The module {path} (a {type(module).__name__}) changes while training and is not in "
                     "Session(state): a replacement would begin with what its script makes. Pass it too, as "
@@ -64,8 +62,8 @@ class Outside:
         large = dict(self._large())
         of_torch = {name: value for name, value in large.items() if isinstance(value, torch.Tensor)}
         arrays = {name: value for name, value in large.items() if isinstance(value, np.ndarray)}
-        self._compare(of_torch, _samples_of_tensors([*of_torch.values()]))
-        self._compare(arrays, list(map(_sample_of_array, arrays.values())))
+        self._compare(of_torch, samples_of_tensors([*of_torch.values()]))
+        self._compare(arrays, list(map(sample_of_array, arrays.values())))
 
     def _compare(self, named: Mapping[str, Any], samples: Sequence[bytes]) -> None:
         changed = self._changed([*named.values()], samples)
@@ -103,7 +101,7 @@ class Outside:
             yield name, value
 
     def _counts(self, tensor: torch.Tensor) -> bool:
-        if is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        if is_lazy(tensor) or not can_be_sampled(tensor):
             return False
         return tensor.grad_fn is None and not self._variables.is_large_state(tensor)
 
@@ -128,19 +126,6 @@ class Outside:
             format_bytes(nbytes),
             extra={"event": "large_value_changes", "variable": name},
         )
-
-
-def _samples_of_tensors(tensors: Sequence[torch.Tensor]) -> list[bytes]:
-    found = [b""] * len(tensors)
-    for which, sample in Sampler().take(tensors).samples:
-        rows = sample.contiguous().view(torch.uint8).cpu().numpy()
-        for index, row in zip(which, rows, strict=True):
-            found[index] = row.tobytes()
-    return found
-
-
-def _sample_of_array(array: np.ndarray[Any, Any]) -> bytes:
-    return b"" if array.dtype.hasobject else array.flat[:: max(1, array.size // _ELEMENTS)].tobytes()
 
 
 def _last_name(path: str) -> str:

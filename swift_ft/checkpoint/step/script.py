@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FrameType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
@@ -122,6 +123,8 @@ class ScriptVariables:
         self._sizes: list[int] = []
         self._small: list[Any] = []  # containers
         self._protected: set[int] = set()  # storages of large state, which is put back in other ways
+        self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
+        self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
 
     @property
     def cells(self) -> list[tuple[str, CellType]]:
@@ -133,12 +136,13 @@ class ScriptVariables:
         """The paths of all namespaces that were found."""
         return (namespace.path for namespace in self._reach.namespaces)
 
-    def note(self, parameters: Iterable[nn.Parameter]) -> NotedVariables:
+    def note(self, parameters: Collection[nn.Parameter]) -> NotedVariables:
         """The present values of all variables of the objects that were found.
 
         Args:
             parameters: whose flags are noted, too.
         """
+        self._parameters.update(map(id, parameters))
         if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
             self._note_slots()
         frames = loop_frames(self.epochs)
@@ -213,9 +217,15 @@ class ScriptVariables:
             if (leaf := leaf_of(value, most_bytes)) is not None:
                 leaves[id(value)] = leaf
 
-    def is_protected(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor belongs to the large state, which is put back and travels in other ways."""
-        return isinstance(tensor, nn.Parameter) or self.is_large_state(tensor)
+    def is_protected(self, value: Any) -> bool:
+        """Whether a value belongs to the large state, which is put back and travels in other ways.
+
+        Tensors do, and what optimizers keep their groups and their state in.
+        """
+        if not isinstance(value, torch.Tensor):
+            return id(value) in self._of_optimizers
+        # A parameter's memory may be another one since the last look.
+        return id(value) in self._parameters or value.is_meta or is_lazy(value) or self.is_large_state(value)
 
     def is_large_state(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is in the memory of one of the state."""
@@ -240,6 +250,8 @@ class ScriptVariables:
         containers = (one for one in self._reach.seen.values() if isinstance(one, CONTAINERS))
         self._small = [one for one in containers if len(one) <= _FEW and not isinstance(one, bytearray)]
         self._protected = {storage_id(tensor) for tensor in self._large()}
+        self._of_optimizers = {*map(id, self._containers_of_optimizers())}
+        self._parameters = {id(parameter) for parameter in self._parameters_of_state()}
         self._note_slots()
 
     def _roots(
@@ -260,8 +272,19 @@ class ScriptVariables:
                 (prefix + name, value) for name, value in variables.items() if not name.startswith("__")
             )
 
+    def _parameters_of_state(self) -> Iterator[torch.Tensor]:
+        yield from self.state.named_parameters().values()
+        yield from (parameter for _, parameter in self.state.parameters)
+
+    def _containers_of_optimizers(self) -> Iterator[Any]:
+        for optimizer in self.state.optimizers.values():
+            yield from (optimizer.param_groups, *optimizer.param_groups, optimizer.state)
+            yield from (group["params"] for group in optimizer.param_groups)
+            yield from optimizer.state.values()
+
     def _large(self) -> Iterator[torch.Tensor]:
         yield from self.state.tensors()
+        yield from self._parameters_of_state()
         for part in self.state.small.values():
             yield from tensors_in(part.state_dict())
 

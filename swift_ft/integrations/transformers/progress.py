@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swift_ft.checkpoint.step.frozen import frozen, put_into
+from swift_ft.checkpoint.step.frozen import frozen
 from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS
+from swift_ft.checkpoint.step.placing import put_into
 
 _OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Fields of ``TrainerState`` that no worker takes from another one."""

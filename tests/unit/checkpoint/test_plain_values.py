@@ -360,3 +360,11 @@ def test_a_flag_with_bits_without_a_name_is_refused() -> None:
 def test_a_named_tuple_of_an_older_kind() -> None:
     made = collections.namedtuple("made", "a b")  # scripts write it so
     assert back(made(1, np.int64(2)), KnownClasses([made])) == made(1, 2)
+
+
+@pytest.mark.parametrize("key", [torch.zeros(1), torch.nn.Parameter(torch.zeros(1)), (torch.zeros(1), 1)])
+@pytest.mark.parametrize("made", [lambda key: {key: 1}, lambda key: {key}, lambda key: frozenset([key])])
+def test_a_tensor_as_a_key_is_refused(made: Any, key: Any) -> None:
+    """A reader's tensor is another one: no script would find it."""
+    with pytest.raises(UnsupportedError, match="names or numbers as keys"):
+        pack({"state": made(key)})

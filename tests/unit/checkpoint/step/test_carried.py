@@ -142,7 +142,7 @@ def test_a_history_of_losses(
     said = [record for record in caplog.records if getattr(record, "event", "") == "variable_not_taken"]
     assert len(said) == (not travels)
     if said:
-        assert f"model.history has {length} elements" in said[0].getMessage()
+        assert f"model.history (a list of {length:,} elements)" in said[0].getMessage()
 
 
 def test_a_long_list_that_both_have_made_is_not_named(
@@ -151,6 +151,7 @@ def test_a_long_list_that_both_have_made_is_not_named(
     """Such as a list of files, made after the session."""
     for process in (one, other):
         vars(process.net)["files"] = [str(number) for number in range(2**14 + 1)]
+        process.rollback.begin(0)
     with caplog.at_level(logging.WARNING):
         other.state.take_over(one.saved())
     assert not caplog.records
@@ -288,3 +289,19 @@ def test_a_sparse_tensor_stays_where_it_is(one: Process, other: Process) -> None
     assert vars(one.net)["gradient"] is sparse
     other.state.take_over(saved)
     assert other.net.history == [1.0]
+
+
+def test_one_tensor_in_two_places_stays_one(one: Process, other: Process) -> None:
+    """In a replacement, and after a return to a state of before."""
+    for process in (one, other):
+        vars(process.net)["all"] = [process.net.center, torch.zeros(1)]
+        process.rollback.watch()
+    before = one.saved()
+    one.net.center += 1
+    vars(one.net)["made"] = vars(one.net)["again"] = torch.ones(1)
+    other.state.take_over(one.saved())
+    one.state.take_over(before)
+    for process, mean in ((one, 0), (other, 1)):
+        assert vars(process.net)["all"][0] is process.net.center
+        assert process.net.center.eq(mean).all()
+    assert vars(other.net)["made"] is vars(other.net)["again"]

@@ -1,0 +1,92 @@
+"""Names in the place of the state's parameters and modules, of which another process has others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.step.kinds import is_fixed
+
+UNKNOWN: Any = object()
+"""In the place of a value that cannot be copied, or of one that cannot be made."""
+PARAMETER = "swift_ft.parameter"
+"""The key of a parameter's name."""
+_ID, _MODULE = "swift_ft.id", "swift_ft.module"
+
+
+class References:
+    """Knows the state's parameters and modules by name.
+
+    Args:
+        parameters: by name.
+        modules: the outermost ones, by name.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter] | None = None,
+        modules: Mapping[str, nn.Module] | None = None,
+    ) -> None:
+        self._parameters = parameters or {}
+        self._roots = modules or {}
+
+    @cached_property
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            f"{part}.{name}": module
+            for part, root in self._roots.items()
+            for name, module in root.named_modules()
+        }
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {id(parameter): name for name, parameter in self._parameters.items()}
+
+    @cached_property
+    def _names_of_modules(self) -> dict[int, str]:
+        return {id(module): name for name, module in reversed(self._modules.items())}
+
+    def of_parameter(self, tensor: torch.Tensor) -> dict[str, str] | None:
+        """A parameter's name, in a dictionary that tells it from other values; None of any other tensor."""
+        name = self._names.get(id(tensor))
+        return None if name is None else {PARAMETER: name}
+
+    def parameter(self, value: Mapping[str, str]) -> Any:
+        """The parameter of this process. The inverse of :meth:`of_parameter`, or :data:`UNKNOWN`."""
+        return self._parameters.get(value[PARAMETER], UNKNOWN)
+
+    def of_key(self, key: Any) -> Any:
+        """The key of a dictionary in another process: names of parameters, of their ``id()``, of modules.
+
+        :data:`UNKNOWN` where no other process could look it up.
+        """
+        if type(key) is tuple:
+            inner = tuple(map(self.of_key, key))
+            return UNKNOWN if any(one is UNKNOWN for one in inner) else inner
+        if isinstance(key, torch.Tensor):
+            return self._named(PARAMETER, self._names, key)
+        if isinstance(key, nn.Module):
+            return self._named(_MODULE, self._names_of_modules, key)
+        if type(key) is int and key in self._names:
+            return (_ID, self._names[key])
+        by_identity = type(key).__hash__ is object.__hash__  # type: ignore[comparison-overlap]
+        return UNKNOWN if by_identity and not is_fixed(key) else key
+
+    def _named(self, kind: str, names: Mapping[int, str], key: object) -> Any:
+        return (kind, names[id(key)]) if id(key) in names else UNKNOWN
+
+    def key(self, key: Any) -> Any:
+        """The inverse of :meth:`of_key`; :data:`UNKNOWN` if this process has nothing of that name."""
+        if type(key) is not tuple:
+            return key
+        if len(key) == 2 and key[0] in (PARAMETER, _ID):
+            parameter = self._parameters.get(key[1], UNKNOWN)
+            return parameter if parameter is UNKNOWN or key[0] == PARAMETER else id(parameter)
+        if len(key) == 2 and key[0] == _MODULE:
+            return self._modules.get(key[1], UNKNOWN)
+        inner = tuple(map(self.key, key))
+        return UNKNOWN if any(one is UNKNOWN for one in inner) else inner
