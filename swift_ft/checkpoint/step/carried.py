@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,6 +46,21 @@ Saved = Mapping[str, Mapping[str, Any]]
 _CELLS, _FLAGS = "(cells)", "(requires_grad)"
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """Values that come from elsewhere.
+
+    Attributes:
+        saved: by path and name.
+        own: what each replica has for itself: it is not taken from another one.
+        alike: what was found to be equal on all replicas.
+    """
+
+    saved: Saved
+    own: frozenset[Place]
+    alike: frozenset[Place]
+
+
 class CarriedVariables:
     """The variables of a script that have changed since its start, and their values.
 
@@ -53,8 +69,8 @@ class CarriedVariables:
         outside: tells of what cannot travel.
 
     Attributes:
-        own: what each replica has for itself: it is not taken from another one.
-        arrived: what was taken over since the last step, and ``own`` at that time; None if nothing was.
+        own, alike: of :class:`Arrived`, for what is taken over now.
+        arrived: what was taken over since the last step; None if nothing was.
     """
 
     def __init__(self, variables: ScriptVariables, outside: Outside) -> None:
@@ -68,7 +84,9 @@ class CarriedVariables:
         self._generators: dict[Place, tuple[Any, int]] = {}
         self._at_epoch: dict[Place, Any] = {}  # as the steps of this epoch began
         self.own: frozenset[Place] = frozenset()
-        self.arrived: tuple[Saved, frozenset[Place]] | None = None
+        self.alike: frozenset[Place] = frozenset()
+        self.arrived: Arrived | None = None
+        self._said: set[Place] = set()
         self._at_top_of_epoch = False
 
     def remember(self) -> None:
@@ -87,23 +105,23 @@ class CarriedVariables:
         self._at_epoch = {}
         self._at_top_of_epoch = True
 
-    def steps_of_epoch_begin(self, *, midway: bool) -> None:
-        """The script is through with its lines at the top of an epoch.
-
-        Args:
-            midway: what has arrived is from the middle of this epoch, and so from after these lines.
-        """
-        saved, own = self.arrived or ({}, frozenset())
+    def top_is_over(self) -> None:
+        """The script is through with its lines at the top of an epoch."""
         self._variables.look()
         self._at_top_of_epoch = False
         self._at_epoch = {place: self._now(value) for place, value in self._values()}
-        if midway:
-            before, self.own = self.own, own
-            self.take_over(saved)
-            self.own = before
-        else:
-            for path in saved.keys() - {*FUNCTIONS, _CELLS, _FLAGS, *self._variables.paths}:
-                self._say_missing((path, next(iter(saved[path]))))
+
+    def take_over_again(self, arrived: Arrived) -> None:
+        """As :meth:`take_over`, of what has arrived at another time."""
+        before, (self.own, self.alike) = (self.own, self.alike), (arrived.own, arrived.alike)
+        self.take_over(arrived.saved)
+        self.own, self.alike = before
+
+    def say_what_is_missing(self, arrived: Arrived) -> None:
+        """Name what has arrived for a place that the lines at the top of the epoch have not made either."""
+        saved = arrived.saved
+        for path in saved.keys() - {*FUNCTIONS, _CELLS, _FLAGS, *self._variables.paths}:
+            self._say_missing((path, next(iter(saved[path]))))
 
     def epoch_begins_again(self) -> None:
         """The state is of this epoch's beginning: the script has been at its top, and has gone on since."""
@@ -182,7 +200,7 @@ class CarriedVariables:
 
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
-        self.arrived = saved, self.own
+        self.arrived = Arrived(saved, self.own, self.alike)
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places = dict(self._values())
@@ -192,11 +210,9 @@ class CarriedVariables:
         for path, values in saved.items():
             for name, value in values.items():
                 if isinstance(value, dict) and _OF_EPOCH in value:
-                    value = (
-                        self._at_epoch.get((path, name), UNKNOWN)
-                        if (path, name) in places
-                        else value[_OF_EPOCH]
-                    )
+                    value = value[_OF_EPOCH]
+                    if (path, name) in places:
+                        value = self._of_epoch((path, name), value)
                     if value is UNKNOWN:
                         continue
                 if (path, name) in self.own:
@@ -213,6 +229,25 @@ class CarriedVariables:
             now = self._now(value)
             if now is not UNKNOWN and not same(now, before):
                 self._put(place, value, before)
+
+    def _of_epoch(self, place: Place, there: Any) -> Any:
+        """A value that is set at the top of an epoch: it may be a rank's own, or made of weights of then."""
+        here = self._at_epoch.get(place, UNKNOWN)
+        if here is UNKNOWN or place in self.own or same(here, there):
+            return here
+        if isinstance(there, dict) and _UNSAVED in there:
+            return here
+        if place in self.alike:
+            return there
+        if place not in self._said:
+            self._said.add(place)
+            _logger.warning(
+                "%s is set at the top of the epoch, and is another value here than where this state comes "
+                "from: right if it is a worker's own, wrong if it is made of weights or of the time",
+                in_words(place),
+                extra={"event": "variable_of_epoch_unlike", "variable": ".".join(place)},
+            )
+        return here
 
     def _made_in_a_step(self, place: Place) -> bool:
         """Whether something that was there before has got this variable in a step, and may lose it again."""

@@ -95,7 +95,7 @@ class OwnVariables:
     @contextmanager
     def kept(self, replicas: Sequence[int]) -> Iterator[None]:
         """Within the block, a state that is taken over leaves what is known to be unlike as it is."""
-        self._carried.own = self._unlike(replicas)
+        self._carried.own, self._carried.alike = self._compared(replicas)
         if self._carried.own:
             names = [in_words(place) for place in sorted(self._carried.own)]
             _logger.info(
@@ -107,14 +107,16 @@ class OwnVariables:
         try:
             yield
         finally:
-            self._carried.own = frozenset()
+            self._carried.own = self._carried.alike = frozenset()
 
-    def _unlike(self, replicas: Sequence[int]) -> frozenset[Place]:
+    def _compared(self, replicas: Sequence[int]) -> tuple[frozenset[Place], frozenset[Place]]:
+        """What was unlike on replicas in the third step, and what was equal on them."""
         have = [rank for rank in replicas if self._rendezvous.check([store_keys.variables(rank)])]
         noted = self._noted(have)
         every = {name for one in noted for name in one}
-        unlike = (name for name in every if len({one.get(name) for one in noted}) > 1)
-        return frozenset(_place(name) for name in unlike)
+        unlike = {name for name in every if len({one.get(name) for one in noted}) > 1}
+        alike = every - unlike if len(noted) > 1 else frozenset[str]()
+        return frozenset(map(_place, unlike)), frozenset(map(_place, alike))
 
     def _refuse_generators(
         self, replicas: Sequence[int], ours: Mapping[str, int], noted: Sequence[Mapping[str, int]]
