@@ -197,7 +197,7 @@ class EpochTop:
 
     def last_step_begins(self, iteration: int) -> None:
         """The epoch's last step is about to begin. A script that is behind it may have to repeat it."""
-        variables = Arrived(self._carried.to_save(), frozenset(), frozenset())
+        variables = Arrived(self._carried.to_save(), frozenset())
         self._before_last = self.epochs.number, iteration, variables
 
     def step_begins(self) -> None:
@@ -231,7 +231,7 @@ class EpochTop:
         _load(self._state, top["parts"])
         for name, optimizer in self._state.optimizers.items():
             put_values(optimizer, top["groups"].get(name, ()))
-        self._carried.take_over_again(Arrived(top["variables"], arrived.own, arrived.alike))
+        self._carried.take_over_again(Arrived(top["variables"], arrived.own))
         if arrived.own:  # it was another replica's top
             self.epochs.top = self._packed()
 

@@ -35,7 +35,9 @@ _UNSAVED = "swift_ft.unsaved"
 """In the place of a value that has changed and cannot be saved: what there is stays. With it is the number of
 elements, where it is too large."""
 _OF_EPOCH = "swift_ft.of_epoch"
-"""Around a value that the script has set at the top of this epoch: only who lacks it is given it."""
+"""Around a value that the script has set at the top of this epoch: only who lacks it is given it, .."""
+_ALIKE = "swift_ft.alike"
+""".. unless it is the same on all replicas."""
 
 Place = tuple[str, str]
 """A path, and the name of a variable there. Variables of the functions that run the loop have their names."""
@@ -53,12 +55,10 @@ class Arrived:
     Attributes:
         saved: by path and name.
         own: what each replica has for itself: it is not taken from another one.
-        alike: what was found to be equal on all replicas.
     """
 
     saved: Saved
     own: frozenset[Place]
-    alike: frozenset[Place]
 
 
 class CarriedVariables:
@@ -69,7 +69,8 @@ class CarriedVariables:
         outside: tells of what cannot travel.
 
     Attributes:
-        own, alike: of :class:`Arrived`, for what is taken over now.
+        own: of :class:`Arrived`, for what is taken over now.
+        alike: what was found to be equal on all replicas.
         arrived: what was taken over since the last step; None if nothing was.
     """
 
@@ -113,9 +114,9 @@ class CarriedVariables:
 
     def take_over_again(self, arrived: Arrived) -> None:
         """As :meth:`take_over`, of what has arrived at another time."""
-        before, (self.own, self.alike) = (self.own, self.alike), (arrived.own, arrived.alike)
+        before, self.own = self.own, arrived.own
         self.take_over(arrived.saved)
-        self.own, self.alike = before
+        self.own = before
 
     def say_what_is_missing(self, arrived: Arrived) -> None:
         """Name what has arrived for a place that the lines at the top of the epoch have not made either."""
@@ -148,8 +149,9 @@ class CarriedVariables:
                 continue
             kept = now if self._is_plain(now) else {_UNSAVED: _size_of(value)}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
-            of_epoch = at_epoch is not MISSING and same(now, at_epoch)
-            changed.setdefault(path, {})[name] = {_OF_EPOCH: kept} if of_epoch else kept
+            if at_epoch is not MISSING and same(now, at_epoch):
+                kept = {_OF_EPOCH: kept, **({_ALIKE: True} if (path, name) in self.alike else {})}
+            changed.setdefault(path, {})[name] = kept
         return changed
 
     def digests(self) -> dict[str, int]:
@@ -200,7 +202,7 @@ class CarriedVariables:
 
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
-        self.arrived = Arrived(saved, self.own, self.alike)
+        self.arrived = Arrived(saved, self.own)
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places = dict(self._values())
@@ -210,9 +212,10 @@ class CarriedVariables:
         for path, values in saved.items():
             for name, value in values.items():
                 if isinstance(value, dict) and _OF_EPOCH in value:
+                    alike = _ALIKE in value or (path, name) in self.alike
                     value = value[_OF_EPOCH]
                     if (path, name) in places:
-                        value = self._of_epoch((path, name), value)
+                        value = self._of_epoch((path, name), value, alike=alike)
                     if value is UNKNOWN:
                         continue
                 if (path, name) in self.own:
@@ -230,14 +233,14 @@ class CarriedVariables:
             if now is not UNKNOWN and not same(now, before):
                 self._put(place, value, before)
 
-    def _of_epoch(self, place: Place, there: Any) -> Any:
+    def _of_epoch(self, place: Place, there: Any, *, alike: bool) -> Any:
         """A value that is set at the top of an epoch: it may be a rank's own, or made of weights of then."""
         here = self._at_epoch.get(place, UNKNOWN)
         if here is UNKNOWN or place in self.own or same(here, there):
             return here
         if isinstance(there, dict) and _UNSAVED in there:
             return here
-        if place in self.alike:
+        if alike:
             return there
         if place not in self._said:
             self._said.add(place)
