@@ -35,6 +35,7 @@ from swift_ft.runtime.elastic.layer_profiler import LayerCosts
 from swift_ft.runtime.elastic.layer_sync import LayerSync
 from swift_ft.runtime.elastic.repartition import Repartition
 from swift_ft.runtime.elastic.requests_part import Requests, new_layer_costs, new_rebalance, new_reshare
+from swift_ft.runtime.epoch_top import Epochs, EpochTop
 from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.foundations import Foundations
 from swift_ft.runtime.hooks.part import HooksPart
@@ -55,7 +56,7 @@ from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.slowness.part import SlownessPart
 from swift_ft.runtime.slowness.straggler_watch import StragglerWatch
 from swift_ft.runtime.state_part import LocalState
-from swift_ft.runtime.steps import Epochs, Loop
+from swift_ft.runtime.steps import Loop
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.verify.part import VerifyPart
 from swift_ft.runtime.verify.step_inputs import StepInputs
@@ -143,7 +144,8 @@ class Assembly(Foundations):
                 self._participant, self._progress, self.profiler.workers, self._costs, self._dealt
             )
             watch.start(rebalances=self._requests is not None)
-        return Loop(iterations, self.between, self.phases, self._rollback.carried, progress)
+        top = EpochTop(self._state, self._rollback.carried, progress, self._settings.seed)
+        return Loop(iterations, self.between, self.phases, top)
 
     def _claim(self) -> None:
         """The store is this run's from now on. What comes after this worker's end is left to its agent."""

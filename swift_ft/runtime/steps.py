@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from types import TracebackType
 from typing import ParamSpec
 
-from swift_ft.checkpoint.step.carried import CarriedVariables, Saved
 from swift_ft.coordination.agent_channel import agent_channel, tell_agent
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.runtime.data.check import BatchCheck
+from swift_ft.runtime.epoch_top import EpochTop
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
@@ -125,26 +125,6 @@ class Step:
             self._cause, self.caught = step_failures.cause, True
 
 
-class Epochs:
-    """The place of a run among its epochs. A part of the training state.
-
-    Attributes:
-        number: of the epoch that the next iteration belongs to, from 0.
-        began: iterations that were complete as it began.
-    """
-
-    def __init__(self) -> None:
-        self.number = self.began = 0
-
-    def state_dict(self) -> dict[str, int]:
-        """The state."""
-        return {"number": self.number, "began": self.began}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """The inverse."""
-        self.number, self.began = state["number"], state["began"]
-
-
 class Loop:
     """A script's loop over steps, or over epochs and the steps of each.
 
@@ -162,8 +142,7 @@ class Loop:
         runner: does what is around each step.
         between: says whether training ends early.
         phases: learns where in its loop the script is.
-        carried: the variables of the script.
-        epochs: the place of the run among them.
+        top: runs the lines at the top of an epoch again where that has to be.
     """
 
     def __init__(
@@ -171,14 +150,13 @@ class Loop:
         runner: Iterations,
         between: Between,
         phases: ScriptPhases,
-        carried: CarriedVariables,
-        epochs: Epochs,
+        top: EpochTop,
     ) -> None:
         self._runner = runner
         self._between = between
         self._phases = phases
-        self._carried = carried
-        self._epochs = epochs
+        self._top = top
+        self._epochs = top.epochs
         self._recorded = 0  # the first iteration whose records are not given yet
         # Within one epoch:
         self._epoch = 0
@@ -186,8 +164,6 @@ class Loop:
         self._end_at = 0  # the iteration that is complete with its last step
         self._step: Step | None = None  # the one that was yielded last, until it is complete or interrupted
         self._finished = False
-        # The variables as the last step of an epoch began, with the epoch and the iteration:
-        self._before_last: tuple[int, int, Saved] | None = None
 
     def steps(self, iterations: int) -> Iterator[Step]:
         """Yield the steps up to an iteration, until every worker has completed the last one.
@@ -226,7 +202,7 @@ class Loop:
                     self._finished = self._runner.finish()
                     continue
                 self._epoch, self._asked = self._epochs.number, False
-                self._carried.epoch_begins()
+                self._top.begins(self._runner.iteration)
                 self._phases.phase = ScriptPhase.OUTSIDE
                 yield self._epoch
                 self._phases.phase = ScriptPhase.OVER
@@ -257,12 +233,14 @@ class Loop:
         """
         if self._asked:
             raise UsageError("Call session.steps() once in each epoch of session.epochs().", alike=True)
-        self._asked, begun = True, False
+        self._asked = True
+        self._top.over()
         while True:
             if not self._is_ready():
                 continue
             if self._epochs.number != self._epoch:
-                self._start_again()
+                now = self._epochs.number
+                self._start_again(f"its state is of epoch {now} now and its script is in epoch {self._epoch}")
             if self._is_over():
                 if self._runner.finish():
                     self._finished = True
@@ -276,40 +254,22 @@ class Loop:
                     f"{iteration - self._epochs.began} steps are complete: give the same number as before.",
                     alike=True,
                 )
-            if not begun:
-                self._begin_steps()
-                begun = True
-            elif self._carried.arrived is not None and iteration == self._epochs.began:
-                self._carried.epoch_begins_again()
+            if why := self._top.settle(iteration):
+                self._start_again(why)
             if iteration + 1 == end:
-                self._before_last = self._epoch, iteration, self._carried.to_save()
+                self._top.last_step_begins(iteration)
             step = yield from self._take(repeatable=iteration + 1 != end)
             if step._left and iteration + 1 == end:
                 self._phases.phase = ScriptPhase.OUTSIDE
                 return
             self._end(step)
 
-    def _start_again(self) -> None:
-        """The state is of another epoch than the script's lines, out of which the script cannot be taken."""
-        reason = (
-            f"its state is of epoch {self._epochs.number} now and its script is in epoch {self._epoch}: "
-            "its process starts again"
-        )
+    def _start_again(self, why: str) -> None:
+        """The state is not one of the script's lines, out of which the script cannot be taken."""
         channel = agent_channel()
         assert channel is not None  # a replay without its job never goes back
-        channel.send(lost=reason, starts_again=True)
+        channel.send(lost=f"{why}: its process starts again", starts_again=True)
         os._exit(1)
-
-    def _begin_steps(self) -> None:
-        """The script was at the top of an epoch: what it has set there is of the epoch's beginning."""
-        iteration = self._runner.iteration
-        midway = iteration > self._epochs.began
-        if midway and self._carried.arrived is None:
-            # This process has been here: it is to repeat the epoch's last step.
-            assert self._before_last is not None
-            assert self._before_last[:2] == (self._epoch, iteration)
-            self._carried.arrived = self._before_last[2], frozenset()
-        self._carried.steps_of_epoch_begin(midway=midway)
 
     def _is_ready(self) -> bool:
         """Do all that comes before a step. False if that led elsewhere, and is to be done once more."""
@@ -337,7 +297,7 @@ class Loop:
         step._index_in_epoch = runner.iteration - self._epochs.began
         self._step = step
         runner.begin(repeatable=repeatable)
-        self._carried.arrived = None
+        self._top.step_begins()
         self._phases.phase = ScriptPhase.OUTSIDE
         yield step
         self._phases.phase = ScriptPhase.OVER

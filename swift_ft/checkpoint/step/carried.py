@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +34,9 @@ _UNSAVED = "swift_ft.unsaved"
 """In the place of a value that has changed and cannot be saved: what there is stays. With it are the words of
 its trace; earlier versions have a number there."""
 _OF_EPOCH = "swift_ft.of_epoch"
-"""Around a value that the script has set at the top of this epoch: only who lacks it is given it."""
+"""Around a value that the script has set at the top of this epoch: only who lacks it is given it, .."""
+_ALIKE = "swift_ft.alike"
+""".. unless it is the same on all replicas."""
 
 Place = tuple[str, str]
 """A path, and the name of a variable there. Variables of the functions that run the loop have their names."""
@@ -44,6 +47,19 @@ Saved = Mapping[str, Mapping[str, Any]]
 _CELLS, _FLAGS = "(cells)", "(requires_grad)"
 
 
+@dataclass(frozen=True)
+class Arrived:
+    """Values that come from elsewhere.
+
+    Attributes:
+        saved: by path and name.
+        own: what each replica has for itself: it is not taken from another one.
+    """
+
+    saved: Saved
+    own: frozenset[Place]
+
+
 class CarriedVariables:
     """The variables of a script that have changed since its start, and their values.
 
@@ -52,8 +68,9 @@ class CarriedVariables:
         outside: tells of what cannot travel.
 
     Attributes:
-        own: what each replica has for itself: it is not taken from another one.
-        arrived: what was taken over since the last step, and ``own`` at that time; None if nothing was.
+        own: of :class:`Arrived`, for what is taken over now.
+        alike: what was found to be equal on all replicas.
+        arrived: what was taken over since the last step; None if nothing was.
     """
 
     def __init__(self, variables: ScriptVariables, outside: Outside) -> None:
@@ -68,7 +85,9 @@ class CarriedVariables:
         self._generators: dict[Place, tuple[Any, int]] = {}
         self._at_epoch: dict[Place, Any] = {}  # as the steps of this epoch began
         self.own: frozenset[Place] = frozenset()
-        self.arrived: tuple[Saved, frozenset[Place]] | None = None
+        self.alike: frozenset[Place] = frozenset()
+        self.arrived: Arrived | None = None
+        self._said: set[Place] = set()
         self._at_top_of_epoch = False
 
     def remember(self) -> None:
@@ -88,23 +107,23 @@ class CarriedVariables:
         self._at_epoch = {}
         self._at_top_of_epoch = True
 
-    def steps_of_epoch_begin(self, *, midway: bool) -> None:
-        """The script is through with its lines at the top of an epoch.
-
-        Args:
-            midway: what has arrived is from the middle of this epoch, and so from after these lines.
-        """
-        saved, own = self.arrived or ({}, frozenset())
+    def top_is_over(self) -> None:
+        """The script is through with its lines at the top of an epoch."""
         self._variables.look()
         self._at_top_of_epoch = False
         self._at_epoch = self._all_now()
-        if midway:
-            before, self.own = self.own, own
-            self.take_over(saved)
-            self.own = before
-        else:
-            for path in saved.keys() - {*FUNCTIONS, _CELLS, _FLAGS, *self._variables.paths}:
-                self._say_missing((path, next(iter(saved[path]))))
+
+    def take_over_again(self, arrived: Arrived) -> None:
+        """As :meth:`take_over`, of what has arrived at another time."""
+        before, self.own = self.own, arrived.own
+        self.take_over(arrived.saved)
+        self.own = before
+
+    def say_what_is_missing(self, arrived: Arrived) -> None:
+        """Name what has arrived for a place that the lines at the top of the epoch have not made either."""
+        saved = arrived.saved
+        for path in saved.keys() - {*FUNCTIONS, _CELLS, _FLAGS, *self._variables.paths}:
+            self._say_missing((path, next(iter(saved[path]))))
 
     def epoch_begins_again(self) -> None:
         """The state is of this epoch's beginning: the script has been at its top, and has gone on since."""
@@ -133,8 +152,9 @@ class CarriedVariables:
                 continue
             kept = now if self._is_plain(now) else {_UNSAVED: self._trace(value).words}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
-            of_epoch = at_epoch is not MISSING and same(now, at_epoch)
-            changed.setdefault(path, {})[name] = {_OF_EPOCH: kept} if of_epoch else kept
+            if at_epoch is not MISSING and same(now, at_epoch):
+                kept = {_OF_EPOCH: kept, **({_ALIKE: True} if (path, name) in self.alike else {})}
+            changed.setdefault(path, {})[name] = kept
         return changed
 
     def digests(self) -> dict[str, int]:
@@ -185,7 +205,7 @@ class CarriedVariables:
 
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
-        self.arrived = saved, self.own
+        self.arrived = Arrived(saved, self.own)
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places, placing = dict(self._values()), self._placing()
@@ -195,11 +215,10 @@ class CarriedVariables:
         for path, values in saved.items():
             for name, value in values.items():
                 if isinstance(value, dict) and _OF_EPOCH in value:
-                    value = (
-                        self._at_epoch.get((path, name), UNKNOWN)
-                        if (path, name) in places
-                        else value[_OF_EPOCH]
-                    )
+                    alike = _ALIKE in value or (path, name) in self.alike
+                    value = value[_OF_EPOCH]
+                    if (path, name) in places:
+                        value = self._of_epoch((path, name), value, alike=alike)
                     if value is UNKNOWN or isinstance(value, Trace):
                         continue
                 if (path, name) in self.own:
@@ -227,6 +246,25 @@ class CarriedVariables:
                 self._say_not_taken(place, words)
         elif not isinstance(before, Trace) and not isinstance(now, Trace):
             self._put(placing, place, value, before)
+
+    def _of_epoch(self, place: Place, there: Any, *, alike: bool) -> Any:
+        """A value that is set at the top of an epoch: it may be a rank's own, or made of weights of then."""
+        here = self._at_epoch.get(place, UNKNOWN)
+        if here is UNKNOWN or place in self.own or same(here, there):
+            return here
+        if isinstance(there, dict) and _UNSAVED in there:
+            return here
+        if alike:
+            return there
+        if place not in self._said:
+            self._said.add(place)
+            _logger.warning(
+                "%s is set at the top of the epoch, and is another value here than where this state comes "
+                "from: right if it is a worker's own, wrong if it is made of weights or of the time",
+                in_words(place),
+                extra={"event": "variable_of_epoch_unlike", "variable": ".".join(place)},
+            )
+        return here
 
     def _made_in_a_step(self, place: Place) -> bool:
         """Whether something that was there before has got this variable in a step, and may lose it again."""

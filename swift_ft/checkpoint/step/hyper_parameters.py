@@ -7,7 +7,7 @@ scheduler's own ``load_state_dict()`` puts back what it counts, and not the rate
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,18 @@ class HyperParameters:
         for optimizer, groups in self._groups:
             optimizer.param_groups[:] = [group.put_back() for group in groups]
 
+    def put_into_present(self) -> None:
+        """As :meth:`put_back`, into the groups that there are now, which the script may hold."""
+        for optimizer, groups in self._groups:
+            if [*map(_parameters, optimizer.param_groups)] == [group.parameters for group in groups]:
+                put_values(optimizer, [group.values() for group in groups])
+            else:
+                optimizer.param_groups[:] = [group.put_back() for group in groups]
+
+    def values(self) -> list[list[dict[str, Any]]]:
+        """Of each optimizer, the values of its groups, without parameters."""
+        return [[group.values() for group in groups] for _, groups in self._groups]
+
 
 class _Group:
     """One parameter group and its values.
@@ -41,6 +53,10 @@ class _Group:
     def __init__(self, group: dict[str, Any]) -> None:
         self._group = group
         self._values = {key: _copy(value) for key, value in group.items()}
+        self.parameters = _parameters(group)
+
+    def values(self) -> dict[str, Any]:
+        return {key: copied for key, (_, copied) in self._values.items() if key != "params"}
 
     def put_back(self) -> dict[str, Any]:
         group = self._group
@@ -66,3 +82,28 @@ def _copy(value: Any) -> tuple[Any, Any]:
     if isinstance(value, list | tuple | dict | set):
         return value, copy.copy(value)
     return value, value
+
+
+def put_values(optimizer: Optimizer, values: Sequence[Mapping[str, Any]]) -> None:
+    """Give an optimizer's groups other values, and remove the groups that have none.
+
+    Args:
+        optimizer: keeps the parameters of its groups.
+        values: of each group, without parameters.
+    """
+    groups = optimizer.param_groups
+    del groups[len(values) :]
+    for group, others in zip(groups, values, strict=False):
+        for key in group.keys() - others.keys() - {"params"}:
+            del group[key]
+        for key, value in others.items():
+            now = group.get(key)
+            if isinstance(now, torch.Tensor) and isinstance(value, torch.Tensor) and now.shape == value.shape:
+                with torch.no_grad():
+                    now.copy_(value)
+            else:
+                group[key] = copy.deepcopy(value)
+
+
+def _parameters(group: Mapping[str, Any]) -> list[int]:
+    return [id(parameter) for parameter in group["params"]]

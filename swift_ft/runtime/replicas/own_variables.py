@@ -74,6 +74,8 @@ class OwnVariables:
             self._writer.do(partial(self._note, json.dumps([iteration, self._ours])))
         elif self._ours is not None and self._theirs is not None:
             self._refuse_generators(replicas, self._ours, self._theirs)
+            if len(self._theirs) > 1:
+                _, self._carried.alike = _compared(self._theirs)
             self._ours = None
         elif self._ours is not None and not self._looking:
             self._looking = True
@@ -95,7 +97,10 @@ class OwnVariables:
     @contextmanager
     def kept(self, replicas: Sequence[int]) -> Iterator[None]:
         """Within the block, a state that is taken over leaves what is known to be unlike as it is."""
-        self._carried.own = self._unlike(replicas)
+        have = [rank for rank in replicas if self._rendezvous.check([store_keys.variables(rank)])]
+        self._carried.own, alike = _compared(noted := self._noted(have))
+        if len(noted) > 1:
+            self._carried.alike = alike
         if self._carried.own:
             names = [in_words(place) for place in sorted(self._carried.own)]
             _logger.info(
@@ -108,13 +113,6 @@ class OwnVariables:
             yield
         finally:
             self._carried.own = frozenset()
-
-    def _unlike(self, replicas: Sequence[int]) -> frozenset[Place]:
-        have = [rank for rank in replicas if self._rendezvous.check([store_keys.variables(rank)])]
-        noted = self._noted(have)
-        every = {name for one in noted for name in one}
-        unlike = (name for name in every if len({one.get(name) for one in noted}) > 1)
-        return frozenset(_place(name) for name in unlike)
 
     def _refuse_generators(
         self, replicas: Sequence[int], ours: Mapping[str, int], noted: Sequence[Mapping[str, int]]
@@ -135,6 +133,13 @@ class OwnVariables:
         """The notes of workers; empty if they are of unlike iterations, because a loss came between."""
         notes = [json.loads(self._rendezvous.get(store_keys.variables(rank))) for rank in ranks]
         return [note for _, note in notes] if len({iteration for iteration, _ in notes}) == 1 else []
+
+
+def _compared(noted: Sequence[Mapping[str, int]]) -> tuple[frozenset[Place], frozenset[Place]]:
+    """What is unlike on replicas, as they have noted it, and what is equal on all of them."""
+    every = {name for one in noted for name in one}
+    unlike = {name for name in every if len({one.get(name) for one in noted}) > 1}
+    return frozenset(map(_place, unlike)), frozenset(map(_place, every - unlike))
 
 
 def _place(name: str) -> Place:

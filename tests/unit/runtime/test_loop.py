@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from swift_ft.errors import UsageError
+from swift_ft.runtime.epoch_top import Epochs
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
-from swift_ft.runtime.steps import Epochs, Loop, Step
+from swift_ft.runtime.steps import Loop, Step
 from swift_ft.torch_adapters.step_failures import step_failures
 
 
@@ -31,7 +32,7 @@ class Runner:
         self.finish_on_device = lambda: None
         self._epochs = epochs
         self._undone = [*undone]
-        self._before: dict[int, dict[str, int]] = {}
+        self._before: dict[int, dict[str, Any]] = {}
 
     def is_connection_error(self, error: BaseException) -> bool:
         return isinstance(error, ConnectionError)
@@ -63,22 +64,27 @@ class Runner:
         return True
 
 
-class Carried:
-    """Stands for the variables of the script."""
+class Top:
+    """Stands for what is around the lines at the top of an epoch."""
 
-    def __init__(self) -> None:
-        self.arrived: Any = None
-        self.own: frozenset[Any] = frozenset()
-        self.midway: list[bool] = []
+    def __init__(self, epochs: Epochs) -> None:
+        self.epochs = epochs
+        self.lines: list[int] = []
 
-    def epoch_begins(self) -> None:
+    def begins(self, iteration: int) -> None:
+        self.lines.append(iteration)
+
+    def over(self) -> None:
         pass
 
-    def steps_of_epoch_begin(self, *, midway: bool) -> None:
-        self.midway.append(midway)
+    def settle(self, iteration: int) -> str:
+        return ""
 
-    def to_save(self) -> dict[str, Any]:
-        return {}
+    def last_step_begins(self, iteration: int) -> None:
+        pass
+
+    def step_begins(self) -> None:
+        pass
 
 
 class Script:
@@ -87,13 +93,13 @@ class Script:
     def __init__(self, *undone: int) -> None:
         epochs = Epochs()
         self.runner = Runner(epochs, undone)
-        self.carried = Carried()
+        self.top = Top(epochs)
         self.stop = SimpleNamespace(at=None)
         between: Any = SimpleNamespace(stop=self.stop)
         runner: Any = self.runner
-        carried: Any = self.carried
+        top: Any = self.top
         self.phases = ScriptPhases()
-        self.loop = Loop(runner, between, self.phases, carried, epochs)
+        self.loop = Loop(runner, between, self.phases, top)
 
     def say(self, what: str) -> None:
         self.runner.happened.append(what)
@@ -136,13 +142,13 @@ def test_an_epoch_whose_last_step_is_taken_back_is_yielded_again() -> None:
     assert script.run(2, 2)[:7] == [
         "epoch 0", "complete 0", "end of 0", "complete 1", "epoch 0", "end of 0", "complete 1",
     ]  # fmt: skip
-    assert script.carried.midway == [False, True, False]
+    assert script.top.lines == [0, 1, 2]
 
 
 def test_so_is_one_of_a_single_step_whose_lines_are_at_its_beginning() -> None:
     script = Script(0)
     script.run(2, 1)
-    assert script.carried.midway == [False, False, False]
+    assert script.top.lines == [0, 0, 1]
 
 
 def test_a_break_would_leave_an_epoch_without_its_end() -> None:

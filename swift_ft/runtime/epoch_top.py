@@ -1,0 +1,282 @@
+"""The lines at the top of an epoch, which a replacement runs again, and the state before and after them.
+
+A replacement that begins in the middle of an epoch has a state from after these lines. Run on it, they would
+draw the next numbers of a generator, and halve a rate twice. So the state from before them is a part of the
+training state, but for its tensors: the lines run on that, and what had arrived comes back after them.
+
+    epochs(): begins()            over()                 settle()
+              the state of before │ the lines at the top │ what had arrived
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from swift_ft.checkpoint.step.carried import Arrived, CarriedVariables
+from swift_ft.checkpoint.step.hyper_parameters import HyperParameters, put_values
+from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.determinism import derive_seed, seed_host, seed_torch, set_host_random_state
+from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
+
+_TOP = -2
+"""In seeds, where those of steps have a -1."""
+_BUFFERS = "(buffers)"
+
+
+class Epochs:
+    """The place of a run among its epochs. A part of the training state.
+
+    Attributes:
+        number: of the epoch that the next iteration belongs to, from 0.
+        began: iterations that were complete as it began.
+        top: the state before the lines at the top of an epoch, packed, but for tensors.
+        top_of: that epoch; -1 before the first one. The state is from after these lines if it is ``number``.
+        written: parameters that these lines change, or whose optimizer's state they change.
+    """
+
+    def __init__(self) -> None:
+        self.number = self.began = 0
+        self.top, self.top_of = b"", -1
+        self.written: tuple[str, ...] = ()
+
+    @property
+    def has_top(self) -> bool:
+        """Whether the state is from after the lines at the top of its epoch, and ``top`` from before them."""
+        return self.top_of == self.number
+
+    def is_begun(self, iteration: int) -> bool:
+        """Whether the state, of this iteration, is from after the lines at the top of its epoch."""
+        return self.has_top or iteration > self.began  # an earlier version has no top
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state."""
+        return {
+            "number": self.number,
+            "began": self.began,
+            "top": self.top,
+            "top_of": self.top_of,
+            "written": [*self.written],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse."""
+        self.number, self.began = state["number"], state["began"]
+        self.top, self.top_of = state.get("top", b""), state.get("top_of", -1)
+        self.written = tuple(state.get("written", ()))
+
+
+@dataclass(frozen=True)
+class _Rates:
+    """Small parts, the groups of optimizers and the host's random state, at one moment."""
+
+    parts: Mapping[str, Any]
+    groups: HyperParameters
+    random: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, state: TrainingState) -> _Rates:
+        small = state.snapshot()
+        return cls(small["parts"], HyperParameters(state.optimizers.values()), small["random"])
+
+    def put_back(self, state: TrainingState) -> None:
+        _load(state, self.parts)
+        self.groups.put_into_present()  # after schedulers, which set rates
+        set_host_random_state({**self.random})
+
+
+@dataclass(frozen=True)
+class _Midway:
+    """What had arrived, or was there, before the lines at the top run once more."""
+
+    rates: _Rates
+    buffers: BufferCopies
+    parameters: ParameterCopies
+    variables: Arrived
+
+
+class EpochTop:
+    """Runs the lines at the top of an epoch on the state that they were first run on.
+
+    Args:
+        state: what the session protects.
+        carried: the variables of the script.
+        epochs: the place of the run among them, a part of the state.
+        seed: of the random numbers at the top of an epoch: they are the same on all workers.
+    """
+
+    def __init__(self, state: TrainingState, carried: CarriedVariables, epochs: Epochs, seed: int) -> None:
+        self._state = state
+        self._carried = carried
+        self.epochs = epochs
+        self._seed = seed
+        self._own: Mapping[str, Any] = {}  # of `epochs`, for this process and epoch
+        self._again: _Midway | None = None
+        self._before: Arrived | None = None  # what has arrived before the lines at the top of a new epoch
+        self._after: _Rates | None = None
+        self._sampler = Sampler()
+        self._tensors: tuple[dict[str, list[torch.Tensor]], Fingerprint] | None = None
+        # The variables as the last step of an epoch began, with the epoch and the iteration:
+        self._before_last: tuple[int, int, Arrived] | None = None
+
+    def begins(self, iteration: int) -> None:
+        """The script is about to run the lines at the top of an epoch.
+
+        Args:
+            iteration: the one that the state is at.
+        """
+        epochs, carried = self.epochs, self._carried
+        arrived, has_top = carried.arrived, epochs.has_top
+        self._again, self._before = None, arrived
+        if epochs.is_begun(iteration):
+            if arrived is None:  # this process has been here: it is to repeat the epoch's last step
+                assert self._before_last is not None
+                assert self._before_last[:2] == (epochs.number, iteration)
+                arrived = self._before_last[2]
+            self._again = self._midway(arrived)
+        if not has_top:
+            epochs.top, epochs.written = self._packed(), ()
+        carried.epoch_begins()
+        if has_top and arrived is not None:
+            self._return_to_top(arrived)
+        epochs.top_of = epochs.number
+        carried.arrived = None
+        watched = self._watched()
+        self._tensors = watched, self._sampler.take(_flat(watched))
+        # Drawn from what the last step has left, they would be others in a replacement.
+        seed = derive_seed(self._seed, epochs.number, _TOP)
+        seed_torch(seed)
+        seed_host(seed)
+
+    def over(self) -> None:
+        """The script is through with these lines."""
+        self._carried.top_is_over()
+        self._after = _Rates.of(self._state)
+        self.epochs.written = tuple(sorted({*self.epochs.written, *self._written()}))
+        self._own = self.epochs.state_dict()
+
+    def settle(self, iteration: int) -> str:
+        """A step of the epoch is about to begin: have the state as it is after the lines at the top.
+
+        Args:
+            iteration: the one that the state is at.
+
+        Returns:
+            Why the process has to start again; empty if it has not.
+        """
+        again, self._again = self._again, None
+        before, self._before = self._before, None
+        carried, epochs = self._carried, self.epochs
+        if carried.arrived is None:
+            if again is not None:
+                again.parameters.put_back(())
+                again.buffers.restore()
+                again.rates.put_back(self._state)
+                carried.take_over_again(again.variables)
+            elif before is not None:
+                carried.say_what_is_missing(before)
+            return ""
+        # After these lines had run: what has arrived replaces what they have done.
+        if not epochs.is_begun(iteration):
+            assert self._after is not None
+            if self._own["written"]:
+                return (
+                    "its state is of the beginning of an epoch, whose first lines change tensors, and its "
+                    "script is behind them"
+                )
+            self._after.put_back(self._state)
+            carried.epoch_begins_again()
+        epochs.load_state_dict({**self._own, "number": epochs.number, "began": epochs.began})
+        return ""
+
+    def last_step_begins(self, iteration: int) -> None:
+        """The epoch's last step is about to begin. A script that is behind it may have to repeat it."""
+        variables = Arrived(self._carried.to_save(), frozenset())
+        self._before_last = self.epochs.number, iteration, variables
+
+    def step_begins(self) -> None:
+        """What has arrived is in its place."""
+        self._carried.arrived = None
+
+    def _midway(self, arrived: Arrived) -> _Midway:
+        named = self._state.named_parameters()
+        written = {name: named[name] for name in self.epochs.written if name in named}
+        watch = ParameterWatch(self._state)
+        return _Midway(
+            _Rates.of(self._state),
+            BufferCopies(self._state.tree.modules()),
+            watch.begin(written, {}, closely=False, whole=True),
+            arrived,
+        )
+
+    def _packed(self) -> bytes:
+        state = self._state
+        groups = HyperParameters(state.optimizers.values()).values()
+        return state.pack(
+            {
+                "parts": _returning(state.snapshot()["parts"], state),
+                "groups": dict(zip(state.optimizers, groups, strict=True)),
+                "variables": self._carried.to_save(),
+            }
+        )
+
+    def _return_to_top(self, arrived: Arrived) -> None:
+        top = self._state.unpack(self.epochs.top)
+        _load(self._state, top["parts"])
+        for name, optimizer in self._state.optimizers.items():
+            put_values(optimizer, top["groups"].get(name, ()))
+        self._carried.take_over_again(Arrived(top["variables"], arrived.own))
+        if arrived.own:  # it was another replica's top
+            self.epochs.top = self._packed()
+
+    def _watched(self) -> dict[str, list[torch.Tensor]]:
+        """By parameter: it, and what an optimizer keeps of it. And the buffers."""
+        found = {name: [parameter] for name, parameter in self._state.named_parameters().items()}
+        names = {parameter: name for name, (parameter,) in found.items()}
+        watched: dict[str, list[torch.Tensor]] = {name: [*tensors] for name, tensors in found.items()}
+        for optimizer, parameter in self._state.parameters:
+            if (name := names.get(parameter)) is not None:
+                held = optimizer.state.get(parameter, {}).values()
+                watched[name] += [value for value in held if isinstance(value, torch.Tensor)]
+        watched[_BUFFERS] = [b for module in self._state.modules.values() for b in module.buffers()]
+        return watched
+
+    def _written(self) -> set[str]:
+        """What the lines at the top have changed."""
+        assert self._tensors is not None
+        (before, fingerprint), self._tensors = self._tensors, None
+        owners = [name for name, tensors in before.items() for _ in tensors]
+        changed = self._sampler.take(fingerprint.tensors).differing(fingerprint)
+        now = self._watched()
+        others = {
+            name
+            for name in now.keys() | before.keys()
+            if [*map(id, now.get(name, ()))] != [*map(id, before.get(name, ()))]
+        }
+        return {owners[index] for index in changed} | others
+
+
+def _flat(watched: Mapping[str, list[torch.Tensor]]) -> list[torch.Tensor]:
+    return [tensor for tensors in watched.values() for tensor in tensors]
+
+
+def _returning(parts: Mapping[str, Any], state: TrainingState) -> dict[str, Any]:
+    """Those that return to a state of before: no iterators, whose batches would come again."""
+    return {
+        name: value
+        for name, value in parts.items()
+        if not (name.startswith("swift_ft.") or hasattr(state.small[name], "__iter__"))
+    }
+
+
+def _load(state: TrainingState, parts: Mapping[str, Any]) -> None:
+    now = state.snapshot()["parts"]
+    for name, value in _returning(parts, state).items():
+        if state.pack(now[name]) != state.pack(value):
+            state.small[name].load_state_dict(copy.deepcopy(value))
