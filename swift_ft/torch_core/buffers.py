@@ -6,6 +6,7 @@ statistics without counting, and so does DDP's broadcast. So buffers are copied,
 Private parts used (tested on torch 2.11 to 2.14):
 
 - ``Module._buffers``: a module may assign another tensor to a buffer, or register one in its forward pass.
+- ``Module._non_persistent_buffers_set``: those that no ``state_dict()`` has.
 - ``torch._foreach_copy_``: one kernel for many small tensors.
 """
 
@@ -85,6 +86,11 @@ class BufferCopies:
         """Each buffer once, however many modules share it."""
         found = (b for _, buffers in self._places_in(within) for b in buffers.values() if b is not None)
         return list(dict.fromkeys(found))
+
+
+def with_unsaved(module: nn.Module) -> tuple[dict[str, torch.Tensor | None], frozenset[str]]:
+    """The buffers of a module itself, and the names of those that its ``state_dict()`` has."""
+    return module._buffers, frozenset(module._buffers.keys() - module._non_persistent_buffers_set)
 
 
 @torch.no_grad()

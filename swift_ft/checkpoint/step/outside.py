@@ -82,7 +82,8 @@ class Outside:
     def _large(self) -> Iterator[tuple[str, Any]]:
         for namespace, name in self._variables.slots:
             value = namespace.variables.get(name)
-            if namespace.module is None:  # those are watched as parameters are
+            # Attributes of modules are watched as parameters are, and buffers are put back by themselves.
+            if namespace.module is None and not namespace.is_of_buffers:
                 yield from self._large_in(f"{namespace.path}.{name}".lstrip("."), value)
         for (_, name), value in self._variables.of_loop().items():
             if isinstance(value, CONTAINERS):

@@ -35,9 +35,12 @@ from swift_ft.checkpoint.step.kinds import (
     is_understood,
 )
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
+from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.module_hooks import hooks_of
 from swift_ft.torch_core.optimizers import BOOKKEEPING
 
+OF_BUFFERS = "(buffers)"
+"""In the path of a namespace of buffers that no ``state_dict()`` has."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 
@@ -65,6 +68,11 @@ class Namespace:
         self._hidden = hidden
         self._private = private
         self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else _variables_of(owner)
+
+    @property
+    def is_of_buffers(self) -> bool:
+        """Whether its variables are buffers of a module."""
+        return self.path.endswith(OF_BUFFERS)
 
     @property
     def module(self) -> nn.Module | None:
@@ -268,6 +276,9 @@ def _look_into_module(path: str, module: nn.Module, found: Reach) -> Namespace:
     for name, parameter in module._parameters.items():
         if parameter is not None and any(not one.startswith("_") for one in vars(parameter)):
             found.namespaces.append(Namespace(f"{path}.{name}", parameter, private="_"))
+    buffers, saved = with_unsaved(module)
+    if buffers.keys() - saved:  # no state_dict() has them, so that they travel as variables do
+        found.namespaces.append(Namespace(f"{path}.{OF_BUFFERS}", buffers, saved))
     if not is_torchs_wrapper(module):
         return Namespace(path, module, _hidden_in_modules())
     # It keeps there what a recovery makes anew, too.

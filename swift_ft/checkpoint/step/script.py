@@ -249,10 +249,12 @@ class ScriptVariables:
             self._reach.namespaces.append(Namespace(path, variables))
         containers = (one for one in self._reach.seen.values() if isinstance(one, CONTAINERS))
         self._small = [one for one in containers if len(one) <= _FEW and not isinstance(one, bytearray)]
+        self._note_slots()
+        unsaved = [namespace.variables[name] for namespace, name in self.slots if namespace.is_of_buffers]
         self._protected = {storage_id(tensor) for tensor in self._large()}
+        self._protected -= {storage_id(local(one)) for one in unsaved if isinstance(one, torch.Tensor)}
         self._of_optimizers = {*map(id, self._containers_of_optimizers())}
         self._parameters = {id(parameter) for parameter in self._parameters_of_state()}
-        self._note_slots()
 
     def _roots(
         self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]

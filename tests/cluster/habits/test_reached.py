@@ -20,6 +20,7 @@ OTHERS = [
     "a class of another file",
     "of a parameter",
     "of the wrapper",
+    "a buffer that is not saved",
 ]
 
 

@@ -71,6 +71,7 @@ def main() -> None:
     torch.manual_seed(0)
     last = Recurrent() if HABIT == "a recurrent state" else nn.Linear(6, 6)
     net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 6), last)
+    net.register_buffer("scale", torch.zeros(()), persistent=False)
     weight: Any = net[0].weight
     weight.count = 0
     if HABIT == "a hook":
@@ -99,6 +100,7 @@ def main() -> None:
             reached_from.Shared.count += 1
             weight.count += 1
             wrapper.count += 1
+            net.get_buffer("scale").add_(1)
             count = {
                 "beside a lock": context["count"],
                 "parsed arguments": args.count,
@@ -106,6 +108,7 @@ def main() -> None:
                 "a class of another file": reached_from.Shared.count,
                 "of a parameter": weight.count,
                 "of the wrapper": wrapper.count,
+                "a buffer that is not saved": int(net.get_buffer("scale")),
             }
             count |= {"made anew": meter.count, "behind a generator": seen}
             if HABIT == "a global of another file":
