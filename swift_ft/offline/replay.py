@@ -77,6 +77,7 @@ class ReplayRequest:
         told: facts about the run; None to read them from its archived journal.
         patience_s: how long to wait for a log that ends before ``until``: its job lives.
         audit: what differs from what the original sent is noted in ``out``.
+        limit_s: how long it may take until the next iteration is complete; None for as long as it takes.
     """
 
     store: str
@@ -91,6 +92,7 @@ class ReplayRequest:
     told: ToldRun | None = None
     patience_s: float = 0.0
     audit: bool = False
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ def replay_machine(
             out = str(request.out.absolute())
             offline = OfflineReplay(request.store, out, plan.log_since, request.audit)
             script = (request.kind, request.target, request.args)
-            workers.run(plan, run.run_id, offline, script, environment, partial(on_iteration, plan))
+            told = partial(on_iteration, plan)
+            workers.run(plan, run.run_id, offline, script, environment, told, limit_s=request.limit_s)
             _write_record(request.out, run, plan)
     result = OfflineReplayResult(
         run.run_id,

@@ -42,8 +42,17 @@ def part_name(rank: int) -> str:
 
 
 def note_difference(out: Path, rank: int, key: MessageKey, computed: int | None, *, changed: bool) -> None:
-    """Write down the first message that a worker has computed unlike the original."""
-    facts = {"iteration": key.iteration, "tensors": str(key), "digest": str(computed), "changed": changed}
+    """Write down the first message that a worker has computed unlike the original.
+
+    Args:
+        out: the folder of the replay.
+        rank: the worker.
+        key: the message's.
+        computed: its checksum; None if that is not known.
+        changed: see :class:`swift_ft.recovery.events.AuditEnded`.
+    """
+    digest = "" if computed is None else str(computed)
+    facts = {"iteration": key.iteration, "tensors": str(key), "digest": digest, "changed": changed}
     (out / f"{part_name(rank)}.difference.json").write_text(json.dumps({"rank": rank, **facts}))
 
 
