@@ -208,6 +208,8 @@ def _plan(run: RunStore, request: ReplayRequest, facts: ToldRun | _ArchivedRun) 
     if until is None:
         raise UsageError("this replay needs no log: say with --to-iteration where it ends")
     if extent is not None and until > extent:
+        if request.audit:
+            raise UsageError(f"its log ends with iteration {extent}, and the next checkpoint is of {until}")
         begins = f"begins with the checkpoint of iteration {begin} and " if extent == begin else ""
         raise UsageError(
             f"--to-iteration {until}: the replay {begins}can go to iteration {extent}, where the log ends. "
@@ -243,15 +245,17 @@ def _checkpoint(run: RunStore, request: ReplayRequest, ranks: Sequence[int]) -> 
     shown = f"{run.store.url} has the checkpoints of iteration {', '.join(map(str, kept))}"
     if request.checkpoint is not None:
         if request.checkpoint not in kept:
+            if request.audit:
+                raise UsageError(f"the checkpoint of iteration {request.checkpoint} is gone: {shown}")
             raise UsageError(f"--from-checkpoint {request.checkpoint}: {shown}")
         if request.until is not None and request.until < request.checkpoint:
             raise UsageError(
                 f"--to-iteration {request.until} is before --from-checkpoint {request.checkpoint}"
             )
         if damages := _damages(folder, request.checkpoint, ranks):
+            remedy = "" if request.audit else ". Choose another one"
             raise DamagedCheckpointError(
-                f"the checkpoint of iteration {request.checkpoint} is damaged: {damages[0]}. "
-                "Choose another one"
+                f"the checkpoint of iteration {request.checkpoint} is damaged: {damages[0]}{remedy}"
             )
         return request.checkpoint
     possible = [i for i in kept if request.until is None or i <= request.until]

@@ -55,9 +55,21 @@ def why_nothing_to_audit(state: State) -> str:
     """Why no spare could compute anything again; empty if one can. Known while the job is live."""
     if reason := _ends_audits(state):
         return reason
-    if has_stages(state) or has_replicas(state):
+    if has_replicas(state):
         return ""
+    if has_stages(state):
+        return _no_messages(state)
     return "this training sends no messages between stages, and its workers are no replicas"
+
+
+def _no_messages(state: State) -> str:
+    """Why the log has no message between stages; empty if it has them."""
+    if state.layouts.pipelines:
+        return "pipelines of a LayerStack log no messages: each gets a lost layer from another one"
+    groups = {status.group for status in state.round.statuses.values()}
+    if len(groups) == 1 and None not in groups:
+        return "all machines are one recovery group, and inside of it no messages are logged"
+    return ""
 
 
 def _ends_audits(state: State) -> str:

@@ -14,6 +14,7 @@ from swift_ft.logging import Direction, MessageKey
 from swift_ft.offline import audit as audits
 from swift_ft.offline.replay import ReplayRequest
 from swift_ft.runtime.offline_replay import note_difference
+from tests.support.stored_run import make_run
 from tests.unit.offline.test_gradient_audit import REQUEST as OF_REPLICAS
 
 KEY = MessageKey(25, 0, Direction.FORWARD, 1, 2, 0)
@@ -39,6 +40,28 @@ def test_a_difference_says_which_machines_were_rebuilt(
     monkeypatch.setattr(audits, "replay_machine", differs)
     found = audits.audit(asked)
     assert (found.slots, found.rank, found.iteration, found.digest) == ((0, 2), 2, 25, digest)
+
+
+@pytest.mark.parametrize(
+    ("begin", "until", "why"),
+    [
+        (6, 9, "its log ends with iteration 8, and the next checkpoint is of 9"),
+        (4, 6, "the checkpoint of iteration 4 is gone"),
+    ],
+)
+def test_a_reason_names_no_option_that_nobody_gave(
+    begin: int, until: int, why: str, asked: AuditRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    make_run(tmp_path / "store", script)
+    monkeypatch.setattr(audits, "_PATIENCE_S", 0.0)
+    request = dataclasses.replace(
+        asked, store=str(tmp_path / "store"), target=str(script), begin=begin, until=until
+    )
+    problem = audits.audit(request).problem
+    assert why in problem
+    assert "--" not in problem
 
 
 def test_a_replay_that_fails_without_a_difference_is_a_problem(

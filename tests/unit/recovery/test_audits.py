@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import acts_on, next_audit, pinned, why_nothing_to_audit
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.topology import WHOLE_MODEL
 from swift_ft.recovery.values import replace
 from swift_ft.testing.scenario import Scenario
 
@@ -81,6 +83,38 @@ def test_a_spare_that_was_wrong_leaves(choice: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("choice", ["drain", "stop", "back"])
 def test_nobody_is_blamed_if_all_differ(choice: str, tmp_path: Path) -> None:
     assert acts(tmp_path, "audited T 1 20..40 at=29 digest=y", choice) == []
+
+
+NOTHING_LOGGED = """
+open 4
+join A B C D
+join S
+report 0,1 nothing pipeline=0 layers=6
+report 2,3 nothing pipeline=2 layers=6
+committed 0 keep=2
+committed 20 keep=2
+expect audit S nothing
+"""
+
+
+def test_pipelines_that_give_each_other_layers_have_no_log(tmp_path: Path) -> None:
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
+    path.write_text(NOTHING_LOGGED)
+    scenario.run(path)
+    assert "pipelines of a LayerStack log no messages" in why_nothing_to_audit(scenario.state)
+
+
+def test_machines_that_are_one_recovery_group_have_no_log(tmp_path: Path) -> None:
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
+    path.write_text(BEGIN)
+    scenario.run(path)
+    statuses = scenario.state.round.statuses
+    in_one = Map({rank: dataclasses.replace(status, group=0) for rank, status in statuses.items()})
+    state = replace(scenario.state, round=replace(scenario.state.round, statuses=in_one))
+    assert "one recovery group" in why_nothing_to_audit(state)
+    whole = Map({rank: dataclasses.replace(one, holds=WHOLE_MODEL) for rank, one in in_one.items()})
+    state = replace(state, round=replace(state.round, statuses=whole))
+    assert why_nothing_to_audit(state) == "", "replicas need no log"
 
 
 TOGETHER = """
