@@ -152,6 +152,20 @@ def test_all_go_back_to_the_last_audited_checkpoint(
 
 
 @pytest.mark.thorough
+def test_none_leaves_of_machines_that_are_rebuilt_together(audited: Callable[..., ClusterRun]) -> None:
+    """Replicas of a stage: no log has what they give each other."""
+    wrong = {"what": "product", "rank": 0, "live": True, "times": [1, 2, 3]}
+    run = audited("--on-corruption", "drain", example="train_hybrid", **wrong)
+    assert run.code == 0, run.output[-3000:]
+    found = [event["slots"] for event in run.events("AuditEnded") if event["iteration"] is not None]
+    assert len(found) == 2
+    assert len(found[0]) > 1
+    assert found[0] == found[1]
+    assert "one of machines 0 and " in run.output
+    assert run.events("DrainRequested") == []
+
+
+@pytest.mark.thorough
 def test_two_spares_decide_together(audited: Callable[..., ClusterRun]) -> None:
     run = audited("--spares", "2", what="message", rank=0)
     assert differences(run) == [(0, 5)] * 2
