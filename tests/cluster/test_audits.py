@@ -152,6 +152,15 @@ def test_all_go_back_to_the_last_audited_checkpoint(
 
 
 @pytest.mark.thorough
+def test_a_spare_that_may_round_otherwise_audits_no_stage(audited: Callable[..., ClusterRun]) -> None:
+    run = audited(waits="marked", struck=0, threads=2, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    problems = [event["problem"] for event in ended(run)]
+    assert problems
+    assert all("it computes on " in problem and "2 threads" in problem for problem in problems), problems
+
+
+@pytest.mark.thorough
 def test_none_leaves_of_machines_that_are_rebuilt_together(audited: Callable[..., ClusterRun]) -> None:
     """Replicas of a stage: no log has what they give each other."""
     wrong = {"what": "product", "rank": 0, "live": True, "times": [1, 2, 3]}
