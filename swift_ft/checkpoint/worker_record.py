@@ -30,6 +30,7 @@ class WorkerRecord:
         shapes: of its stages' messages, by stage (`torch_adapters/pipelining/stage_metadata.py`).
         setup: what its script communicated before the first step
             (`coordination/setup_communication.py`).
+        processor: on which it computes, in words; empty if it is not known. Another one may round otherwise.
     """
 
     stages: tuple[int, ...]
@@ -41,6 +42,7 @@ class WorkerRecord:
     shapes: Mapping[int, dict[str, Any]]
     setup: Mapping[str, str] = field(default_factory=dict, compare=False)
     together: tuple[int, ...] = ()
+    processor: str = field(default="", compare=False)
 
 
 def write_record(store: Store, rank: int, record: WorkerRecord) -> None:

@@ -78,6 +78,9 @@ def _of_event(change: StateChange) -> Iterator[_Told]:
             yield "not_deterministic", facts
         case ev.StepDiffered():
             yield "machine_wrong", {**facts, **_who_is_wrong(before, event)}
+        case ev.AuditBegun():
+            for judgement in _new_judgements(change):
+                yield _judged({**facts, "problem": _COMES_TO_NOTHING}, judgement)
         case ev.AuditEnded():
             yield from _of_audit(change, event)
         case ev.CheckpointCommitted() if after.checkpoints.committed != before.checkpoints.committed:
@@ -99,6 +102,7 @@ _AS_THEY_ARE: dict[type[ev.Event], str] = {
     ev.FaultInjected: "fault_injected",
 }
 """Events that say all themselves."""
+_COMES_TO_NOTHING = "its logs or checkpoints count no more"
 _OF_A_GUEST = (
     " (that worker was a guest's, beside the machine's own: two of them cannot have one port, lock or device)"
 )
@@ -132,19 +136,26 @@ def _of_audit(change: StateChange, event: ev.AuditEnded) -> Iterator[_Told]:
         "who": f"machine {slot}",
         "name": event.machine,
     }
-    if event.problem:
+    judgements = _new_judgements(change)
+    if event.problem and not judgements:
         yield "audit_failed", facts
-    elif event.iteration is not None and after.judged == before.judged:
+    elif event.iteration is not None and not judgements:
         yield "audit_differs", facts
-    if after.judged != before.judged:
-        yield _judged(facts, after.judged[-1])
+    for judgement in judgements:
+        yield _judged(facts, judgement)
     if after.marks != before.marks:
         yield "audit_marked", {**facts, **_of_mark(after.marks[-1], of_a_step=has_replicas(change.after))}
+
+
+def _new_judgements(change: StateChange) -> list[Judgement]:
+    before = change.before.audits.judged
+    return [judgement for judgement in change.after.audits.judged if judgement not in before]
 
 
 def _judged(facts: dict[str, Any], judgement: Judgement) -> _Told:
     found = {
         **facts,
+        "rank": judgement.rank,
         "ranks": (judgement.rank,),
         "iteration": judgement.iteration,
         "tensors": judgement.tensors,
@@ -153,17 +164,23 @@ def _judged(facts: dict[str, Any], judgement: Judgement) -> _Told:
         "machine": judgement.slot,
         "who": f"machine {judgement.slot}",
     }
-    first, second = judgement.spares
+    first, last = judgement.spares[0], judgement.spares[-1]
+    twice = f"two replays on {first}" if first == last else f"replays on {first} and {last}"
+    what = f"; {twice} agree with each other"
     match judgement.wrong:
         case Wrong.MACHINE:
-            twice = f"two replays on {first}" if first == second else f"replays on {first} and {second}"
-            return "machine_wrong", {**found, "what": f"; {twice} agree with each other"}
+            return "machine_wrong", {**found, "what": what}
+        case Wrong.SEVERAL:
+            who = f"one of {named('machine', judgement.slots)}"
+            return "machine_wrong", {**found, "machine": None, "who": who, "what": what}
         case Wrong.LINK:
             return "message_changed", found
         case Wrong.SPARE:
             return "spare_wrong", {**found, "name": first}
         case Wrong.NOBODY:
             return "not_deterministic", found
+        case Wrong.UNDECIDED:
+            return "audit_undecided", found
 
 
 def _of_mark(mark: Mark, *, of_a_step: bool) -> dict[str, Any]:

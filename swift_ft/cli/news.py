@@ -122,13 +122,14 @@ KINDS = {
         "{who} has computed iteration {iteration} wrong: {tensors}{what}",
         "ranks iteration kind tensors right",
         "A verified step was computed unlike on one machine, or on several at once (`--verify replay`); or "
-        "two audits agree with each other, and not with it (`--audit`: kind `audit`)."),
+        "two audits agree with each other, and not with it, or with one of the machines that they rebuilt "
+        "together (`--audit`: kind `audit`)."),
     "not_deterministic": NewsKind("warning", NEWS,
         "iteration {iteration} comes out unlike each time that it is computed: {tensors}. Nothing shows that "
         "a machine is at fault",
         "ranks iteration kind tensors",
         "A verified step is not deterministic by itself, so it cannot be verified; or two audits differ from "
-        "a machine, and from each other."),
+        "a machine, and from each other, or no machine comes out as recorded."),
     "audit_marked": NewsKind("info", ROUTINE, "{what}", "begin until clean whole",
         "Spares have computed again what machines computed between two checkpoints (`--audit`): which slots "
         "came out as recorded, and whether these are all."),
@@ -140,6 +141,10 @@ KINDS = {
         "what {who} has computed between the checkpoints of iterations {begin} and {until} cannot be "
         "audited: {problem}", "begin until problem",
         "A machine's work could not be computed again."),
+    "audit_undecided": NewsKind("warning", NEWS,
+        "a spare has computed something else in iteration {iteration} than {who}: {tensors}. Nothing shows "
+        "who is wrong, as no second replay can be made: {problem}", "rank iteration tensors problem",
+        "An audit differs from what a worker has recorded, and it could not be made once more."),
     "spare_wrong": NewsKind("error", GRAVE,
         "spare {name} has computed iteration {iteration} wrong in an audit: {tensors}. Another replay came "
         "out as machine {machine} has recorded it", "name iteration tensors",

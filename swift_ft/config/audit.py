@@ -28,7 +28,7 @@ class AuditRequest:
         machines: in the run now, as the next one is.
         workers: on each machine.
         epoch: in which the checkpoints were committed.
-        limit_s: for a script to start, and to take the one step of ``gradients``.
+        limit_s: for a script to start, and to take each step.
         gradients: of replicas, which log no messages: only the step after the first checkpoint is computed,
             and its own gradients are compared (`offline/gradient_audit.py`).
     """

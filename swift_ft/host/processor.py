@@ -25,6 +25,18 @@ def processor_in_words(device: torch.device) -> str:
     return f"{_model()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
 
 
+def why_other_bits(here: str, there: str) -> str:
+    """Why a spare may compute other bits than a machine where nobody is wrong; empty if it should not.
+
+    Args:
+        here: the spare's processor, in words.
+        there: the machine's; empty if it is not known.
+    """
+    if here != there:
+        return f"it computes on {there or 'an unknown processor'}, and the spare on {here}"
+    return f"{CHOOSES_BY_TIME}, which may be another one each time" if CHOOSES_BY_TIME in here else ""
+
+
 @functools.cache
 def _model() -> str:
     try:

@@ -53,13 +53,14 @@ def audit(request: AuditRequest) -> AuditResult:
         told=ToldRun(request.setup, request.log_since, request.moved),
         patience_s=_PATIENCE_S,
         audit=True,
+        limit_s=request.limit_s,
     )
     try:
         result = replay_machine(replay)
         return _compared(request, result)
     except SwiftError as error:
         if found := noted_differences(out):
-            return AuditResult(**found[0])
+            return AuditResult(slots=error.fields.get("machines", ()), **found[0])
         return AuditResult(problem=first_line(error))
 
 
@@ -75,7 +76,11 @@ def _compared(request: AuditRequest, result: OfflineReplayResult) -> AuditResult
         if names := differences(rebuilt, recorded):
             tensors = f"{listed(names)} at its end"
             return AuditResult(
-                rank=rank, iteration=request.until - 1, tensors=tensors, digest=_digest(rebuilt, names)
+                slots=result.machines,
+                rank=rank,
+                iteration=request.until - 1,
+                tensors=tensors,
+                digest=_digest(rebuilt, names),
             )
     return AuditResult(slots=result.machines)
 

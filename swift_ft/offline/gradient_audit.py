@@ -20,7 +20,7 @@ from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config.audit import AuditRequest, AuditResult
 from swift_ft.config.worker_context import OfflineReplay
 from swift_ft.errors import SwiftError, UsageError, first_line
-from swift_ft.host.processor import CHOOSES_BY_TIME
+from swift_ft.host.processor import why_other_bits
 from swift_ft.observe.waits import waiting
 from swift_ft.offline.replay import check_setup, environment_of
 from swift_ft.offline.replay_plan import ReplayPlan
@@ -131,10 +131,8 @@ def compared(
 
 def _why_no_finding(ours: OwnStep, theirs: OwnStep) -> str:
     """Why another result is nobody's fault; empty if all that it follows from was the same."""
-    if ours.host != theirs.host:
-        return f"it computes on {theirs.host}, and the spare on {ours.host}"
-    if CHOOSES_BY_TIME in ours.host:
-        return f"{CHOOSES_BY_TIME}, which may be another one each time"
+    if why := why_other_bits(ours.host, theirs.host):
+        return why
     # Of variables, those that are as at the start are not in the notes, but the spare names all.
     at_start = {name: 0 for name in ours.begin if name.startswith(_VARIABLE)}
     before = {**at_start, **theirs.begin}

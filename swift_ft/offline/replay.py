@@ -77,6 +77,7 @@ class ReplayRequest:
         told: facts about the run; None to read them from its archived journal.
         patience_s: how long to wait for a log that ends before ``until``: its job lives.
         audit: what differs from what the original sent is noted in ``out``.
+        limit_s: how long it may take until the next iteration is complete; None for as long as it takes.
     """
 
     store: str
@@ -91,6 +92,7 @@ class ReplayRequest:
     told: ToldRun | None = None
     patience_s: float = 0.0
     audit: bool = False
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,8 @@ def replay_machine(
             out = str(request.out.absolute())
             offline = OfflineReplay(request.store, out, plan.log_since, request.audit)
             script = (request.kind, request.target, request.args)
-            workers.run(plan, run.run_id, offline, script, environment, partial(on_iteration, plan))
+            told = partial(on_iteration, plan)
+            workers.run(plan, run.run_id, offline, script, environment, told, limit_s=request.limit_s)
             _write_record(request.out, run, plan)
     result = OfflineReplayResult(
         run.run_id,
@@ -205,6 +208,8 @@ def _plan(run: RunStore, request: ReplayRequest, facts: ToldRun | _ArchivedRun) 
     if until is None:
         raise UsageError("this replay needs no log: say with --to-iteration where it ends")
     if extent is not None and until > extent:
+        if request.audit:
+            raise UsageError(f"its log ends with iteration {extent}, and the next checkpoint is of {until}")
         begins = f"begins with the checkpoint of iteration {begin} and " if extent == begin else ""
         raise UsageError(
             f"--to-iteration {until}: the replay {begins}can go to iteration {extent}, where the log ends. "
@@ -240,15 +245,17 @@ def _checkpoint(run: RunStore, request: ReplayRequest, ranks: Sequence[int]) -> 
     shown = f"{run.store.url} has the checkpoints of iteration {', '.join(map(str, kept))}"
     if request.checkpoint is not None:
         if request.checkpoint not in kept:
+            if request.audit:
+                raise UsageError(f"the checkpoint of iteration {request.checkpoint} is gone: {shown}")
             raise UsageError(f"--from-checkpoint {request.checkpoint}: {shown}")
         if request.until is not None and request.until < request.checkpoint:
             raise UsageError(
                 f"--to-iteration {request.until} is before --from-checkpoint {request.checkpoint}"
             )
         if damages := _damages(folder, request.checkpoint, ranks):
+            remedy = "" if request.audit else ". Choose another one"
             raise DamagedCheckpointError(
-                f"the checkpoint of iteration {request.checkpoint} is damaged: {damages[0]}. "
-                "Choose another one"
+                f"the checkpoint of iteration {request.checkpoint} is damaged: {damages[0]}{remedy}"
             )
         return request.checkpoint
     possible = [i for i in kept if request.until is None or i <= request.until]

@@ -81,11 +81,12 @@ class ReplayWorkers:
             script: its kind (``script`` or ``module``), its path or name, and its arguments.
             environment: variables to set for it.
             on_iteration: called with a rank and the iterations that its state has completed.
-            limit_s: how long it may take; None for as long as it takes.
+            limit_s: how long it may take until the next iteration of any worker is complete; None for as long
+                as it takes.
 
         Raises:
             UsageError: the user can fix what is wrong with the script.
-            RecoveryError: the replay failed.
+            RecoveryError: the replay failed. The field ``machines`` has the slots of those that were rebuilt.
         """
         self._seed_rendezvous(plan, run_id)
         # torch uses no prefix there: it is not the store of the journal.
@@ -106,10 +107,13 @@ class ReplayWorkers:
             self._standby.launch(job, local_rank=index, stdout=log, stderr=log, channel=theirs)
             channels[rank] = ours
         try:
-            self._watch(channels, on_iteration, limit_s)
+            failed = self._watch(channels, on_iteration, limit_s)
         finally:
             for channel in channels.values():
                 channel.close()
+        if failed is not None:
+            error = UsageError if failed.get("usage") else RecoveryError
+            raise error(failed["failed"], machines=plan.lost)
 
     def _seed_rendezvous(self, plan: ReplayPlan, run_id: str) -> None:
         """Write what the workers of a job would have left in the rendezvous store for replacements."""
@@ -161,9 +165,10 @@ class ReplayWorkers:
         channels: Mapping[int, socket.socket],
         on_iteration: Callable[[int, int], None],
         limit_s: float | None,
-    ) -> None:
-        """Until all workers have ended with exit code 0, or one of them has failed."""
+    ) -> dict[str, Any] | None:
+        """The first failure; None once all workers have ended with exit code 0."""
         failed: dict[str, Any] | None = None
+        completed: dict[int, int] = {}
         until = None if limit_s is None else time.monotonic() + limit_s
         with selectors.DefaultSelector() as selector, waiting("the workers to replay"):
             selector.register(self._standby, selectors.EVENT_READ)
@@ -173,7 +178,7 @@ class ReplayWorkers:
             while running and failed is None:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
-                    failed = {"failed": f"no end within {limit_s:g} s"}
+                    failed = {"failed": f"no iteration has ended within {limit_s:g} s"}
                 for key, _ in selector.select(left):
                     if key.fileobj is self._standby:
                         status = self._status()
@@ -187,9 +192,12 @@ class ReplayWorkers:
                     elif "failed" in message:
                         failed = {**message, "failed": _named(key.data, message["failed"])}
                     elif "iteration" in message.get("beat", {}):
-                        on_iteration(key.data, message["beat"]["iteration"])
-        if failed is not None:
-            raise (UsageError if failed.get("usage") else RecoveryError)(failed["failed"])
+                        iteration = message["beat"]["iteration"]
+                        if limit_s is not None and completed.get(key.data) != iteration:
+                            until = time.monotonic() + limit_s
+                        completed[key.data] = iteration
+                        on_iteration(key.data, iteration)
+        return failed
 
     def _status(self) -> int | None:
         """The exit status of a worker that ended; None if the standby reports the start of one.

@@ -232,9 +232,11 @@ def _wrong(state: State) -> Iterator[str]:
     for one in state.audits.judged:
         who = {
             Wrong.MACHINE: f"machine {one.slot} was wrong",
+            Wrong.SEVERAL: f"one of {named('machine', one.slots)} was wrong",
             Wrong.LINK: f"what machine {one.slot} sent arrived as something else",
             Wrong.SPARE: f"spare {one.spares[0]} was wrong",
             Wrong.NOBODY: "nothing shows who was wrong",
+            Wrong.UNDECIDED: "and it could not be computed once more, so nothing shows who was wrong",
         }[one.wrong]
         yield f"iteration {one.iteration} of machine {one.slot} differed in an audit, {who}: {one.tensors}"
 

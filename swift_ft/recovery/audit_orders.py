@@ -8,7 +8,9 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.audits import Audits, Interval, Judgement, Mark, Wrong
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.membership import base_of
 from swift_ft.recovery.topology import is_whole_model
+from swift_ft.units import named
 
 
 class AuditOrder(NamedTuple):
@@ -39,8 +41,11 @@ def next_audit(state: State, machine: str) -> AuditOrder | None:
 
 
 def may_judge(state: State, audits: Audits, slot: int) -> bool:
-    """Whether a machine's audit may begin: that of a replica which differs, once all others have come out."""
-    if slot not in audits.findings or not has_replicas(state):
+    """Whether a machine's audit may begin: of one that differs, once it can be seen whether all do.
+
+    That is when a stage has come out as recorded, and when all other replicas are known.
+    """
+    if slot not in audits.findings or (audits.clean and not has_replicas(state)):
         return True
     every = range(state.shape.machines)
     return all(audits.is_done(other) or other in audits.findings for other in every)
@@ -50,9 +55,21 @@ def why_nothing_to_audit(state: State) -> str:
     """Why no spare could compute anything again; empty if one can. Known while the job is live."""
     if reason := _ends_audits(state):
         return reason
-    if has_stages(state) or has_replicas(state):
+    if has_replicas(state):
         return ""
+    if has_stages(state):
+        return _no_messages(state)
     return "this training sends no messages between stages, and its workers are no replicas"
+
+
+def _no_messages(state: State) -> str:
+    """Why the log has no message between stages; empty if it has them."""
+    if state.layouts.pipelines:
+        return "pipelines of a LayerStack log no messages: each gets a lost layer from another one"
+    groups = {status.group for status in state.round.statuses.values()}
+    if len(groups) == 1 and None not in groups:
+        return "all machines are one recovery group, and inside of it no messages are logged"
+    return ""
 
 
 def _ends_audits(state: State) -> str:
@@ -90,7 +107,8 @@ def _may_take(state: State, audits: Audits, slot: int, machine: str) -> bool:
     """Another spare decides on a difference, if there is one."""
     if (finding := audits.findings.get(slot)) is None:
         return True
-    another = finding.machine != machine or auditors(state) == {machine}
+    own = base_of(machine)  # it may have come back under another name
+    another = base_of(finding.machine) != own or {*map(base_of, auditors(state))} == {own}
     return another and may_judge(state, audits, slot)
 
 
@@ -112,7 +130,8 @@ def candidate(state: State) -> Interval | None:
     begin, until = kept[-2:]
     if begin not in saved_in or until not in saved_in:  # an earlier run saved one
         return None
-    # After a return to a checkpoint, logs begin there. Those of a layout before are of no use.
+    # After a return to a checkpoint logs begin there, and it counts as saved then. Those of a layout before
+    # are of no use.
     since = min(saved_in[begin], saved_in[until])
     if since < state.checkpoints.log_since or begin < state.layouts.since:
         return None
@@ -164,16 +183,16 @@ def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> l
     judgement = next((one for one in made if one.spares[-1] == ended.machine), None)
     if judgement is None or not choice or choice == "warn":
         return []
+    if judgement.wrong in (Wrong.NOBODY, Wrong.UNDECIDED):
+        return []
     asked_by = f"--on-corruption {choice}"
     if judgement.wrong == Wrong.SPARE:
-        return [ev.DrainRequested(machine=judgement.spares[0], asked_by=asked_by)]
-    if judgement.wrong == Wrong.NOBODY:
-        return []
+        return [ev.DrainRequested(machine=_name_now(after, judgement.spares[0]), asked_by=asked_by)]
     found: list[ev.Event] = []
     reason = why_in_doubt(judgement)
     if choice == "stop":
         return [ev.JobClosed(reason=reason, cause=Cause.MACHINE)]
-    if choice == "back":
+    if choice == "back" and not _has_gone_back_for(before, judgement):
         found.append(
             ev.CheckpointsDoubted(
                 generation=after.generation, iteration=_back_to(after, judgement), reason=reason
@@ -184,12 +203,32 @@ def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> l
     return found
 
 
+def _name_now(state: State, machine: str) -> str:
+    """The present name of a machine, which may have come back under another one."""
+    present = sorted({*state.membership.spares, *state.membership.slots})
+    return next((name for name in present if base_of(name) == base_of(machine)), machine)
+
+
+def _has_gone_back_for(state: State, judgement: Judgement) -> bool:
+    """Whether it would be for ever: nobody leaves, and all have gone back for the same before."""
+    if judgement.wrong != Wrong.SEVERAL:
+        return False
+    begin, epoch = judgement.interval.begin, judgement.interval.epoch
+    earlier = [
+        one for one in state.audits.judged if one.wrong == Wrong.SEVERAL and one.interval.epoch < epoch
+    ]
+    return any(one.interval.begin == begin and one.slots == judgement.slots for one in earlier)
+
+
 def why_in_doubt(judgement: Judgement) -> str:
     """A judgement in words."""
     what = f"{judgement.tensors} (worker {judgement.rank})"
     if judgement.wrong == Wrong.LINK:
         return f"what machine {judgement.slot} has sent arrived as something else: {what}"
-    return f"machine {judgement.slot} has computed iteration {judgement.iteration} wrong: {what}"
+    who = f"machine {judgement.slot}"
+    if judgement.wrong == Wrong.SEVERAL:
+        who = f"one of {named('machine', judgement.slots)}"
+    return f"{who} has computed iteration {judgement.iteration} wrong: {what}"
 
 
 def _back_to(state: State, judgement: Judgement) -> int:

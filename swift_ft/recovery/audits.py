@@ -8,6 +8,10 @@ another process, and on another spare if there is one. So there are three comput
         a              b               b           the machine was wrong
         a              b               a           the first spare was wrong
         a              b               c           not deterministic, as far as anybody can tell
+        a              b               -           undecided: no second replay can be made
+
+Machines that are rebuilt together have logged nothing to each other. Two replays that agree show only that
+one of them was wrong.
 """
 
 from __future__ import annotations
@@ -51,6 +55,7 @@ class Finding:
     iteration: int
     tensors: str
     digest: str
+    slots: tuple[int, ...] = ()
 
 
 class Wrong(StrEnum):
@@ -58,12 +63,16 @@ class Wrong(StrEnum):
 
     MACHINE = "machine"
     """The machine: two replays agree, and differ from what it recorded."""
+    SEVERAL = "one of several machines"
+    """One of those that were rebuilt together: two replays agree, and differ from what one has recorded."""
     LINK = "link"
     """Two replays computed what the machine has sent. Another one received other bytes."""
     SPARE = "spare"
     """The spare: another replay came out as the machine recorded."""
     NOBODY = "not deterministic"
-    """All three differ, so that nothing shows who it was."""
+    """All three differ, or each machine does, so that nothing shows who it was."""
+    UNDECIDED = "undecided"
+    """One replay differs, and no second one could be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +84,11 @@ class Judgement:
         slot: the machine's.
         machine: its name; empty if it has come to this slot since.
         wrong: who was.
-        spares: that have replayed, in order.
+        spares: that have replayed, in order: one if that is undecided.
         rank: the worker on which the first difference is.
         iteration: in which it is.
         tensors: in what.
+        slots: all machines whose work was computed again together.
     """
 
     interval: Interval
@@ -89,6 +99,7 @@ class Judgement:
     rank: int
     iteration: int
     tensors: str
+    slots: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +134,8 @@ class Audits:
         differed: those of them that did not.
         marks: of the intervals before, the newest last.
         judged: differences that are judged, the newest last.
-        saved_in: by checkpoint that counts, the generation in which it was committed.
+        saved_in: by checkpoint that counts, the generation in which it was committed, or in which all have
+            gone back to it.
     """
 
     interval: Interval | None = None
@@ -151,6 +163,10 @@ def judge(first: Finding, second: Finding | None, *, changed: bool = False) -> W
     """
     if second is None:
         return Wrong.SPARE
-    if (first.rank, first.iteration, first.digest) != (second.rank, second.iteration, second.digest):
+    # Without a digest nobody knows whether they agree.
+    alike = (first.rank, first.iteration, first.digest) == (second.rank, second.iteration, second.digest)
+    if not alike or not first.digest:
         return Wrong.NOBODY
-    return Wrong.LINK if changed else Wrong.MACHINE
+    if changed:
+        return Wrong.LINK
+    return Wrong.SEVERAL if len({*first.slots, *second.slots}) > 1 else Wrong.MACHINE

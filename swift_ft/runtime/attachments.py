@@ -18,6 +18,7 @@ from swift_ft.config.extensions import Extensions, load
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError, UsageError
+from swift_ft.host.processor import processor_in_words
 from swift_ft.recovery.layout.stage_layers import cuts_of
 from swift_ft.recovery.topology import WHOLE_MODEL
 from swift_ft.runtime.data.check import BatchCheck
@@ -193,6 +194,7 @@ class Attachments:
             microbatches=pipeline.microbatches,
             shapes=shapes,
             setup=self.setup,
+            processor=processor_in_words(pipeline.device),
         )
 
     def attach_ddp(self, model: Any) -> None:

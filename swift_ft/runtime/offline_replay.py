@@ -21,6 +21,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import DivergenceError, GaveUpError, RecoveryError, SwiftError, UsageError
+from swift_ft.host.processor import why_other_bits
 from swift_ft.logging import LogReader, MessageKey, MessageLog, checksum_of
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.assembly import Assembly
@@ -42,9 +43,35 @@ def part_name(rank: int) -> str:
 
 
 def note_difference(out: Path, rank: int, key: MessageKey, computed: int | None, *, changed: bool) -> None:
-    """Write down the first message that a worker has computed unlike the original."""
-    facts = {"iteration": key.iteration, "tensors": str(key), "digest": str(computed), "changed": changed}
+    """Write down the first message that a worker has computed unlike the original.
+
+    Args:
+        out: the folder of the replay.
+        rank: the worker.
+        key: the message's.
+        computed: its checksum; None if that is not known.
+        changed: see :class:`swift_ft.recovery.events.AuditEnded`.
+    """
+    digest = "" if computed is None else str(computed)
+    facts = {"iteration": key.iteration, "tensors": str(key), "digest": digest, "changed": changed}
     (out / f"{part_name(rank)}.difference.json").write_text(json.dumps({"rank": rank, **facts}))
+
+
+def check_auditable(here: str, there: str, *, exact: bool) -> None:
+    """Check that a difference would be a fault, and not another rounding.
+
+    Args:
+        here: the spare's processor (`host/processor.py`).
+        there: the machine's.
+        exact: see :attr:`swift_ft.runtime.pipeline.shared_replay.SharedReplay.helped_exactly`.
+
+    Raises:
+        UsageError: the spare may compute other bits where nobody is wrong.
+    """
+    if why := why_other_bits(here, there):
+        raise UsageError(why)
+    if not exact:
+        raise UsageError('helpers in attach_pipeline(mode="allreduce") round otherwise what they rebuild')
 
 
 def noted_differences(out: Path) -> list[dict[str, Any]]:
@@ -108,7 +135,11 @@ class OfflineAssembly(Assembly):
         assert theirs is not None  # else this worker would not have been started
         ours = self.attached.record(theirs.shapes)
         pipeline.script.remember(theirs.together, "")
-        ours = replace(ours, together=theirs.together)  # which the script shows only as it communicates
+        assert self._context.offline is not None
+        if self._context.offline.audit:
+            check_auditable(ours.processor, theirs.processor, exact=pipeline.shared_replay.helped_exactly)
+        # The script shows the first only as it communicates; another processor is an audit's matter.
+        ours = replace(ours, together=theirs.together, processor=theirs.processor)
         for declared in fields(WorkerRecord):
             here, there = getattr(ours, declared.name), getattr(theirs, declared.name)
             if here != there:

@@ -84,7 +84,8 @@ def ended(run: ClusterRun) -> list[dict[str, Any]]:
 
 def differences(run: ClusterRun) -> list[tuple[int, int]]:
     """The worker and the iteration of each difference that an audit has found."""
-    return [(event["rank"], event["iteration"]) for event in run.events("AuditEnded") if not event["slots"]]
+    ends = run.events("AuditEnded")
+    return [(event["rank"], event["iteration"]) for event in ends if event["iteration"] is not None]
 
 
 @pytest.mark.parametrize(
@@ -151,10 +152,34 @@ def test_all_go_back_to_the_last_audited_checkpoint(
 
 
 @pytest.mark.thorough
+def test_a_spare_that_may_round_otherwise_audits_no_stage(audited: Callable[..., ClusterRun]) -> None:
+    run = audited(waits="marked", struck=0, threads=2, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    problems = [event["problem"] for event in ended(run)]
+    assert problems
+    assert all("it computes on " in problem and "2 threads" in problem for problem in problems), problems
+
+
+@pytest.mark.thorough
+def test_none_leaves_of_machines_that_are_rebuilt_together(audited: Callable[..., ClusterRun]) -> None:
+    """Replicas of a stage: no log has what they give each other."""
+    wrong = {"what": "product", "rank": 0, "live": True, "times": [1, 2, 3]}
+    run = audited("--on-corruption", "drain", example="train_hybrid", **wrong)
+    assert run.code == 0, run.output[-3000:]
+    found = [event["slots"] for event in run.events("AuditEnded") if event["iteration"] is not None]
+    assert len(found) == 2
+    assert len(found[0]) > 1
+    assert found[0] == found[1]
+    assert "one of machines 0 and " in run.output
+    assert run.events("DrainRequested") == []
+
+
+@pytest.mark.thorough
 def test_two_spares_decide_together(audited: Callable[..., ClusterRun]) -> None:
     run = audited("--spares", "2", what="message", rank=0)
     assert differences(run) == [(0, 5)] * 2
-    first, second = (event["machine"] for event in run.events("AuditEnded") if not event["slots"])
+    ends = run.events("AuditEnded")
+    first, second = (event["machine"] for event in ends if event["iteration"] is not None)
     assert first != second
     assert "machine 0 has computed iteration 5 wrong" in run.output
 
@@ -359,7 +384,17 @@ def test_an_audit_of_replicas_has_an_end(audited: Callable[..., ClusterRun]) -> 
     flags = ("--report-timeout", "6")
     run = audited(*flags, example="train_ddp", waits="marked", stands=0, struck=0, **CLEAN)
     assert run.code == 0, run.output[-3000:]
-    assert {event["problem"] for event in ended(run) if event["until"] == 3} == {"no end within 12 s"}
+    problems = {event["problem"] for event in ended(run) if event["until"] == 3}
+    assert problems == {"no iteration has ended within 12 s"}
+
+
+@pytest.mark.thorough
+def test_an_audit_of_stages_has_an_end(audited: Callable[..., ClusterRun]) -> None:
+    flags = ("--report-timeout", "6")
+    run = audited(*flags, waits="marked", stands=1, struck=0, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    problems = {event["problem"] for event in ended(run) if event["until"] == 3}
+    assert problems == {"no iteration has ended within 12 s"}
 
 
 @pytest.mark.thorough

@@ -122,9 +122,12 @@ class AuditProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._pid, signal.SIGKILL)
         self._channel.close()
-        os.close(self._lock)
         # A stage may be large, and somebody may wait for this machine.
-        threading.Thread(target=shutil.rmtree, args=(self._folder, True), name="swift-audit-sweep").start()
+        threading.Thread(target=self._sweep, name="swift-audit-sweep").start()
+
+    def _sweep(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)  # only now: whoever finds the folder without a lock deletes it
 
 
 class Auditor:
@@ -215,8 +218,13 @@ class Auditor:
 
     def _start(self, state: State, order: AuditOrder) -> None:
         settings, (interval, slot) = self._settings, order
-        sweep_left(Path(tempfile.gettempdir()))
-        folder, lock = locked_folder()
+        temporary = Path(tempfile.gettempdir())
+        threading.Thread(target=sweep_left, args=(temporary,), name="swift-audit-sweep").start()
+        try:
+            folder, lock = locked_folder()
+        except OSError as error:  # the disk is full, say: that is no reason to lose a spare
+            self._tell(order, AuditResult(problem=f"the spare cannot make a temporary folder: {error}"))
+            return
         request = AuditRequest(
             store=self._store,
             machine=slot,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from immutables import Map
 
 from swift_ft.recovery import events as ev
@@ -27,8 +29,9 @@ def audit_begun(state: State, event: ev.AuditBegun) -> State:
         return state
     audits = state.audits
     if (interval := interval_of(state)) is None:
+        judged = (*audits.judged, *_left_undecided(state))[-MOST_MARKS:]
         interval = candidate(state)
-        audits = Audits(interval, marks=audits.marks, judged=audits.judged, saved_in=audits.saved_in)
+        audits = Audits(interval, marks=audits.marks, judged=judged, saved_in=audits.saved_in)
     if interval is None or (event.begin, event.until) != (interval.begin, interval.until):
         return state
     claims = open_claims(state) if state.audits.interval == interval else {}
@@ -48,29 +51,40 @@ def audit_ended(state: State, event: ev.AuditEnded) -> State:
         return state
     audits = replace(audits, claims=without(audits.claims, [slot]))
     before, found = audits.findings.get(slot), _finding(event)
-    if event.problem:
-        audits = _closed(audits, slot)
-    elif before is None and found is not None:
+    if before is None and found is not None:
         audits = replace(audits, findings=audits.findings.set(slot, found))
-    else:
-        if before is not None:
-            wrong = judge(before, found, changed=event.changed)
-            if wrong == Wrong.MACHINE and has_replicas(state) and not _stands_out(audits):
-                wrong = Wrong.NOBODY
-            if wrong != Wrong.SPARE:
-                audits = replace(audits, differed=audits.differed.set(slot, None))
-            judgement = _judgement(state, interval, before, event, wrong)
-            audits = replace(audits, judged=(*audits.judged, judgement)[-MOST_MARKS:])
-        audits = _clean(audits, {slot, *event.slots}) if found is None else _closed(audits, slot)
+        return replace(state, audits=audits)
+    if before is not None:
+        wrong = _wrong(state, audits, before, found, event)
+        if wrong != Wrong.SPARE:
+            audits = replace(audits, differed=audits.differed.set(slot, None))
+        spares = (before.machine, *([event.machine] if wrong != Wrong.UNDECIDED else []))
+        judgement = _judgement(state, interval, before, wrong, spares, {slot, *event.slots})
+        audits = replace(audits, judged=(*audits.judged, judgement)[-MOST_MARKS:])
+    if found is None and not event.problem:
+        audits = _clean(audits, {slot, *event.slots})
+    else:  # machines that are rebuilt together have had the same replay
+        audits = _closed(audits, {slot, *event.slots})
     return replace(state, audits=_marked(state, audits, interval))
 
 
-def _stands_out(audits: Audits) -> bool:
-    """Whether no fewer replicas came out as recorded than differ.
+def _wrong(
+    state: State, audits: Audits, first: Finding, second: Finding | None, event: ev.AuditEnded
+) -> Wrong:
+    if event.problem:
+        return Wrong.UNDECIDED
+    wrong = judge(first, second, changed=event.changed)
+    accuses = wrong in (Wrong.MACHINE, Wrong.SEVERAL)
+    return Wrong.NOBODY if accuses and not _stands_out(state, audits) else wrong
 
-    They run the same script. What differs on most of them is in the spare, or in the script.
+
+def _stands_out(state: State, audits: Audits) -> bool:
+    """Whether enough machines came out as recorded. What differs on all is in the spare, or in the script.
+
+    Replicas run the same script, so no fewer of them than differ. Stages compute each something else, so one.
     """
-    return len(audits.clean) >= len({*audits.differed, *audits.findings})
+    least = len({*audits.differed, *audits.findings}) if has_replicas(state) else 1
+    return len(audits.clean) >= least
 
 
 def _clean(audits: Audits, slots: set[int]) -> Audits:
@@ -79,34 +93,43 @@ def _clean(audits: Audits, slots: set[int]) -> Audits:
     return replace(audits, findings=kept(audits.findings, lambda slot, _: slot not in slots))
 
 
-def _closed(audits: Audits, slot: int) -> Audits:
-    """No more can be said of a machine's work."""
-    findings = kept(audits.findings, lambda other, _: other != slot)
-    return replace(audits, closed=audits.closed.set(slot, None), findings=findings)
+def _closed(audits: Audits, slots: set[int]) -> Audits:
+    """No more can be said of the work of these machines."""
+    closed = audits.closed.update(dict.fromkeys(sorted(slots - {*audits.clean})))
+    return replace(audits, closed=closed, findings=kept(audits.findings, lambda slot, _: slot not in slots))
 
 
 def _finding(event: ev.AuditEnded) -> Finding | None:
     if event.iteration is None:
         return None
-    return Finding(event.machine, event.rank, event.iteration, event.tensors, event.digest)
+    return Finding(event.machine, event.rank, event.iteration, event.tensors, event.digest, event.slots)
+
+
+def _left_undecided(state: State) -> Iterator[Judgement]:
+    """The differences of an interval that has come to nothing: no second replay can be made."""
+    if (interval := state.audits.interval) is not None:
+        for slot, found in sorted(state.audits.findings.items()):
+            yield _judgement(state, interval, found, Wrong.UNDECIDED, (found.machine,), {slot})
 
 
 def _judgement(
-    state: State, interval: Interval, first: Finding, event: ev.AuditEnded, wrong: Wrong
+    state: State, interval: Interval, first: Finding, wrong: Wrong, spares: tuple[str, ...], slots: set[int]
 ) -> Judgement:
     membership, slot = state.membership, state.slot_of_rank(first.rank)
     # It computed the interval itself if it was there when that began.
-    began = state.audits.saved_in[interval.begin]
-    stayed = membership.started_in[slot] <= began
+    of_present = interval.world == state.worlds.present.number
+    began = state.audits.saved_in.get(interval.begin) if of_present else None
+    stayed = began is not None and membership.started_in[slot] <= began
     return Judgement(
         interval,
         slot,
         membership.members[slot] if stayed else "",
         wrong,
-        (first.machine, event.machine),
+        spares,
         first.rank,
         first.iteration,
         first.tensors,
+        tuple(sorted({*slots, *first.slots})),
     )
 
 
@@ -137,7 +160,7 @@ def checkpoints_doubted(state: State, event: ev.CheckpointsDoubted) -> State:
         assert state.checkpoints.committed is not None
         state = give_up_checkpoint(state, state.checkpoints.committed, event.reason)
     marks = tuple(mark for mark in state.audits.marks if mark.until <= event.iteration)
-    state = replace(state, audits=replace(state.audits, interval=None, marks=marks))
+    state = replace(state, audits=replace(state.audits, marks=marks))
     # Also where no checkpoint is given up: what came after it is in doubt, in memory as well.
     tries = replace(state.tries, fallback_reason=event.reason, memory_in_doubt=True)
     return open_generation(replace(state, tries=tries))

@@ -9,6 +9,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import COMMUNICATION, STATE, Way
+from swift_ft.recovery.audits import Audits
 from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
 from swift_ft.recovery.handlers.failures import note_failure
 from swift_ft.recovery.handlers.generations import end_job, end_too_early, open_generation, restart_all
@@ -115,6 +116,7 @@ def _follow(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported])
         )
     if plan.mode in (RecoveryMode.START, RecoveryMode.FALLBACK):
         checkpoints = _in_new_epoch(state.checkpoints, state.generation)
+        state = replace(state, audits=_begun_again(state))
     elif plan.mode == RecoveryMode.MEMORY:
         checkpoints = _from_memory(state.checkpoints, plan, state.generation)
     else:
@@ -165,6 +167,17 @@ def _in_new_epoch(checkpoints: Checkpoints, generation: int) -> Checkpoints:
         log_gap_before=Map(),
         log_since=generation,
     )
+
+
+def _begun_again(state: State) -> Audits:
+    """All have gone back to the last checkpoint, with which the logs begin: what follows can be audited."""
+    audits, committed = state.audits, state.checkpoints.committed
+    # One of an earlier run, or with which a layout or a world began, may be of other layers.
+    if committed is None or committed not in audits.saved_in:
+        return audits
+    if state.layouts.changes and committed <= state.layouts.since:
+        return audits
+    return replace(audits, saved_in=audits.saved_in.set(committed, state.generation))
 
 
 def _from_memory(checkpoints: Checkpoints, plan: Plan, generation: int) -> Checkpoints:

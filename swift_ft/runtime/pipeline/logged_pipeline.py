@@ -171,6 +171,11 @@ class LoggedPipeline:
         return self._hook.pipeline
 
     @property
+    def device(self) -> torch.device:
+        """The device on which its stages compute."""
+        return self._hook.device
+
+    @property
     def microbatches(self) -> int:
         """Microbatches per iteration."""
         return self._hook.microbatches

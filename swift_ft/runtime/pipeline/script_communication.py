@@ -222,13 +222,15 @@ class ScriptCommunication:
             self._readers[holder] = absence.read(holder)
         for slot, tensor in enumerate(operation.tensors):
             given = checksum_of(tensor) if operation.source == self.rank else None
-            self._readers[holder].read_into(replace(key, destination_stage=holder, slot=slot), tensor)
+            own = replace(key, slot=slot)
+            self._readers[holder].read_into(replace(own, destination_stage=holder), tensor)
             if given is not None and given != checksum_of(tensor):
                 raise DivergenceError(
-                    f"The replay diverged at {key}: {script_line()} broadcasts other bytes than the original "
+                    f"The replay diverged at {own}: {script_line()} broadcasts other bytes than the original "
                     f"did. {UNLIKE_RESULT}.",
-                    key=key,
+                    key=own,
                     computed_in=key.iteration,
+                    computed=given,
                 )
 
     def _holder(self, operation: Operation, absence: Absence) -> int:

@@ -111,6 +111,11 @@ class SharedReplay:
         """Whether the log may have gaps until the next one, because an inexact replay logs nothing."""
         return self._inexact_until is not None and (committed or 0) < self._inexact_until
 
+    @property
+    def helped_exactly(self) -> bool:
+        """Whether a stage that helpers rebuild is the same to the bit."""
+        return self._helping.mode == GradientReduction.ORDERED
+
     # ------------------------------------------------------------------------------------------ owner
 
     def join(self, state: State, replay: ParallelReplay, *, loaded: bool) -> None:
@@ -125,7 +130,7 @@ class SharedReplay:
             Exception: what the script's ``build`` raised.
         """
         self._hook.shared = self._member(replay, self._prepare(state, replay))
-        if self._helping.mode != GradientReduction.ORDERED:
+        if not self.helped_exactly:
             # The first iteration after the checkpoint begins with exact parameters.
             self._interceptor.inexact_from = replay.begin + loaded
             self._inexact_until = replay.until

@@ -14,6 +14,7 @@ parameters and the optimizer's state are copied when a verified step begins: not
 from __future__ import annotations
 
 import json
+from collections.abc import Hashable
 from enum import StrEnum
 from typing import Any
 
@@ -131,7 +132,13 @@ class VerifyPart(Part):
             [None if fault is None else Fault(fault[0], tuple(fault[1])) for fault in of_rank]
             for of_rank in _exchanged(plain)
         ]
-        return judge(accounts, faults)
+        return judge(accounts, faults, [self._place(rank) for rank in range(len(accounts))])
+
+    def _place(self, rank: int) -> Hashable:
+        """The part of the model that a worker computes: its stages, and of a LayerStack its layers."""
+        state = self._job.state
+        status = state.round.statuses.get(rank)
+        return status.stages if status is not None else (), state.layouts.placed.get(rank, ())
 
     def _tell(self, step: StepInfo, verdict: Verdict) -> None:
         """One worker tells the journal. What follows is everybody's, so it follows from there."""

@@ -13,7 +13,7 @@ Two computations that differ do not show which of them is wrong. The third one d
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -115,7 +115,7 @@ class Kind(StrEnum):
     ONCE = "once"
     """Two of three computations agree: a processor, or its memory, was wrong once."""
     EACH_TIME = "each time"
-    """All three differ, on workers of which others, or earlier steps, show that the step is deterministic."""
+    """All three differ, and others with the same stages, or earlier steps, show that it is deterministic."""
     NOT_DETERMINISTIC = "not deterministic"
     """All three differ, and nothing shows that they should not."""
 
@@ -183,12 +183,15 @@ def own_faults(rank: int, places: Mapping[str, int], accounts: Sequence[Account]
     ]
 
 
-def judge(accounts: Sequence[Account], faults: Sequence[Sequence[Fault | None]]) -> Verdict:
+def judge(
+    accounts: Sequence[Account], faults: Sequence[Sequence[Fault | None]], places: Sequence[Hashable]
+) -> Verdict:
     """The verdict.
 
     Args:
         accounts: of all workers, by rank.
         faults: of each of them, by the pairs of :data:`PAIRS`.
+        places: by rank, the part of the model that a worker computes. Equal ones compute the same.
     """
     first_second, second_third, first_third = (
         any(account.pairs[pair] for account in accounts) for pair in range(len(PAIRS))
@@ -199,11 +202,13 @@ def judge(accounts: Sequence[Account], faults: Sequence[Sequence[Fault | None]])
         return Verdict(Kind.ONCE, _blamed([of_rank[0] for of_rank in faults]), right=True)
     # Not deterministic, or wrong in more than one of them.
     blamed = _blamed([next((f for f in of_rank if f is not None), None) for of_rank in faults])
-    alike = any(
-        account.gives and not any(d.place != STATE for pair in account.pairs for d in pair)
-        for account in accounts
-    )
-    deterministic = alike or any(account.proven for account in accounts)
+    alike = {
+        place
+        for place, account in zip(places, accounts, strict=True)
+        if account.gives and not any(d.place != STATE for pair in account.pairs for d in pair)
+    }
+    shown = bool(blamed) and all(places[rank] in alike for rank in blamed)
+    deterministic = shown or any(account.proven for account in accounts)
     some = len(blamed) < max(2, len(accounts))
     kind = Kind.EACH_TIME if deterministic and some else Kind.NOT_DETERMINISTIC
     return Verdict(kind, blamed, right=False)

@@ -6,7 +6,8 @@ of the step, with ``"message"`` of what a stage computes, just before it is sent
 a stage was sent, after it has come. ``"times"`` are the computations of the iteration that it strikes, from 1
 on, each time in another bit: ``[1]`` unless said otherwise. Rank -1 is all of them, and ``"every"`` strikes
 in each iteration. What has struck is a file ``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"``
-spares replays without the job: it is that machine's fault; ``"audits"`` strikes these alone.
+spares replays without the job: it is that machine's fault; ``"audits"`` strikes these alone. ``"threads"`` is
+how many of them a spare computes with, unlike the machines.
 
 ``"waits": {n: "marked"}``: before iteration n, worker 0 waits until a spare has audited all machines,
 ``"all"``: until the time from iteration 3 to 6 is audited; ``"judged"``: until a difference is judged;
@@ -70,6 +71,8 @@ class Fault:
             noted.place.touch()
 
 
+if OFFLINE is not None and "threads" in wrong:
+    torch.set_num_threads(wrong["threads"])
 fault = Fault()
 noted: Any = torch
 noted.due = False

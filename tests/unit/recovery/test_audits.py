@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import acts_on, next_audit, pinned, why_nothing_to_audit
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.topology import WHOLE_MODEL
 from swift_ft.recovery.values import replace
 from swift_ft.testing.scenario import Scenario
 
@@ -26,6 +28,8 @@ audited S 0 0..20 slots=0
 audits S 1 0..20
 audited S 1 0..20 slots=1
 committed 40 keep=2
+audits S 0 20..40
+audited S 0 20..40 slots=0
 audits S 1 20..40
 audited S 1 20..40 at=29 digest=x
 audits T 1 20..40
@@ -42,10 +46,10 @@ class Told(Scenario):
         super().apply(event)
 
 
-def acts(tmp_path: Path, last: str, choice: str, *before: str) -> Sequence[ev.Event]:
+def acts(tmp_path: Path, last: str, choice: str, *before: str, begin: str = BEGIN) -> Sequence[ev.Event]:
     """The events that follow from the last line."""
     scenario, path = Told(), tmp_path / "scenario.txt"
-    path.write_text("\n".join([BEGIN, *before, last]))
+    path.write_text("\n".join([begin, *before, last]))
     scenario.run(path)
     state, event = scenario.states[-1]
     assert isinstance(event, ev.AuditEnded)
@@ -79,6 +83,86 @@ def test_a_spare_that_was_wrong_leaves(choice: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("choice", ["drain", "stop", "back"])
 def test_nobody_is_blamed_if_all_differ(choice: str, tmp_path: Path) -> None:
     assert acts(tmp_path, "audited T 1 20..40 at=29 digest=y", choice) == []
+
+
+NOTHING_LOGGED = """
+open 4
+join A B C D
+join S
+report 0,1 nothing pipeline=0 layers=6
+report 2,3 nothing pipeline=2 layers=6
+committed 0 keep=2
+committed 20 keep=2
+expect audit S nothing
+"""
+
+
+def test_pipelines_that_give_each_other_layers_have_no_log(tmp_path: Path) -> None:
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
+    path.write_text(NOTHING_LOGGED)
+    scenario.run(path)
+    assert "pipelines of a LayerStack log no messages" in why_nothing_to_audit(scenario.state)
+
+
+def test_machines_that_are_one_recovery_group_have_no_log(tmp_path: Path) -> None:
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
+    path.write_text(BEGIN)
+    scenario.run(path)
+    statuses = scenario.state.round.statuses
+    in_one = Map({rank: dataclasses.replace(status, group=0) for rank, status in statuses.items()})
+    state = replace(scenario.state, round=replace(scenario.state.round, statuses=in_one))
+    assert "one recovery group" in why_nothing_to_audit(state)
+    whole = Map({rank: dataclasses.replace(one, holds=WHOLE_MODEL) for rank, one in in_one.items()})
+    state = replace(state, round=replace(state.round, statuses=whole))
+    assert why_nothing_to_audit(state) == "", "replicas need no log"
+
+
+TOGETHER = """
+open 4
+join A B C D
+join S
+report 0,1 nothing pipeline=0
+report 2,3 nothing pipeline=2
+committed 0 keep=2
+committed 20 keep=2
+audits S 1 0..20
+audited S 1 0..20 slots=1,3
+audits S 0 0..20
+audited S 0 0..20 at=9 rank=2 digest=x slots=0,2
+audits S 0 0..20
+"""
+ONE_OF_THEM = "audited S 0 0..20 at=9 rank=2 digest=x slots=0,2"
+
+
+def test_no_machine_leaves_that_was_rebuilt_with_others(tmp_path: Path) -> None:
+    """What they send each other is in no log: the difference may come from any of them."""
+    assert acts(tmp_path, ONE_OF_THEM, "drain", begin=TOGETHER) == []
+    (closed,) = acts(tmp_path, ONE_OF_THEM, "stop", begin=TOGETHER)
+    assert isinstance(closed, ev.JobClosed)
+    assert "one of machines 0 and 2 has computed iteration 9 wrong" in closed.reason
+    (doubted,) = acts(tmp_path, ONE_OF_THEM, "back", begin=TOGETHER)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert doubted.iteration == 0
+
+
+def test_all_go_back_once_if_nobody_leaves(tmp_path: Path) -> None:
+    """It comes out the same each time, so they would go back for ever."""
+    again = [ONE_OF_THEM, "doubted 0", "report 0,1 nothing pipeline=0", "report 2,3 nothing pipeline=2"]
+    again += ["ready all", "committed 20 keep=2", *TOGETHER.split("committed 20 keep=2\n")[1].splitlines()]
+    assert acts(tmp_path, ONE_OF_THEM, "back", *again, begin=TOGETHER) == []
+
+
+@pytest.mark.parametrize("choice", ["drain", "stop", "back"])
+def test_nothing_follows_if_no_second_replay_can_be_made(choice: str, tmp_path: Path) -> None:
+    assert acts(tmp_path, 'audited T 1 20..40 "the log has a gap"', choice) == []
+
+
+def test_a_wrong_spare_leaves_under_its_present_name(tmp_path: Path) -> None:
+    begin = BEGIN.replace("S", "m-1.0")
+    came_back = ["lost m-1.0", "join m-1.1"]
+    (drained,) = acts(tmp_path, "audited T 1 20..40 slots=1", "drain", *came_back, begin=begin)
+    assert isinstance(drained, ev.DrainRequested)
+    assert drained.machine == "m-1.1"
 
 
 def test_a_program_that_was_changed_is_not_audited(tmp_path: Path) -> None:

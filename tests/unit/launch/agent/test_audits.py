@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import selectors
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,8 +15,13 @@ from typing import Any, cast
 import pytest
 
 from swift_ft.config.run_config import RunConfig
-from swift_ft.launch.agent.audits import Auditor, locked_folder, sweep_left
+from swift_ft.launch.agent import audits
+from swift_ft.launch.agent.audits import Auditor, AuditProcess, locked_folder, sweep_left
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
+from swift_ft.recovery import events as ev
+from swift_ft.recovery.audit_orders import AuditOrder
+from swift_ft.recovery.audits import Interval
+from swift_ft.recovery.job_state import State
 from swift_ft.storage.store_url import StoreUrl
 from swift_ft.testing.scenario import Scenario
 
@@ -32,6 +40,36 @@ def test_only_what_nobody_holds_is_deleted(tmp_path: Path, monkeypatch: pytest.M
     os.close(lock)
     sweep_left(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [other.name]
+
+
+def is_locked(folder: Path) -> bool:
+    other = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(other)
+    return False
+
+
+def test_a_folder_is_locked_until_it_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another audit deletes it, too, and waits for that."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    folder, lock = locked_folder()
+    found, deleted = list[bool](), threading.Event()
+
+    def rmtree(path: Path, ignore_errors: bool) -> None:
+        found.append(is_locked(path))
+        found.append(threading.current_thread() is threading.main_thread())
+        deleted.set()
+
+    monkeypatch.setattr("shutil.rmtree", rmtree)
+    standby: Any = SimpleNamespace(launch_audit=lambda channel: channel.close())
+    request: Any = None
+    AuditProcess(standby, request, AuditOrder(Interval(0, 20), 0), folder, lock).end()
+    assert deleted.wait(10)
+    assert found == [True, False]
 
 
 SPARE = """
@@ -53,6 +91,37 @@ def membership(url: str) -> JournalRendezvous:
     made.store = SimpleNamespace(check=lambda keys: True, get=lambda key: facts)
     made.machine = "S"
     return cast("JournalRendezvous", made)
+
+
+def test_a_full_disk_ends_the_audit_and_not_the_spare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
+    path.write_text(f"{SPARE}audits S 0 0..20")
+    scenario.run(path)
+    swept, told = list[threading.Thread](), list[ev.Event]()
+    monkeypatch.setattr(audits, "sweep_left", lambda folder: swept.append(threading.current_thread()))
+    monkeypatch.setattr("tempfile.mkdtemp", full)
+    settings: Any = SimpleNamespace(config=RunConfig(audit=True), kind="script", target="", args=())
+    spare, for_standby = membership("sftp://host/run"), cast("Any", None)
+
+    def append(event: ev.Event) -> State:
+        told.append(event)
+        scenario.apply(event)
+        return scenario.state
+
+    follower: Any = SimpleNamespace(state=scenario.state, append=append)
+    spare.follower = follower
+    with selectors.DefaultSelector() as selector:
+        Auditor(settings, for_standby, spare, selector).look(scenario.state)
+    (ended,) = told
+    assert isinstance(ended, ev.AuditEnded)
+    assert "No space left" in ended.problem
+    assert threading.main_thread() not in swept
+
+
+def full(prefix: str) -> str:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_a_store_that_only_the_script_can_open(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

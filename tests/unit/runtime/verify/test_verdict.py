@@ -29,15 +29,15 @@ def evidence(told: Told, workers: int = 2) -> Evidence:
     return found
 
 
-def verdict(*workers: Sequence[Told], proven: int = 0) -> Verdict:
-    """The verdict on what each worker tells of its computations."""
+def verdict(*workers: Sequence[Told], proven: int = 0, stages: Sequence[int] = ()) -> Verdict:
+    """The verdict on what each worker tells of its computations; all have one stage unless it is said."""
     runs = [[evidence(told, len(workers)) for told in of_worker] for of_worker in workers]
     accounts = [
         Account.from_dict(json.loads(json.dumps(account_of(of_worker, proven).to_dict())))
         for of_worker in runs
     ]
     faults = [own_faults(rank, of_worker[0].places, accounts) for rank, of_worker in enumerate(runs)]
-    return judge(accounts, faults)
+    return judge(accounts, faults, stages or [0] * len(workers))
 
 
 def replica(bucket: int, state: int) -> Told:
@@ -104,6 +104,17 @@ def test_a_step_that_is_not_deterministic_is_no_machines_fault() -> None:
     both = [[replica(10 * rank + n, n) for n in (2, 3, 4)] for rank in (1, 2)]
     found = verdict(*both)
     assert (found.kind, found.named) == (Kind.NOT_DETERMINISTIC, False)
+
+
+def test_another_stage_shows_nothing_of_what_differs() -> None:
+    """The second stage alone is not deterministic: the first one came out alike, and computes otherwise."""
+    right = [first(1, 1)] * 3
+    sampled = [{"<forward": 1, "backward": n, STATE: n} for n in (1, 2, 3)]
+    begins = [{"forward": 1, STATE: 1}] * 3
+    assert verdict(begins, sampled, stages=(0, 1)).kind == Kind.NOT_DETERMINISTIC
+    assert verdict(begins, sampled, right, stages=(0, 1, 0)).kind == Kind.NOT_DETERMINISTIC
+    found = verdict(begins, sampled, right, stages=(0, 1, 1))
+    assert (found.kind, [*found.faults]) == (Kind.EACH_TIME, [1])
 
 
 def test_in_a_pipeline_earlier_steps_show_whether_it_is_deterministic() -> None:
