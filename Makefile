@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-elastic demo-reshape test test-all test-due durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-peers bench-chaos chaos chaos-changes orders soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
+.PHONY: help install demo demo-elastic demo-reshape test test-all test-due durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-peers bench-chaos chaos chaos-changes orders mutants soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
 help:  ## list the targets
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -178,6 +178,10 @@ chaos-changes: $(VENV)/.installed-dev  ## run 100 random plans of faults against
 
 orders: $(VENV)/.installed-dev  ## simulate 100,000 orders of failures of all kinds of jobs (half an hour on two cores)
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.proof.orders
+
+MUTANTS ?=
+mutants: $(VENV)/.installed-dev  ## plant 150 small faults in the protocol: who finds them? (half an hour; MUTANTS="--count 9999")
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.support.protocol_mutants $(MUTANTS)
 
 # Two hours; SOAK="--keep build/soak.jsonl" goes on where it was cut off, one training after the other.
 SOAK ?=
