@@ -70,6 +70,7 @@ class CarriedVariables:
         self.own: frozenset[Place] = frozenset()
         self.arrived: tuple[Saved, frozenset[Place]] | None = None
         self._at_top_of_epoch = False
+        self._named: set[Place] = set()  # an audit takes variables over again and again
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
@@ -270,7 +271,8 @@ class CarriedVariables:
         )
 
     def _say_not_taken(self, place: Place, words: str | int) -> None:
-        if words and isinstance(words, str):
+        if words and isinstance(words, str) and place not in self._named:
+            self._named.add(place)
             _logger.warning(
                 "%s (%s) has changed since the start of training, and cannot travel with the state. In this "
                 "process it is another one, so what follows from it differs. Let a module of Session(state) "

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from swift_ft.checkpoint.step.kinds import CONTAINERS
-from swift_ft.checkpoint.step.leaves import MOST_BYTES
+from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, content_in
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import (
     Trace,
@@ -36,6 +36,8 @@ from swift_ft.units import format_bytes
 
 _logger = logging.getLogger(__name__)
 
+_LEADS_NOWHERE = FIXED_EXACTLY | {tuple}
+"""Types of elements that are not looked into."""
 _MOST_LOOKED_AT = 100_000
 """Elements of one container."""
 
@@ -124,7 +126,7 @@ class Outside:
     def _large_in(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, CONTAINERS):
             yield name, value
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list) and not _LEADS_NOWHERE.issuperset(map(type, content_in(value))):
             items = value.items() if isinstance(value, dict) else enumerate(value)
             for key, inner in islice(items, _MOST_LOOKED_AT):
                 if isinstance(inner, torch.Tensor | np.ndarray):
