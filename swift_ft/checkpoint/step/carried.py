@@ -89,6 +89,7 @@ class CarriedVariables:
         self.arrived: Arrived | None = None
         self._said: set[Place] = set()
         self._at_top_of_epoch = False
+        self._named: set[Place] = set()  # an audit takes variables over again and again
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
@@ -308,7 +309,8 @@ class CarriedVariables:
         )
 
     def _say_not_taken(self, place: Place, words: str | int) -> None:
-        if words and isinstance(words, str):
+        if words and isinstance(words, str) and place not in self._named:
+            self._named.add(place)
             _logger.warning(
                 "%s (%s) has changed since the start of training, and cannot travel with the state. In this "
                 "process it is another one, so what follows from it differs. Let a module of Session(state) "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import marshal
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,10 @@ from swift_ft.torch_core.tensors import same_bits
 GENERATOR = "swift_ft.generator"
 """The key of a generator's state."""
 _MOST_BYTES = 2**26
-_MOST_OF_HISTORY = 2**14
+_MOST_OF_HISTORY = 2**16
+"""Elements of a container of plain values, such as losses."""
+_MANY = 64
+"""Elements that are rather compared all at once."""
 
 
 class Copier:
@@ -70,10 +75,10 @@ class Copier:
             return {GENERATOR: self.copy(read_state(value))}
         if not isinstance(value, (tuple, *CONTAINERS)):
             return UNKNOWN
-        if len(value) > MOST_ELEMENTS and not _is_history(value):
-            return UNKNOWN
         if isinstance(value, bytearray):
-            return bytearray(value)
+            return bytearray(value) if len(value) <= _MOST_BYTES else UNKNOWN
+        if len(value) > MOST_ELEMENTS:
+            return self._history(value)
         inner = []
         for element in value.values() if isinstance(value, dict) else value:
             if (copied := self.copy(element)) is UNKNOWN:
@@ -85,10 +90,16 @@ class Copier:
             return UNKNOWN if unknown else dict(zip(keys, inner, strict=True))
         if isinstance(value, set) and not all(map(is_fixed, value)):
             return UNKNOWN  # it would have others in itself
-        if isinstance(value, deque):
-            return deque(inner, value.maxlen)
-        plain: type = next(kind for kind in (list, tuple, set) if isinstance(value, kind))
-        return plain(inner)
+        return _container_like(value, inner)
+
+    def _history(self, value: Any) -> Any:
+        """Many plain values, which share nothing."""
+        parts = (value, value.values()) if isinstance(value, dict) else (value,)
+        if len(value) > _MOST_OF_HISTORY or not all(map(is_plain, parts)):
+            return UNKNOWN
+        if isinstance(value, dict) and self._references.are_in(value):
+            return UNKNOWN
+        return _container_like(value, value)
 
 
 def frozen(value: Any) -> Any:
@@ -103,15 +114,19 @@ def _copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return copied.requires_grad_(tensor.requires_grad)
 
 
-def _is_history(value: Any) -> bool:
-    """Whether it is a list of plain values, as of losses, which is short enough to travel."""
-    plain = isinstance(value, list) and len(value) <= _MOST_OF_HISTORY
-    return plain and is_plain(value)
+def _container_like(value: Any, content: Any) -> Any:
+    if isinstance(value, deque):
+        return deque(content, value.maxlen)
+    plain: type = next(kind for kind in (list, tuple, set, dict) if isinstance(value, kind))
+    return plain(content)
 
 
-def is_plain(elements: Iterable[Any]) -> bool:
-    """Whether all of them are of the most common types of values that never change in themselves."""
-    return FIXED_EXACTLY.issuperset(map(type, elements))
+def is_plain(elements: Collection[Any]) -> bool:
+    """Whether all of them, and those of tuples, are of the most common types that never change."""
+    kinds = {*map(type, elements)} - FIXED_EXACTLY
+    if kinds != {tuple}:
+        return not kinds
+    return FIXED_EXACTLY.issuperset(map(type, chain.from_iterable(e for e in elements if type(e) is tuple)))
 
 
 def same(one: Any, other: Any) -> bool:
@@ -126,6 +141,10 @@ def same(one: Any, other: Any) -> bool:
         return bool(
             one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
         )
+    if isinstance(one, list | tuple | deque | dict) and len(one) == len(other) > _MANY:
+        parts = (one, one.values()) if isinstance(one, dict) else (one,)
+        if all(map(is_plain, parts)):
+            return _all_bits(one) == _all_bits(other)
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list | tuple | deque):
@@ -133,3 +152,11 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, float):
         return repr(one) == repr(other)
     return bool(one == other)
+
+
+def _all_bits(value: Any) -> bytes | None:
+    """Of a container of plain values; None if there are others in it."""
+    try:
+        return marshal.dumps([*value] if isinstance(value, deque) else value, 2)
+    except ValueError:
+        return None

@@ -12,6 +12,7 @@ import logging
 import re
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,24 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from swift_ft.checkpoint.step.kinds import CONTAINERS
-from swift_ft.checkpoint.step.leaves import MOST_BYTES
+from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, content_in
 from swift_ft.checkpoint.step.script import ScriptVariables
-from swift_ft.checkpoint.step.traces import can_be_sampled, sample_of_array, samples_of_tensors
+from swift_ft.checkpoint.step.traces import (
+    Trace,
+    can_be_sampled,
+    is_looked_into,
+    sample_of_array,
+    samples_of_tensors,
+    trace_of,
+)
 from swift_ft.errors import IncompleteStateError
 from swift_ft.units import format_bytes
 
 _logger = logging.getLogger(__name__)
 
+_LEADS_NOWHERE = FIXED_EXACTLY | {tuple}
+"""Types of elements that are not looked into."""
 _MOST_LOOKED_AT = 100_000
 """Elements of one container."""
 
@@ -43,6 +53,8 @@ class Outside:
         self._variables = variables
         self._first: dict[int, tuple[weakref.ref[Any], bytes]] = {}  # by id(), which may be given again
         self._said: set[str] = set()
+        self._held: dict[str, tuple[int, int, Trace]] = {}  # containers, by name: id(), length and trace
+        self._names: set[str] | None = None  # of containers at the first look: others may be batches
 
     def check(self) -> None:
         """Call it after a look of the variables.
@@ -60,16 +72,38 @@ class Outside:
                     f'in Session({{..., "{_last_name(path)}": {path}}}, ...).'
                 )
         large = dict(self._large())
+        containers = {name: value for name, value in large.items() if isinstance(value, CONTAINERS)}
+        self._check_containers(containers)
         of_torch = {name: value for name, value in large.items() if isinstance(value, torch.Tensor)}
         arrays = {name: value for name, value in large.items() if isinstance(value, np.ndarray)}
         self._compare(of_torch, samples_of_tensors([*of_torch.values()]))
         self._compare(arrays, list(map(sample_of_array, arrays.values())))
 
+    def _check_containers(self, named: Mapping[str, Any]) -> None:
+        """Compare those that no step puts back, or not what is in their elements."""
+        if self._names is None:
+            self._names = {*named}
+        held, self._held = self._held, {}
+        for name, value in named.items():
+            if name not in self._names or (
+                id(value) not in self._variables.unnoted and is_looked_into(value)
+            ):
+                continue
+            number, length, trace = held.get(name, (0, 0, None))
+            if number != id(value):
+                length, trace = len(value), None
+            # What has been added to a list since is cut off.
+            first = [*islice(value, length)] if isinstance(value, list) else value
+            now = trace_of(first, self._variables.is_protected)
+            if now != (trace or now):
+                self._say(name, f"{len(value):,} elements")
+            self._held[name] = id(value), length, trace or now
+
     def _compare(self, named: Mapping[str, Any], samples: Sequence[bytes]) -> None:
         changed = self._changed([*named.values()], samples)
         for (name, value), one in zip(named.items(), changed, strict=True):
             if one:
-                self._say(name, value.nbytes)
+                self._say(name, format_bytes(value.nbytes))
 
     def _modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The outermost ones, by path."""
@@ -82,23 +116,28 @@ class Outside:
     def _large(self) -> Iterator[tuple[str, Any]]:
         for namespace, name in self._variables.slots:
             value = namespace.variables.get(name)
-            # Attributes of modules are watched as parameters are, and buffers are put back by themselves.
-            if namespace.module is None and not namespace.is_of_buffers:
+            # Tensors in attributes of modules are watched as parameters are; buffers are put back by themselves.
+            watched = namespace.module is not None or namespace.is_of_buffers
+            if not watched or isinstance(value, CONTAINERS):
                 yield from self._large_in(f"{namespace.path}.{name}".lstrip("."), value)
         for (_, name), value in self._variables.of_loop().items():
             if isinstance(value, CONTAINERS):
                 yield from self._large_in(name, value)
 
     def _large_in(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict | list):
+        if isinstance(value, CONTAINERS):
+            yield name, value
+        if isinstance(value, dict | list) and not _LEADS_NOWHERE.issuperset(map(type, content_in(value))):
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, inner in list(items)[:_MOST_LOOKED_AT]:
+            for key, inner in islice(items, _MOST_LOOKED_AT):
                 if isinstance(inner, torch.Tensor | np.ndarray):
                     yield from self._large_in(f"{name}[{key!r}]", inner)
+                elif isinstance(inner, CONTAINERS):
+                    yield f"{name}[{key!r}]", inner
         elif isinstance(value, np.ndarray):
             if value.nbytes > MOST_BYTES and not isinstance(value, np.memmap):
                 yield name, value
-        elif isinstance(value, torch.Tensor) and value.nbytes > MOST_BYTES and self._counts(value):
+        elif isinstance(value, torch.Tensor) and self._counts(value) and value.nbytes > MOST_BYTES:
             yield name, value
 
     def _counts(self, tensor: torch.Tensor) -> bool:
@@ -115,7 +154,7 @@ class Outside:
             else:
                 yield known[1] != sample
 
-    def _say(self, name: str, nbytes: int) -> None:
+    def _say(self, name: str, size: str) -> None:
         if name in self._said:
             return
         self._said.add(name)
@@ -124,7 +163,7 @@ class Outside:
             "it back, and a replacement has its own. If later steps need what is in it, let a module of "
             "Session(state) hold it, or an object with state_dict() and load_state_dict()",
             name,
-            format_bytes(nbytes),
+            size,
             extra={"event": "large_value_changes", "variable": name},
         )
 

@@ -76,6 +76,10 @@ class References:
         by_identity = type(key).__hash__ is object.__hash__  # type: ignore[comparison-overlap]
         return UNKNOWN if by_identity and not is_fixed(key) else key
 
+    def are_in(self, keys: Mapping[Any, Any]) -> bool:
+        """Whether plain keys have the ``id()`` of a parameter among them."""
+        return not self._names.keys().isdisjoint(keys)
+
     def _named(self, kind: str, names: Mapping[int, str], key: object) -> Any:
         return (kind, names[id(key)]) if id(key) in names else UNKNOWN
 

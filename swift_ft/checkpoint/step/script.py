@@ -26,7 +26,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     is_understood,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, OfGraph, content_in, leaf_of
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph, content_in
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
@@ -113,11 +113,13 @@ class ScriptVariables:
         state: what the session protects.
         slots: the variables of all namespaces that were found.
         epochs: the code that runs the script's loop over epochs; None if it has none.
+        unnoted: containers that were too large at the last note, by ``id()``.
     """
 
     def __init__(self, state: TrainingState) -> None:
         self.state = state
         self.epochs: CodeType | None = None
+        self.unnoted: set[int] = set()
         self._reach = Reach([], [], [], {})
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
@@ -161,10 +163,11 @@ class ScriptVariables:
         values = raw.copy()
         for index in others:
             values[index] = _noted(raw[index])
-        leaves: dict[int, Leaf] = {}
+        leaves = Leaves()
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
         self._copy(in_place, MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
+        self.unnoted = leaves.unnoted
         return NotedVariables(
             namespaces=[*self._reach.namespaces, *late.namespaces],
             slots=slots,
@@ -172,7 +175,7 @@ class ScriptVariables:
             cells=_noted_cells(cells),
             loop={place: _noted(value) for place, value in loop.items()},
             codes={function: frame.f_code for function, frame in frames.items()},
-            leaves=[*leaves.values()],
+            leaves=[*leaves],
             large=self._large_of([(*slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
@@ -208,14 +211,11 @@ class ScriptVariables:
             and not self.is_protected(value)
         }
 
-    def _copy(self, values: Iterable[Any], most_bytes: int, leaves: dict[int, Leaf]) -> None:
+    def _copy(self, values: Iterable[Any], most_bytes: int, leaves: Leaves) -> None:
         for value in values:
-            if type(value) in FIXED_EXACTLY:
+            if type(value) in FIXED_EXACTLY or (isinstance(value, torch.Tensor) and self.is_protected(value)):
                 continue
-            if id(value) in leaves or (isinstance(value, torch.Tensor) and self.is_protected(value)):
-                continue
-            if (leaf := leaf_of(value, most_bytes)) is not None:
-                leaves[id(value)] = leaf
+            leaves.add(value, most_bytes)
 
     def is_protected(self, value: Any) -> bool:
         """Whether a value belongs to the large state, which is put back and travels in other ways.

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch import nn
+from torch.optim import Optimizer
 
+from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.frozen import is_plain
-from swift_ft.checkpoint.step.kinds import CONTAINERS, is_fixed
+from swift_ft.checkpoint.step.kinds import CONTAINERS, MOST_ELEMENTS, is_fixed, is_object
 from swift_ft.torch_core.fingerprints import Sampler
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import version_of
@@ -51,6 +54,14 @@ def trace_of(value: Any, is_protected: Callable[[Any], bool]) -> Trace:
     tracer = _Tracer(is_protected)
     digest = tracer.digest(value)
     return Trace(digest, "" if tracer.is_of_a_step() else _in_words(value))
+
+
+def is_looked_into(container: Any) -> bool:
+    """Whether changes of a container's elements are seen in themselves, or cannot be."""
+    if len(container) <= MOST_ELEMENTS or isinstance(container, bytearray):
+        return True
+    parts = (container, container.values()) if isinstance(container, dict) else (container,)
+    return all(map(is_plain, parts))
 
 
 def _in_words(value: Any) -> str:
@@ -125,6 +136,7 @@ class _Tracer:
 
     def _of_elements(self, value: Iterable[Any], depth: int) -> Iterator[bytes]:
         elements: Sequence[Any] = value if isinstance(value, list | tuple) else [*value]
+        into_objects = len(elements) > MOST_ELEMENTS  # of smaller containers, they are found by themselves
         if len(elements) > _MOST_READ:
             elements = _spread(elements, _SAMPLE)
         if is_plain(elements):
@@ -132,6 +144,8 @@ class _Tracer:
             return
         for element in _spread(elements, _FEW):
             yield from self._parts(element, depth + 1)
+            if into_objects and is_object(element) and not isinstance(element, nn.Module | Optimizer):
+                yield from self._of_elements(attributes(element).values(), depth + 1)
 
 
 def _spread(elements: Sequence[Any], count: int) -> Sequence[Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import logging
 import random
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -130,7 +132,7 @@ def test_what_only_arrived_is_of_no_time_before_the_first_step(one: Process, oth
 
 
 @pytest.mark.parametrize(
-    ("length", "travels"), [(1024, True), (1025, True), (2**14, True), (2**14 + 1, False)]
+    ("length", "travels"), [(1024, True), (1025, True), (2**16, True), (2**16 + 1, False)]
 )
 def test_a_history_of_losses(
     length: int, travels: bool, one: Process, other: Process, caplog: pytest.LogCaptureFixture
@@ -150,7 +152,7 @@ def test_a_long_list_that_both_have_made_is_not_named(
 ) -> None:
     """Such as a list of files, made after the session."""
     for process in (one, other):
-        vars(process.net)["files"] = [str(number) for number in range(2**14 + 1)]
+        vars(process.net)["files"] = [str(number) for number in range(2**16 + 1)]
         process.rollback.begin(0)
     with caplog.at_level(logging.WARNING):
         other.state.take_over(one.saved())
@@ -305,3 +307,29 @@ def test_one_tensor_in_two_places_stays_one(one: Process, other: Process) -> Non
         assert vars(process.net)["all"][0] is process.net.center
         assert process.net.center.eq(mean).all()
     assert vars(other.net)["made"] is vars(other.net)["again"]
+
+
+@pytest.mark.parametrize(
+    ("start", "change"),
+    [
+        ([0.0] * 2000, lambda v: v.__setitem__(1999, -0.0)),
+        ([(0, "a")] * 2000, lambda v: v.__setitem__(7, (1, "a"))),
+        (dict.fromkeys(range(2000), 0.5), lambda v: v.update({1: 1})),
+        ({*range(2000)}, lambda v: v.symmetric_difference_update([1, 5000])),
+        (deque([0.5] * 2000, 2000), lambda v: v.append(1.0)),
+        (bytearray(2000), lambda v: v.__setitem__(7, 1)),
+    ],
+)
+def test_many_plain_values(start: Any, change: Any) -> None:
+    # Variables of this test would be found by both.
+    hidden = MappingProxyType({"one": Process(0), "other": Process(1)})
+    for name in hidden:
+        vars(hidden[name].net)["many"] = copy.copy(start)
+        hidden[name].rollback.watch()
+    kept = MappingProxyType({"many": vars(hidden["other"].net)["many"], "before": hidden["one"].saved()})
+    change(vars(hidden["one"].net)["many"])
+    hidden["other"].state.take_over(hidden["one"].saved())
+    assert vars(hidden["other"].net)["many"] is kept["many"]
+    assert repr(kept["many"]) == repr(vars(hidden["one"].net)["many"]) != repr(start)
+    hidden["other"].state.take_over(kept["before"])
+    assert repr(kept["many"]) == repr(start)

@@ -153,3 +153,49 @@ def test_a_batch_is_not_named(rollback: Rollback, caplog: pytest.LogCaptureFixtu
             batch = {"x": torch.full((2**19,), float(iteration))}
             assert batch
     assert not caplog.records
+
+
+class Sample:
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+
+CONTAINERS: dict[str, tuple[Any, Any, bool]] = {
+    "a long list": ([0.5] * (2**16 + 1), lambda v: v.__setitem__(-1, v[-1] + 1), True),
+    "many tensors": ([torch.zeros(1) for _ in range(1025)], lambda v: v[-1].add_(1), True),
+    "many tensors by name": (
+        {str(n): torch.zeros(1) for n in range(1025)},
+        lambda v: v["1024"].add_(1),
+        True,
+    ),
+    "many objects": ([Sample() for _ in range(1025)], lambda v: setattr(v[-1], "weight", 2.0), True),
+    "what is only added": ([0.5] * (2**16 + 1), lambda v: v.append(1.0), False),
+    "what is put back": ([0.5] * 2**15, lambda v: v.__setitem__(-1, v[-1] + 1), False),
+    "many that stay": ([torch.zeros(1) for _ in range(1025)], lambda v: None, False),
+}
+
+
+@pytest.mark.parametrize("inner", [False, True])
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_large_containers_are_named_once(
+    kind: str, inner: bool, rollback: Rollback, caplog: pytest.LogCaptureFixture
+) -> None:
+    value, change, named = copy.deepcopy(CONTAINERS[kind])
+    held = {"inner": value} if inner else value
+    del value
+    with caplog.at_level(logging.WARNING):
+        for iteration in range(4):
+            rollback.begin(iteration)
+            change(held["inner"] if inner else held)
+    said = [record for record in caplog.records if getattr(record, "event", "") == "large_value_changes"]
+    assert [record.variable for record in said] == (["held['inner']" if inner else "held"] if named else [])  # type: ignore[attr-defined]
+
+
+def test_a_batch_of_many_samples_is_not_named(rollback: Rollback, caplog: pytest.LogCaptureFixture) -> None:
+    """A list of each step, which may get the place of the one before."""
+    with caplog.at_level(logging.WARNING):
+        for iteration in range(4):
+            rollback.begin(iteration)
+            batch = [{"x": iteration} for _ in range(1025)]
+            assert batch
+    assert not caplog.records

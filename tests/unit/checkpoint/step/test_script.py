@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import importlib
 import random
 import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -157,7 +159,7 @@ def test_variables_of_the_scripts_modules(rollback: Rollback) -> None:
 
 
 def test_what_is_large_or_unknown_stays_as_it_is(net: Net, rollback: Rollback) -> None:
-    data = list(range(5000))
+    data = list(range(2**16 + 1))
     pictures = np.zeros(2**21, dtype=np.uint8)
     threads: list[Any] = []
     rollback.begin(0)
@@ -169,11 +171,47 @@ def test_what_is_large_or_unknown_stays_as_it_is(net: Net, rollback: Rollback) -
     net.lock = lock = threading.Lock()
     rollback.back()
     assert data[0] == 7
-    assert len(data) == 5000  # what was appended is cut off
+    assert len(data) == 2**16 + 1  # what was appended is cut off
     assert pictures[0] == 1
     assert len(threads) == 1
     assert net.lock is lock
     assert net.linear.weight[0].eq(5).all()
+
+
+LONG: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "list": (lambda: [0.5] * 50_000, lambda v: v.__setitem__(7, 1.0)),
+    "list, another order": (lambda: [*range(2**16)], lambda v: v.reverse()),
+    "list of tensors": (lambda: [torch.zeros(1)] * 5000, lambda v: v.__setitem__(7, torch.ones(1))),
+    "dict": (lambda: dict.fromkeys(range(50_000), 0.5), lambda v: v.update({1: 1, -1: 0})),
+    "set": (lambda: {*range(50_000)}, lambda v: v.symmetric_difference_update([1, -1])),
+    "deque": (lambda: deque([0.5] * 50_000, 50_000), lambda v: v.append(1.0)),
+    "bytearray": (lambda: bytearray(2**20), lambda v: v.__setitem__(7, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_long_containers(kind: str, rollback: Rollback) -> None:
+    """An average for each sample is not applied twice."""
+    make, change = LONG[kind]
+    start = make()
+    value = copy.copy(start)
+    rollback.begin(0)
+    change(value)
+    assert value != start
+    rollback.back()
+    assert value == start
+
+
+def test_all_long_containers_together_are_bounded(rollback: Rollback) -> None:
+    """What is beyond is as too large ones are. Small ones are put back all the same."""
+    many = [[*range(2**15)] for _ in range(10)]
+    small = [0]
+    rollback.begin(0)
+    for one in (*many, small):
+        one[0] = 1
+    rollback.back()
+    assert sum(one[0] for one in many) == 2
+    assert small == [0]
 
 
 def test_back_to_the_step_before(net: Net, rollback: Rollback) -> None:
