@@ -98,6 +98,7 @@ REASONS = {
         "launch/detection/store_watch.py:StoreWatch._watch",
         "launch/agent/agent.py:MachineAgent._handle",
         "launch/agent/agent.py:MachineAgent._turn",
+        "launch/cluster.py:Cluster._next_end",
         "launch/cluster.py:Cluster._wait_for_any",
         "launch/processes/output_tail.py:OutputTail._run",
         "launch/detection/sentinel.py:Sentinel._report",
