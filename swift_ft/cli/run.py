@@ -325,11 +325,17 @@ def _write_events(
     missed: Sequence[Fault],
     passed: Collection[str],
 ) -> None:
-    """Writes what ``--events-out`` asks for. Only who asks imports the reports."""
+    """Writes what ``--events-out`` asks for. Only who asks imports the reports.
+
+    A disk that is full does not change how the run has ended.
+    """
     if config.events_out:
         from swift_ft.cli.events_report import write_report
 
-        write_report(config.events_out, verdict, excerpt, run_id, store, missed, passed)
+        try:
+            write_report(config.events_out, verdict, excerpt, run_id, store, missed, passed)
+        except OSError as error:
+            print(f"swift-run: --events-out: the report cannot be written: {error}", file=sys.stderr)
 
 
 def _with_secret(job: MachineJob) -> MachineJob:
@@ -375,7 +381,10 @@ def _find_run(job: MachineJob) -> str:
 
 def _write_endpoint(config: RunConfig, store: StoreAddress, run_id: str) -> None:
     if config.endpoint_out:
-        Path(config.endpoint_out).write_text(f"{store} {run_id}\n")
+        try:
+            Path(config.endpoint_out).write_text(f"{store} {run_id}\n")
+        except OSError as error:
+            raise UsageError(f"--endpoint-out: the file cannot be written: {error}") from error
 
 
 def _exit_code(verdict: Verdict, missed: Sequence[Fault], passed: Collection[str]) -> int:

@@ -199,7 +199,7 @@ class Copier:
         self.collect()
 
     def drop(self) -> int:
-        """Deliver nothing of what was kept so far. Returns the newest iteration of it; -1 if it was nothing."""
+        """Deliver nothing of what was kept so far. Returns the newest iteration of it, or -1."""
         copied = [message for copies in self._copying for message in copies.messages]
         for message in copied:  # the device still writes into their buffers
             message.dropped = True
