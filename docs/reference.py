@@ -154,6 +154,7 @@ MEANINGS = {
     "strays_stay": "Processes that a dead worker had started do not end: they wait for a disk or a device.",
     "process_not_started": "A process that was forked for a worker, a guest or an audit cannot begin.",
     "console_failed": "An error of swift_ft itself in the process that narrates a run and writes its events.",
+    "sources_not_kept": "The disk for the program's sources is full: an edit changes what later workers run.",
     "script_misused": "The user can fix it in the script or the flags. The message says how.",
     "signal_ignored": "SIGUSR1 or SIGUSR2 came to a launcher, and these workers' scripts do not handle it.",
     "torch_is_newer": "torch is newer than those that all tests were run on: what is not protected with it.",
