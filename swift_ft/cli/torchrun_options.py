@@ -50,7 +50,7 @@ def machines_in(nnodes: str) -> tuple[int, int]:
 
 
 def launch_config(args: argparse.Namespace) -> LaunchConfig:
-    """What torchrun would make of its options. Makes the folder of ``--log-dir``.
+    """Torchrun's configuration from its options. Makes the folder of ``--log-dir``.
 
     Raises:
         UsageError: an option is wrong, or the folder cannot be made.

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 _LOOK_S = 0.1
 """Between two looks at files: what is written meanwhile is shown at once."""
 _LAST_S = 5.0
-"""How long the end of workers waits for an output to take what they have written last."""
+"""The time for which the end of workers waits for an output to take what they have written last."""
 _IN_MODIFY = 2
 _EVENTS = 1 << 16
 _LAST_LINES, _LAST_BYTES, _LINE = 3, 4096, 200

@@ -114,7 +114,7 @@ class Suspension:
         """Whether an item is in the gap. Call it at least once for each item that is to be queued.
 
         Args:
-            iteration: the item's; None if it is no message.
+            iteration: the item's; None without a message.
         """
         if iteration is None:
             return bool(self.reason)
