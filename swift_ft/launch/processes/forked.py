@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 
 from swift_ft.config.exit_codes import EXIT_NOT_STARTED
-from swift_ft.errors import first_line
+from swift_ft.errors import SwiftError, first_line
 
 _logger = logging.getLogger(__name__)
 
@@ -30,5 +30,7 @@ def ending_here(what: str) -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException as error:
-        _logger.error("%s: %s", what, first_line(error), extra={"event": "process_not_started"})  # noqa: TRY400  (the line is enough)
+        unforeseen = not isinstance(error, OSError | SwiftError)  # then the place in our own code matters
+        why = first_line(error)
+        _logger.exception("%s: %s", what, why, exc_info=unforeseen, extra={"event": "process_not_started"})
     os._exit(EXIT_NOT_STARTED)
