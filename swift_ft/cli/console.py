@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -43,6 +44,8 @@ from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.recovery.waits import Limit, Wait, waiting_for
+
+_logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _LAST_NEWS_S = 2.0
@@ -142,6 +145,14 @@ class WaitTeller:
         return wait_in_words(wait.what, waited_s, limit_s, flag=flag, until_progress=wait.until_progress)
 
 
+class _QuietAtLast(Console):
+    """A console whose reader may go, as in ``swift-run ... 2>&1 | head``."""
+
+    def on_broken_pipe(self) -> None:
+        """Show nothing more. By default this would end the process, and with it the stream of events."""
+        self.quiet = True
+
+
 class _Story:
     """The lines that are printed. Owner: the child's main thread."""
 
@@ -149,7 +160,7 @@ class _Story:
         self._quiet = config.quiet
         self._history = history
         self._teller = WaitTeller(config)
-        self._console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        self._console = _QuietAtLast(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
         self._began = time.time()
         self._store = Wait(
             (0, Phase.FORMING, "store"),
@@ -177,7 +188,7 @@ class _Story:
 
     def warn(self, text: str) -> None:
         """Print a warning about the launcher itself, even if it is quiet."""
-        self._console.print(f"swift-run: {text}")
+        self._show(f"swift-run: {text}")
 
     def sum_up(self) -> None:
         """Print all recoveries in one line, if there were any and the run has ended."""
@@ -191,7 +202,13 @@ class _Story:
         if self._quiet:
             return
         style = "bold" if one.weight == Weight.GRAVE else None
-        self._console.print(f"[swift-run {one.at:.1f} s] {one.text}", style=style)
+        self._show(f"[swift-run {one.at:.1f} s] {one.text}", style)
+
+    def _show(self, line: str, style: str | None = None) -> None:
+        try:
+            self._console.print(line, style=style)
+        except OSError:  # a terminal that was closed
+            self._console.quiet = True
 
 
 def _serve(orders_r: int, config: RunConfig, launcher: int, pipe: EventPipe | None) -> NoReturn:
@@ -201,6 +218,9 @@ def _serve(orders_r: int, config: RunConfig, launcher: int, pipe: EventPipe | No
         orders = os.fdopen(orders_r)
         if place := json.loads(orders.readline() or "{}"):
             _Narration(orders, place, config, pipe).run(launcher)
+    except Exception:
+        text = "the console of this launcher has failed; the run goes on without it, and without its events"
+        _logger.exception(text, extra={"event": "console_failed"})
     finally:
         os._exit(0)  # threads may block in the rendezvous store
 

@@ -22,15 +22,14 @@ if __name__ == "__main__":  # else ``swift-run`` has done it
     answer_quick_questions()
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # closed connections are expected: no warnings
 
-from torch.distributed.elastic.multiprocessing import Std
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
-from torch.distributed.launcher.api import LaunchConfig
-from torch.distributed.run import config_from_args, get_args_parser, parse_min_max_nnodes
+from torch.distributed.run import get_args_parser
 
 from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.first_help import SWIFT_RUN, add_version, shorten_help
 from swift_ft.cli.live import add_status_option, show_status
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
+from swift_ft.cli.torchrun_options import check_program, launch_config, machines_in
 from swift_ft.cli.words import missed_in_words
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.config.run_config import MOST_ON_A_HOST, MOST_WORKERS, RunConfig
@@ -59,15 +58,11 @@ from swift_ft.network.addresses import is_this_host, own_address
 from swift_ft.program.discovery import keep_program
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State, Verdict
-from swift_ft.torch_adapters.elastic_agent import MachineLogs
 from swift_ft.torch_adapters.seams import warn_if_newer
 from swift_ft.torch_adapters.versions.launch_options import add_missing_options
 
 _EMBEDDED = StoreAddress.tcp("127.0.0.1", 0)
 """The store that a standalone run starts itself: at a free port."""
-
-_EMBEDDED_NAMES = ("static", "c10d", "swift")
-"""Backends of torchrun that stand for the embedded store."""
 
 _LOGS = "swift-logs"
 _STORE_ENDS_S = 10.0
@@ -200,13 +195,15 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
     if not args.no_python and not args.module and not is_readable_file(args.training_script):
         hint = " To scale a running job: swift-recover scale." if args.training_script == "scale" else ""
         raise UsageError(f"There is no script {args.training_script!r}: check the path.{hint}")
-    if args.no_python and config.preloaded:
-        raise UsageError("--preload is of no use to a program that is started with --no-python: omit it.")
-    if not args.no_python:  # from now on an edit of its files changes nothing for this run
+    if args.no_python:
+        if config.preloaded:
+            raise UsageError("--preload is of no use to a program that is started with --no-python: omit it.")
+        check_program(args.training_script)
+    else:  # from now on an edit of its files changes nothing for this run
         search = search_path(args.training_script, as_module=args.module)
         keep_program(args.training_script, search, as_module=args.module)
     standalone = args.standalone or config.machines is not None or args.nnodes in ("1", "1:1")
-    least, most = parse_min_max_nnodes(args.nnodes)
+    least, most = machines_in(args.nnodes)
     machines = config.machines or most
     if standalone and machines > 1:
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does for several workers on a host
@@ -214,8 +211,8 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
     os.environ.setdefault("RES_OPTIONS", "timeout:1")
     name = args.rdzv_id if args.rdzv_id != "none" else "run"
     choose_stop_signals(args.signals_to_handle)
-    launch_config = _launch_config(args)
-    workers = launch_config.nproc_per_node
+    torch_config = launch_config(args)
+    workers = torch_config.nproc_per_node
     if workers > MOST_ON_A_HOST or machines * workers > MOST_WORKERS:
         raise UsageError(
             f"{machines} machines with {workers} workers each are too many: give at most "
@@ -244,11 +241,11 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
         store = _store_address(args) if _has_store(args) else _EMBEDDED
         secret = given_secret(config) or JobSecret.generated(config.certificates)
         settings = replace(_settings(args, config, store), secret=secret, check=check)
-        return _run_cluster(MachineJob(launch_config, settings, name, opened))
+        return _run_cluster(MachineJob(torch_config, settings, name, opened))
     if args.rdzv_id == "none":
         raise UsageError("A run on several hosts needs a name: give all of them the same --rdzv-id.")
     settings = replace(_settings(args, config, _store_address(args)), secret=given_secret(config))
-    job = MachineJob(launch_config, settings, name, opened, args.node_rank)
+    job = MachineJob(torch_config, settings, name, opened, args.node_rank)
     return _run_one_machine(job)
 
 
@@ -259,41 +256,6 @@ def _check_networks(standalone: bool) -> None:
         raise UsageError(
             f"--networks needs {missing}, which is missing here: omit it, and faults of networks."
         )
-
-
-@contextlib.contextmanager
-def _cuda_unasked() -> Iterator[None]:
-    """Torch asks the driver for GPUs. If it asked CUDA, no process that is forked from here could use one."""
-    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
-    before = os.environ.get(name)
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
-
-
-def _launch_config(args: argparse.Namespace) -> LaunchConfig:
-    if args.rdzv_backend not in (*_EMBEDDED_NAMES, ETCD):
-        raise UsageError(
-            f"--rdzv-backend {args.rdzv_backend} is not supported: swift-run uses torch's TCPStore (omit the "
-            f"flag) or {ETCD}."
-        )
-    torchrun_args = argparse.Namespace(**vars(args))
-    torchrun_args.rdzv_backend, torchrun_args.rdzv_endpoint = "c10d", "unused:0"  # the rendezvous is our own
-    torchrun_args.node_rank = 0  # torch would warn that its c10d ignores it
-    with _cuda_unasked():
-        config, _, _ = config_from_args(torchrun_args)
-    ranks = {int(rank) for rank in args.local_ranks_filter.split(",") if rank}
-    config.logs_specs = MachineLogs(
-        log_dir=str(Path(args.log_dir).absolute()),
-        redirects=Std.from_str(args.redirects),
-        tee=Std.from_str(args.tee),
-        local_ranks_filter=ranks or None,
-    )
-    return config
 
 
 def _settings(args: argparse.Namespace, config: RunConfig, store: StoreAddress) -> AgentSettings:
@@ -363,11 +325,17 @@ def _write_events(
     missed: Sequence[Fault],
     passed: Collection[str],
 ) -> None:
-    """Writes what ``--events-out`` asks for. Only who asks imports the reports."""
+    """Writes what ``--events-out`` asks for. Only who asks imports the reports.
+
+    A disk that is full does not change how the run has ended.
+    """
     if config.events_out:
         from swift_ft.cli.events_report import write_report
 
-        write_report(config.events_out, verdict, excerpt, run_id, store, missed, passed)
+        try:
+            write_report(config.events_out, verdict, excerpt, run_id, store, missed, passed)
+        except OSError as error:
+            print(f"swift-run: --events-out: the report cannot be written: {error}", file=sys.stderr)
 
 
 def _with_secret(job: MachineJob) -> MachineJob:
@@ -413,7 +381,10 @@ def _find_run(job: MachineJob) -> str:
 
 def _write_endpoint(config: RunConfig, store: StoreAddress, run_id: str) -> None:
     if config.endpoint_out:
-        Path(config.endpoint_out).write_text(f"{store} {run_id}\n")
+        try:
+            Path(config.endpoint_out).write_text(f"{store} {run_id}\n")
+        except OSError as error:
+            raise UsageError(f"--endpoint-out: the file cannot be written: {error}") from error
 
 
 def _exit_code(verdict: Verdict, missed: Sequence[Fault], passed: Collection[str]) -> int:

@@ -7,3 +7,6 @@ EXIT_USAGE = 2
 
 EXIT_FENCED = 75
 """Exit code of a worker that finds that its machine has been replaced."""
+
+EXIT_NOT_STARTED = 127
+"""Exit code of a worker that could not begin to run its script or program, as shells have it."""

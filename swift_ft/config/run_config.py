@@ -537,14 +537,30 @@ class RunConfig:
             if not named or importlib.util.find_spec(name.partition(".")[0]) is None:
                 yield f"--preload {name}: there is no such module here: correct the name, or install it."
         yield from self._mistakes_of_metrics()
-        if self.events_log not in (None, "-") and not Path(self.events_log).parent.is_dir():
-            yield f"--events-log: there is no folder {Path(self.events_log).parent}: create it."
+        yield from self._mistakes_of_files()
         yield from self._mistakes_of_security()
         try:
             _ = self.policy_limits, self.policy_prices
             parse_faults(self.inject)
         except UsageError as error:
             yield str(error)
+
+    def _mistakes_of_files(self) -> Iterator[str]:
+        """Of those that the launcher writes: a run that ends well must not fail for want of a folder."""
+        for name in ("events_out", "events_log", "endpoint_out"):
+            value = getattr(self, name)
+            if value is None or (name, value) == ("events_log", "-"):
+                continue
+            path = Path(value)
+            if not path.parent.is_dir():
+                yield f"{flag_of(name)}: there is no folder {path.parent}: create it."
+                continue
+            if path.is_dir():
+                yield f"{flag_of(name)} {path}: this is a folder: name a file in it."
+                continue
+            written = path if path.exists() and name != "events_out" else path.parent
+            if not os.access(written, os.W_OK):
+                yield f"{flag_of(name)}: {written} may not be written: name another place."
 
     def _mistakes_of_metrics(self) -> Iterator[str]:
         for name in ("metrics_port", "worker_metrics_port"):

@@ -97,7 +97,9 @@ class Cluster:
         self._networks = _networks(job)
         embedded = job.settings.store.backend == TCP
         host = "127.0.0.1" if self._networks is None else self._networks.address()
-        self._service = StoreService(host, 0) if embedded else None
+        # Whoever else has a lifeline open keeps its readers alive when this process is killed.
+        close_lifeline = partial(os.close, self._lifeline_w)
+        self._service = StoreService(host, 0, close_in_child=close_lifeline) if embedded else None
         store = job.settings.store if self._service is None else self._service.address
         settings = replace(job.settings, store=store)
         client = partial(connect, store)
@@ -144,11 +146,13 @@ class Cluster:
 
     def close(self) -> None:
         """End the rendezvous store, if it is this run's own."""
-        if self._service is not None:
-            self._service.close()
-        os.close(self._lifeline_w)
-        if self._networks is not None:
-            self._networks.remove()
+        try:
+            if self._service is not None:
+                self._service.close()
+        finally:
+            os.close(self._lifeline_w)
+            if self._networks is not None:
+                self._networks.remove()
 
     def _run_machines(self) -> None:
         try:
@@ -175,6 +179,8 @@ class Cluster:
 
     def _become_machine(self, slot: int | None, index: int) -> NoReturn:
         os.close(self._lifeline_w)
+        if self._service is not None:
+            self._service.let_go()
         os.setsid()  # its own process group: Ctrl-C in a terminal reaches only the supervisor
         code = 1
         try:
@@ -205,7 +211,7 @@ class Cluster:
     def _wait_for_agents(self) -> None:
         while self._agents:
             pid, status = self._next_end()
-            if self._service is not None and pid == self._service.pid:
+            if self._service is not None and not self._service.pid:
                 say_restarted(self._service.address)
                 self._service = self._service.again()
             if pid not in self._agents:
@@ -232,13 +238,20 @@ class Cluster:
     def _next_end(self) -> tuple[int, int]:
         """Wait for the end of a process, and start machines meanwhile that are due."""
         while self._later:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = self._wait_for_any(os.WNOHANG)
             if pid:
                 return pid, status
             if self._later[0][0] <= time.monotonic():
                 self._start_machine(None, self._later.pop(0)[1])
             time.sleep(_POLL_S)
-        return os.waitpid(-1, 0)
+        return self._wait_for_any()
+
+    def _wait_for_any(self, options: int = 0) -> tuple[int, int]:
+        """As :func:`os.waitpid` for any child; the store may be it."""
+        pid, status = os.waitpid(-1, options)
+        if self._service is not None:
+            self._service.note_end(pid)
+        return pid, status
 
     def _replace(self, index: int) -> None:
         """Start a machine: at once if a slot waits for it, else once the others have recovered, as a rule.
@@ -256,7 +269,7 @@ class Cluster:
         """Waits until the other agents see that the job has ended. Kills those that do not (stopped ones)."""
         deadline = time.monotonic() + self._job.settings.shutdown_s + _GRACE_S
         while self._agents and time.monotonic() < deadline:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+            pid, _ = self._wait_for_any(os.WNOHANG)
             self._agents.pop(pid, None)
             time.sleep(0.0 if pid else _POLL_S)
         self._kill_agents()

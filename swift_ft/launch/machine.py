@@ -199,7 +199,6 @@ def _rendezvous(
         run_id=job.run_id,
         opened=job.opened,
         preferred_slot=job.preferred_slot,
-        join_s=config.join_timeout_s,
         on_change=on_change,
         trace=trace,
         on_entries=on_entries,

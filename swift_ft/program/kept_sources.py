@@ -8,6 +8,7 @@ They are in a file without a name, which all of these processes have open, and w
     length ─▶ (edition, path, module, source, stat, code) ─▶ length ─▶ ... ─▶ 0
 
 A record is there once its length is, which is written last. So a process that dies meanwhile leaves nothing.
+Where the disk is full, each process has what it has read itself, and what it had when it was forked.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import logging
 import marshal
 import os
 import struct
@@ -23,6 +25,9 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType
+from typing import IO
+
+_logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<Q")
 _SHOWN = 12
@@ -69,7 +74,8 @@ class KeptSources:
     """The kept sources. All processes that are forked from its maker share it; any thread may use it."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  (it is open as long as the process lives)
+        self._file = _nameless_file()
+        self._is_full = False
         self._edition = self._read_to = 0
         self._by_path: dict[str, KeptSource] = {}
         self._tails: set[str] = set()
@@ -110,6 +116,8 @@ class KeptSources:
     def keep(self, path: str, module: str, make: Callable[[bytes], CodeType]) -> KeptSource:
         """The source with an absolute path, which is read, compiled and kept if it is not yet.
 
+        Where it cannot be kept for other processes, this one has it.
+
         Raises:
             OSError: it cannot be read.
             SyntaxError, ValueError: it cannot be compiled.
@@ -120,13 +128,33 @@ class KeptSources:
         with open(path, "rb") as file:  # noqa: PTH123  (as importlib does)
             source = file.read()
         code = make(source)
-        with self._mutex, self._locked():
-            self._refresh()
-            if (known := self._by_path.get(path)) is not None:  # another worker was faster
-                return known
-            self._append(marshal.dumps((self._edition, path, module, source, stat, code)))
-            self._refresh()
+        with self._mutex:
+            try:
+                with self._locked():
+                    self._refresh()
+                    if (known := self._by_path.get(path)) is not None:  # another worker was faster
+                        return known
+                    self._append(marshal.dumps((self._edition, path, module, source, stat, code)))
+                    self._refresh()
+            except OSError as error:
+                self._warn(path, error)
+                self._add(KeptSource(path, module, source, stat, code))
             return self._by_path[path]
+
+    def _warn(self, path: str, error: OSError) -> None:
+        if not self._is_full:
+            self._is_full = True
+            _logger.warning(
+                "%s and later sources of the program cannot be kept (%s): a worker that is started after an "
+                "edit of them runs what they are then. Make room for temporary files.",
+                path,
+                error.strerror,
+                extra={"event": "sources_not_kept"},
+            )
+
+    def _add(self, kept: KeptSource) -> None:
+        self._by_path[kept.path] = kept
+        self._tails.add(kept.module.rpartition(".")[2])
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -152,9 +180,15 @@ class KeptSources:
             edition, *found = marshal.loads(os.pread(number, length, self._read_to + _LENGTH.size))
             self._read_to += _LENGTH.size + length
             if edition == self._edition:
-                kept = KeptSource(*found)
-                self._by_path[kept.path] = kept
-                self._tails.add(kept.module.rpartition(".")[2])
+                self._add(KeptSource(*found))
+
+
+def _nameless_file() -> IO[bytes]:
+    """It is open as long as the process lives: on a disk, or in memory if no disk has room for it."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError:
+        return os.fdopen(os.memfd_create("swift-sources"), "w+b")
 
 
 def digest_of(content: bytes) -> str:

@@ -53,7 +53,7 @@ class ElasticAgent(LocalElasticAgent):
         """Take part in the next rendezvous, then start the workers.
 
         Raises:
-            RendezvousClosedError, RendezvousStateError, RendezvousTimeoutError: from the rendezvous.
+            RendezvousClosedError, RendezvousStateError: from the rendezvous.
         """
         self._initialize_workers(self._worker_group)
 

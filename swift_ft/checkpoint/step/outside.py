@@ -116,7 +116,7 @@ class Outside:
     def _large(self) -> Iterator[tuple[str, Any]]:
         for namespace, name in self._variables.slots:
             value = namespace.variables.get(name)
-            # Tensors in attributes of modules are watched as parameters are; buffers are put back by themselves.
+            # A module's own tensors are watched as parameters are; buffers are put back by themselves.
             watched = namespace.module is not None or namespace.is_of_buffers
             if not watched or isinstance(value, CONTAINERS):
                 yield from self._large_in(f"{namespace.path}.{name}".lstrip("."), value)

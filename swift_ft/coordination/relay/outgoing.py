@@ -36,7 +36,8 @@ class Outgoing:
         # Guarded by the condition.
         self._events: dict[tuple[str, int], Stamped] = {}
         self._since: dict[tuple[str, int], float] = {}
-        self._error: BaseException | None = None  # the last one, once nothing arrives any more
+        self._error: BaseException | None = None  # once nothing arrives any more
+        self._unwritten: dict[tuple[str, int], BaseException] = {}  # by event
 
     def __contains__(self, stamped: Stamped) -> bool:
         """Whether this very event is on its way."""
@@ -58,6 +59,7 @@ class Outgoing:
             found = [key for s in block if (key := (s.origin, s.serial)) in self._events]
             for key in found:
                 del self._events[key], self._since[key]
+                self._unwritten.pop(key, None)
             if found:
                 self._changed.notify_all()
 
@@ -86,10 +88,16 @@ class Outgoing:
                 return False
             return any(now - since > _allowed_s(self._events[key]) for key, since in self._since.items())
 
-    def fail(self, error: BaseException) -> None:
-        """End all waits, also those to come: the journal is out of reach now."""
+    def give_up(self, error: BaseException) -> None:
+        """End all waits, also those to come: what arrives is not read any more."""
         with self._changed:
             self._error = error
+            self._changed.notify_all()
+
+    def write_failed(self, error: BaseException) -> None:
+        """End the waits for the events of now. They stay on their way: the store may be there again later."""
+        with self._changed:
+            self._unwritten = dict.fromkeys(self._events, error)
             self._changed.notify_all()
 
     def confirm(self, stamped: Stamped, limit_s: float) -> None:
@@ -100,11 +108,15 @@ class Outgoing:
         """
         key = stamped.origin, stamped.serial
         with waiting("the journal to take an event", limit_s), self._changed:
-            self._changed.wait_for(lambda: key not in self._events or self._error is not None, limit_s)
+
+            def error() -> BaseException | None:
+                return self._error or self._unwritten.get(key)
+
+            self._changed.wait_for(lambda: key not in self._events or error() is not None, limit_s)
             if key not in self._events:
                 return
-            if self._error is not None:
-                raise RendezvousLostError(f"The journal cannot be written: {self._error}") from self._error
+            if (found := error()) is not None:
+                raise RendezvousLostError(f"The journal cannot be written: {found}") from found
         raise RendezvousLostError(
             f"The rendezvous store does not answer: the journal has not taken an event within {limit_s:g} s "
             "(--rendezvous-timeout). Start the store again if it is gone, and the run with --resume."

@@ -146,7 +146,7 @@ class Relay:
 
     def give_up(self, error: BaseException) -> None:
         """See :meth:`EventLog.give_up`."""
-        self._outgoing.fail(error)
+        self._outgoing.give_up(error)
 
     def meet(self, other: Met | None) -> None:
         """See :meth:`Upstream.meet`."""
@@ -259,8 +259,10 @@ class Relay:
                     self._upstream.pass_on(block)
                 else:
                     self._upstream.repeat()
-            except (RendezvousLostError, FencedError) as error:  # the journal thread sees it, too
-                self._outgoing.fail(error)
+            except RendezvousLostError as error:  # what was not written is repeated
+                self._outgoing.write_failed(error)
+            except FencedError as error:  # the journal thread sees it, too
+                self._outgoing.give_up(error)
 
     def _pass_on_notes(self) -> None:
         """In a thread of its own, since it may wait for the store: pass on what has changed."""

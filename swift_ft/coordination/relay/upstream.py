@@ -29,6 +29,7 @@ from swift_ft.coordination.relay.feed import Feed, LineEndedError, NotHereError,
 from swift_ft.coordination.relay.lines import Line
 from swift_ft.coordination.relay.outgoing import Outgoing
 from swift_ft.coordination.restoring import JournalCopy
+from swift_ft.errors import RendezvousLostError
 from swift_ft.recovery.blocks import Block, Stamped
 from swift_ft.recovery.heads import FANOUT, upstream_of
 from swift_ft.recovery.job_state import State
@@ -159,7 +160,8 @@ class Upstream:
             if before is not None:
                 before[1].close()
             if missing and way is None:
-                self._write(missing)
+                with contextlib.suppress(RendezvousLostError):  # they are repeated later
+                    self._write(missing)
         through = f"through {way[0]}" if way else "in the store"
         _logger.debug("reads the journal %s", through, extra={"event": "head_changed"})
 

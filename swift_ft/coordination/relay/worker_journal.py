@@ -121,7 +121,7 @@ class WorkerJournal:
 
     def give_up(self, error: BaseException) -> None:
         """See :meth:`EventLog.give_up`."""
-        self._outgoing.fail(error)
+        self._outgoing.give_up(error)
 
     def _read(self, number: int, timeout_s: float) -> str | bytes | None:
         deadline = self._now() + timeout_s

@@ -49,6 +49,10 @@ from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
 _logger = logging.getLogger(__name__)
 
 
+class _LauncherGoneError(ConnectionAbortedError):
+    """All machines of the launcher end with it, and so does its store."""
+
+
 class MachineAgent(ElasticAgent):
     """Runs one machine's workers from the first rendezvous to the end of the job.
 
@@ -160,6 +164,8 @@ class MachineAgent(ElasticAgent):
             return self._hand_over(error.sigval)
         except (UsageError, FencedError):  # the machine was refused, or is out: the journal says so
             raise
+        except _LauncherGoneError:  # nobody is left to hear of it, and a report would wait for the store
+            raise
         except RendezvousLostError:  # nothing can be reported
             self._run_end.archive(self._settings.shutdown_s)
             raise
@@ -221,7 +227,7 @@ class MachineAgent(ElasticAgent):
         self._stopping = True
         if self._processes is not None:
             # The launcher of this agent, or the standby, may go meanwhile: the workers end with these.
-            with contextlib.suppress(ConnectionAbortedError, ChildProcessError):
+            with contextlib.suppress(_LauncherGoneError, ChildProcessError):
                 self._processes.let_scripts_end(number, self._settings.shutdown_s, self._turn)
 
     def _end(self, state: State) -> None:
@@ -269,7 +275,7 @@ class MachineAgent(ElasticAgent):
         elif source is self._passed:
             self._pass_signals_on()
         elif source == self._lifeline:
-            raise ConnectionAbortedError("the launcher of this agent is gone")
+            raise _LauncherGoneError("the launcher of this agent is gone")
         elif read is not None:
             read()
 

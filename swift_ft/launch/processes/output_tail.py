@@ -26,6 +26,8 @@ _logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 """Between two looks at files: what is written meanwhile is shown at once."""
+_LAST_S = 5.0
+"""The time for which the end of workers waits for an output to take what they have written last."""
 _IN_MODIFY = 2
 _EVENTS = 1 << 16
 _LAST_LINES, _LAST_BYTES, _LINE = 3, 4096, 200
@@ -63,15 +65,17 @@ class OutputTail:
         self._thread.start()
 
     def stop(self) -> None:
-        """Show what is there by now, and nothing more."""
+        """Show what is there by now, and nothing more.
+
+        An output that is not read, as of a terminal after Ctrl-S, is left to its thread, which goes with the
+        process: the agent has workers to end, and others to start.
+        """
         if self._stopped.is_set():
             return
-        self._stopped.set()
         os.write(self._wake_w, b"s")
-        with waiting("the output to take the last lines of workers"):
-            self._thread.join()
-        for fd in (self._wake_r, self._wake_w):
-            os.close(fd)
+        self._stopped.set()
+        with waiting("the output to take the last lines of workers", _LAST_S):
+            self._thread.join(_LAST_S)
 
     def _run(self) -> None:
         poll = select.poll()
@@ -88,8 +92,9 @@ class OutputTail:
         self._show(to_end=True)
         for file in self._files:
             file.close()
-        if self._changes is not None:
-            os.close(self._changes)
+        for fd in (self._wake_r, self._wake_w, self._changes):
+            if fd is not None:
+                os.close(fd)
 
     def _show(self, *, to_end: bool = False) -> None:
         for file in list(self._files):

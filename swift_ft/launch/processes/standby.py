@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.errors import UsageError
+from swift_ft.launch.processes.forked import ending_here
 from swift_ft.launch.processes.preload import preload
 from swift_ft.launch.processes.strays import adopt_orphans, kill_strays
 from swift_ft.launch.processes.worker import WorkerJob, run_worker
@@ -38,6 +39,7 @@ from swift_ft.observe.spans import recorder
 
 _MAX_PACKET = 1 << 20
 _AUDIT = "swift_ft.offline.audit"
+_NO_WORKER = "a worker cannot be started"
 _ANSWER_S = 120.0
 """Longer than any import of torch."""
 
@@ -299,26 +301,28 @@ class _Forks:
 
     def _audit(self, fd: int) -> None:
         if _fork() == 0:
-            self._leave()
-            self._default_signals()
-            os.setsid()  # so that it ends with all that it has started
-            importlib.import_module(_AUDIT).serve_agent(socket.socket(fileno=fd))
+            with ending_here("an audit cannot be started"):
+                self._leave()
+                self._default_signals()
+                os.setsid()  # so that it ends with all that it has started
+                importlib.import_module(_AUDIT).serve_agent(socket.socket(fileno=fd))
 
     def _prepare(self) -> int:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         pid = _fork()
         if pid == 0:
-            self._leave()
-            ours.close()
-            rehearsal = importlib.import_module("swift_ft.launch.processes.rehearsal")
-            rehearsal.rehearse(lambda: _has_packet(theirs))
-            packet, fds, _, _ = socket.recv_fds(theirs, _MAX_PACKET, 2)
-            started = recorder.now()
-            theirs.close()
-            if not packet:  # the standby is gone
-                os._exit(0)
-            self._default_signals()
-            _become_worker(json.loads(packet), fds, started)
+            with ending_here(_NO_WORKER):
+                self._leave()
+                ours.close()
+                rehearsal = importlib.import_module("swift_ft.launch.processes.rehearsal")
+                rehearsal.rehearse(lambda: _has_packet(theirs))
+                packet, fds, _, _ = socket.recv_fds(theirs, _MAX_PACKET, 2)
+                started = recorder.now()
+                theirs.close()
+                if not packet:  # the standby is gone
+                    os._exit(0)
+                self._default_signals()
+                _become_worker(json.loads(packet), fds, started)
         theirs.close()
         self._prepared.append((pid, ours))
         return pid
@@ -336,12 +340,13 @@ class _Forks:
         pid = _fork()
         if pid == 0:
             forked = recorder.now()
-            self._leave()
-            self._default_signals()
-            if "guest" in request:
-                assert self._become_guest is not None
-                self._become_guest(request["guest"], request["host"], request["number"])
-            _become_worker(request, fds, forked)
+            with ending_here("a guest cannot be started" if "guest" in request else _NO_WORKER):
+                self._leave()
+                self._default_signals()
+                if "guest" in request:
+                    assert self._become_guest is not None
+                    self._become_guest(request["guest"], request["host"], request["number"])
+                _become_worker(request, fds, forked)
         return pid
 
     def _leave(self) -> None:

@@ -91,13 +91,16 @@ def run_worker(
         connection: the worker's end of its channel to the agent.
         line: the worker's end of its line to the agent's relay, where there is one.
         forked: when this process began, by the clock of `observe/spans.py`.
+
+    Raises:
+        UsageError: it is a program that cannot be run here.
     """
     os.environ.update(job.env)
     if job.secret:
         _take_secret(job)
     if job.kind == "program":
         os.set_inheritable(connection.fileno(), True)  # it closes when the program ends
-        os.execvp(job.target, [job.target, *job.args])
+        _become_program(job)
     if WorkerContext.from_env().started_in > 1:  # a recovery has started it
         recorder.begin(forked, awake=True)
         recorder.add("be forked", forked)
@@ -133,6 +136,16 @@ def run_worker(
         code = -signal.SIGINT
     channel.send_last_beat()
     _end_process(code)
+
+
+def _become_program(job: WorkerJob) -> NoReturn:
+    try:
+        os.execvp(job.target, [job.target, *job.args])
+    except OSError as error:
+        raise UsageError(
+            f"the program {job.target!r} cannot be run ({error.strerror}): check its path, that it may be "
+            "executed, and that it is one of this kind of machine or begins with a line such as #!/bin/sh."
+        ) from error
 
 
 def _finish(code: int, channel: AgentChannel, limit_s: float) -> None:

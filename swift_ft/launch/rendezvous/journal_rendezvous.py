@@ -16,7 +16,7 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousHandler,
     RendezvousInfo,
-    RendezvousTimeoutError,
+    RendezvousStateError,
 )
 
 from swift_ft.config import detection_timings as timings
@@ -61,7 +61,6 @@ class JournalRendezvous(RendezvousHandler):
         run_id: name of the run.
         opened: the job's shape; the first machine writes it, all others must agree.
         preferred_slot: the slot to ask for.
-        join_s: how long :meth:`next_rendezvous` waits for a slot.
         on_change: called in the follower's thread at every change of state.
         trace: learns of each change before all others do.
         setup: what this machine must have in common with all others, as it is now.
@@ -93,7 +92,6 @@ class JournalRendezvous(RendezvousHandler):
         run_id: str,
         opened: ev.JobOpened,
         preferred_slot: int | None,
-        join_s: float,
         on_change: Callable[[State, State], None],
         trace: RecoveryTrace,
         setup: Callable[[], tuple[str, ...]],
@@ -127,7 +125,6 @@ class JournalRendezvous(RendezvousHandler):
         self.bootstrap = Bootstrap(self.store, address)
         self._run_id = run_id
         self._preferred_slot = preferred_slot
-        self._join_s = join_s
         self._setup = setup
         self._domain = domain
         self.host = host
@@ -271,24 +268,19 @@ class JournalRendezvous(RendezvousHandler):
         self.join(address)
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Waits until this machine has to start its workers; rank and size count machines.
+        """The place in which this machine is to start its workers now; rank and size count machines.
 
         Raises:
             RendezvousClosedError: if the job has ended.
-            RendezvousTimeoutError: if no slot came free in time.
-            RendezvousStateError: if the slot was lost again, or the generation is over.
+            RendezvousStateError: if it is to start none any more: the slot was lost again, or the generation
+                is over. The agent's loop does what the journal asks for instead.
         """
-
-        def due(state: State) -> bool:
-            order = agent_order(state, machine=self.machine, started_in=self.started_in)
-            return order.todo in (AgentTodo.LAUNCH, AgentTodo.STOP)
-
-        state = self.follower.wait_for(due, self._join_s)
-        if state is None:
-            raise RendezvousTimeoutError(f"No slot for machine {self.machine} within {self._join_s:g} s.")
+        state = self.follower.state
         order = agent_order(state, machine=self.machine, started_in=self.started_in)
-        if order.todo == AgentTodo.STOP or order.slot is None:
+        if order.todo == AgentTodo.STOP:
             raise RendezvousClosedError("The job has ended.")
+        if order.todo != AgentTodo.LAUNCH or order.slot is None:
+            raise RendezvousStateError(f"{self.machine} starts no workers now: {order.todo}.")
         self.started_in = order.generation
         # torchelastic's barriers use it, of which none is left: it needs no connection of its own.
         store = PrefixStore(store_keys.agents(order.generation), self.store.underlying)

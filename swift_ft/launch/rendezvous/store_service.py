@@ -47,22 +47,33 @@ class StoreService:
 
     Attributes:
         address: where it listens.
+        pid: its process; 0 once that has ended.
 
     Args:
         host: address to listen at.
         port: port to listen at; 0 for a free one.
+        close_in_child: called in the service, at first: it closes what is the parent's alone.
         until_over: serve on, whatever becomes of the parent, until the newest run of this name is over
             (:func:`run_is_over`) or without machines for long, and again where its process dies; without it
             the service ends with its parent, or at :meth:`close`.
     """
 
-    def __init__(self, host: str, port: int, *, until_over: str | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        close_in_child: Callable[[], None] = lambda: None,
+        until_over: str | None = None,
+    ) -> None:
+        self._close_in_child = close_in_child
         report_r, report_w = os.pipe()
         lifeline_r, self._lifeline = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             os.close(report_r)
             os.close(self._lifeline)
+            close_in_child()
             os.setsid()
             leave_to_the_launcher()  # no machine shall lose the store too early
             if until_over is None:
@@ -79,6 +90,7 @@ class StoreService:
                 os.kill(self.pid, signal.SIGKILL)
         if not answer.isdigit():
             os.waitpid(self.pid, 0)
+            os.close(self._lifeline)
             raise RendezvousLostError(
                 f"The rendezvous store cannot listen at {endpoint(host, port)}: {answer}"
             )
@@ -86,19 +98,41 @@ class StoreService:
 
     def ended(self) -> bool:
         """Whether the service has died. Only its parent can ask."""
-        return os.waitpid(self.pid, os.WNOHANG)[0] == self.pid
+        if self.pid:
+            self.note_end(os.waitpid(self.pid, os.WNOHANG)[0])
+        return not self.pid
+
+    def note_end(self, pid: int) -> None:
+        """Its parent has waited for a child, which may have been the service: another may get its pid."""
+        if pid == self.pid:
+            self.pid = 0
 
     def again(self) -> StoreService:
-        """Serve at the same address once more, empty. The process has ended, and its parent has seen so."""
-        os.close(self._lifeline)
-        return StoreService(self.address.host, self.address.port)
+        """Serve at the same address once more, empty. The process has ended, and its parent has seen so.
+
+        Raises:
+            RendezvousLostError: it cannot listen there.
+        """
+        self.let_go()
+        return StoreService(self.address.host, self.address.port, close_in_child=self._close_in_child)
+
+    def let_go(self) -> None:
+        """Close this process's end of the lifeline.
+
+        Each other child of the parent calls it: else the service would outlive its parent.
+        """
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
 
     def close(self) -> None:
         """Stop the service, if it still runs, and wait for its end."""
-        os.close(self._lifeline)
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(self.pid, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
+        self.let_go()
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(self.pid, signal.SIGKILL)
+                os.waitpid(self.pid, 0)
+            self.pid = 0
 
 
 def run_is_over(store: RendezvousStore) -> None:
@@ -176,21 +210,21 @@ def _wait_until_over(port: int, inherited: dict[int, str], store: RendezvousStor
     """Wait until the machines of a run no longer need the store, or none of them is left.
 
     Machines that were killed all at once, by a second Ctrl-C for instance, say nothing. New ones may come and
-    go on with the run; if it has ended, none will.
+    go on with the run; if it has ended, none will. Those of a run of another name need the store, too.
     """
     alone_since: float | None = None
     has_ended = False
-    while not store.check([store_keys.over()]):
+    while True:
         if _others_are_connected(port, inherited):
             alone_since = None
         elif alone_since is None:
-            alone_since, has_ended = time.monotonic(), is_ended(lambda: store)
+            alone_since = time.monotonic()
+            has_ended = store.check([store_keys.over()]) or is_ended(lambda: store)
         else:
             limit_s = timings.STORE_ENDED_ALONE_S if has_ended else timings.STORE_ALONE_S
             if time.monotonic() - alone_since > limit_s:
                 return
         time.sleep(timings.STORE_ALONE_LOOK_S)
-    time.sleep(timings.STORE_ENDED_ALONE_S)
 
 
 def _others_are_connected(port: int, inherited: dict[int, str]) -> bool:

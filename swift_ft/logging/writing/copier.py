@@ -62,6 +62,7 @@ class _DeviceMessage:
     version: int | None  # None: it may change now, since the device copies it first
     on_written: Callable[[], None] | None = None
     host: torch.Tensor | None = None
+    dropped: bool = False  # nobody wants it any more
 
     def check_unchanged(self) -> None:
         if self.version is not None and version_of(self.tensor) != self.version:
@@ -189,11 +190,22 @@ class Copier:
         if self._pending:
             started = self._clock()
             deadline = started + self._timeout_s
-            while self._pending:
-                self._make_room(deadline)
-                self._start(None)
-            self._stats.add(IterationStats(held_back_s=self._clock() - started))
+            try:
+                while self._pending:
+                    self._make_room(deadline)
+                    self._start(None)
+            finally:
+                self._stats.add(IterationStats(held_back_s=self._clock() - started))
         self.collect()
+
+    def drop(self) -> int:
+        """Deliver nothing of what was kept so far. Returns the newest iteration of it, or -1."""
+        copied = [message for copies in self._copying for message in copies.messages]
+        for message in copied:  # the device still writes into their buffers
+            message.dropped = True
+        iterations = [message.key.iteration for message in (*self._pending, *copied)]
+        self._pending.clear()
+        return max(iterations, default=-1)
 
     def drain(self, timeout_s: float) -> None:
         """Waits until all kept messages are copied and delivered.
@@ -214,9 +226,12 @@ class Copier:
         """Delivers copied messages and releases the device's tensors."""
         while self._copying and self._copying[0].end.reached():
             for message in self._copying.popleft().messages:
-                message.check_unchanged()
                 assert message.host is not None
                 assert message.on_written is not None
+                if message.dropped:
+                    message.on_written()
+                    continue
+                message.check_unchanged()
                 self._deliver(message.kind, message.key, message.host, message.on_written)
         while self._ended and self._ended[0].known():
             self._stats.add(self._ended.popleft().stats())

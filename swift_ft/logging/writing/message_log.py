@@ -13,6 +13,7 @@ from swift_ft.logging.options import LogOptions
 from swift_ft.logging.stats import IterationStats, LogStats
 from swift_ft.logging.writing.copier import Copier, Device
 from swift_ft.logging.writing.cuda_device import CudaDevice
+from swift_ft.logging.writing.uploader import LogTimeoutError
 from swift_ft.logging.writing.writer import LogWriter
 
 _WORTH_WAKING_BYTES = 2**20
@@ -73,7 +74,7 @@ class MessageLog:
             return
         self._stats.logged(tensor.nbytes)
         if (copier := self._copier(tensor.device)) is not None:
-            copier.keep(RecordKind.MESSAGE, key, tensor)
+            self._keep(copier, RecordKind.MESSAGE, key, tensor)
         else:
             self._open_writer().append_message(key, tensor)
 
@@ -82,7 +83,7 @@ class MessageLog:
         if self.muted:
             return
         if (copier := self._copier(tensor.device)) is not None:
-            copier.keep(RecordKind.RECEIPT, key, tensor)
+            self._keep(copier, RecordKind.RECEIPT, key, tensor)
         else:  # at once, since the buffer will be reused
             self.received_elsewhere(key, checksum_of(tensor), tensor)
 
@@ -95,7 +96,10 @@ class MessageLog:
     def overwriting(self, tensor: torch.Tensor) -> None:
         """A message is about to be received into a buffer."""
         if (copier := self._copier(tensor.device)) is not None:
-            copier.before_overwriting(tensor)
+            try:
+                copier.before_overwriting(tensor)
+            except LogTimeoutError as error:
+                self._suspend(error)
 
     def bubble_begins(self) -> None:
         """The training thread is about to wait for a message."""
@@ -120,13 +124,19 @@ class MessageLog:
         self._began = self._clock()
 
     def end_iteration(self) -> IterationStats:
-        """A step ends: copies what is still on a device, and returns the costs of the iteration."""
+        """A step ends: copies what is still on a device, and returns the costs of the iteration.
+
+        Where the log's memory stays full, since the store hangs, what is on the device is in the log's gap.
+        """
         self._waits_since = None
         if self._began is not None:
             self._stats.add(IterationStats(step_s=self._clock() - self._began))
             self._began = None
         for copier in self._in_use():
-            copier.end_iteration()
+            try:
+                copier.end_iteration()
+            except LogTimeoutError as error:
+                self._suspend(error)
         if self.writer is not None:
             # Not at each message: the writer's thread would compete with training for the
             # interpreter (decision 43).
@@ -140,9 +150,29 @@ class MessageLog:
             copier.interrupted()
 
     def drain(self, timeout_s: float) -> None:
-        """Waits until the writer has all kept messages."""
-        for copier in self._in_use():
-            copier.drain(timeout_s)
+        """Waits until the writer has all kept messages.
+
+        Raises:
+            LogTimeoutError: that took longer than ``timeout_s``. The writer gets none of them any more.
+        """
+        try:
+            for copier in self._in_use():
+                copier.drain(timeout_s)
+        except LogTimeoutError:  # else the next generation's log would get them
+            self._drop()
+            raise
+
+    def _keep(self, copier: Copier, kind: RecordKind, key: MessageKey, tensor: torch.Tensor) -> None:
+        if not self._open_writer().is_in_gap(key.iteration):  # else the copier could wait for room again
+            copier.keep(kind, key, tensor)
+
+    def _suspend(self, error: LogTimeoutError) -> None:
+        """The log has a gap from here on, if it may have one."""
+        if not self._open_writer().suspend(str(error), self._drop()):
+            raise error
+
+    def _drop(self) -> int:
+        return max((copier.drop() for copier in self._in_use()), default=-1)
 
     def _in_use(self) -> list[Copier]:
         return [copier for copier in self._copiers.values() if copier is not None]

@@ -110,12 +110,16 @@ class Suspension:
         self.reason, self.whole_from = "", 0
         self._latest = -1
 
-    def drops(self, item: QueueItem) -> bool:
-        """Whether an item is in the gap. Call it once for each item that is queued."""
-        if item.iteration is None:
+    def drops(self, iteration: int | None) -> bool:
+        """Whether an item is in the gap. Call it at least once for each item that is to be queued.
+
+        Args:
+            iteration: the item's; None without a message.
+        """
+        if iteration is None:
             return bool(self.reason)
-        self._latest = max(self._latest, item.iteration)
-        return bool(self.reason) or item.iteration < self.whole_from
+        self._latest = max(self._latest, iteration)
+        return bool(self.reason) or iteration < self.whole_from
 
     def begin(self, reason: str) -> bool:
         """The log cannot be written. False if that is known already."""

@@ -155,6 +155,30 @@ class LogWriter:
             with self._filled:
                 self._wake()
 
+    def is_in_gap(self, iteration: int) -> bool:
+        """Whether a message of an iteration would be dropped now: then its sender need not copy it."""
+        with self._filled:
+            return self.gap.drops(iteration)
+
+    def suspend(self, reason: str, iteration: int) -> bool:
+        """Begin a gap: what is queued is lost, and the caller has lost messages that were to be queued.
+
+        Args:
+            reason: why.
+            iteration: the newest of theirs.
+
+        Returns:
+            False for a log that may have no gap: nothing was done.
+        """
+        if self._on_suspended is None:
+            return False
+        with self._drained:
+            self.gap.drops(iteration)
+            lost = self._empty_queue(reason)
+        for item in lost:
+            item.release()
+        return True
+
     def roll(self) -> None:
         """Closes the segment after all items that are queued so far. Does not wait."""
         self._put(Roll(), urgent=True)
@@ -254,7 +278,7 @@ class LogWriter:
             self._raise_error()
             if self._closing:
                 raise UsageError(f"the log {self._directory} is closed", path=self._directory)
-            if not (dropped := self.gap.drops(item)):
+            if not (dropped := self.gap.drops(item.iteration)):
                 self._queue.append(item)
                 self._enqueued += 1
                 self._queued_bytes += size

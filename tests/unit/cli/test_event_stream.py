@@ -39,6 +39,18 @@ def story(*flags: str) -> str:
     return done.stderr.decode()
 
 
+def test_events_go_on_where_nobody_reads_the_console(tmp_path: Path) -> None:
+    """As in ``swift-run ... 2>&1 | head``."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    path = tmp_path / "events.jsonl"
+    command = [sys.executable, str(TELLER), "--events-log", str(path)]
+    subprocess.run(command, stderr=writer, timeout=120, check=True)
+    os.close(writer)
+    told = [line["event"] for line in lines_of(path.read_text()) if line["source"] == "journal"]
+    assert told[-1] == "run_ended"
+
+
 def test_a_file_gets_journal_log_and_launcher_in_one_schema(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text("")

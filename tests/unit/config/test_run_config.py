@@ -14,12 +14,13 @@ from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.config.option import flag_of
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import WorkerContext
+from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.errors import NotLaunchedError, UsageError
 from swift_ft.launch.processes.context import worker_jobs
 from swift_ft.launch.settings import MachineJob
 from swift_ft.network import JobSecret
 from swift_ft.network.command_proof import proof_of_command
-from swift_ft.recovery.job_state import Tries
+from swift_ft.recovery.job_state import Tries, Verdict
 from swift_ft.recovery.worlds import World
 from tests.support.strangers import issue, new_authority
 
@@ -278,6 +279,31 @@ def test_each_machine_of_a_host_has_its_failure_domain(
             f"swift-run: --failure-domain {names!r}: give 3 names, one for each machine and spare of this "
             "host, separated by commas."
         ]
+
+
+@pytest.mark.parametrize("flag", ["--events-out", "--events-log", "--endpoint-out"])
+def test_a_file_of_the_launcher_needs_a_place(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that ends well must not fail because its report has none."""
+    assert swift_run(tmp_path, flag, str(tmp_path / "no" / "file")) == EXIT_USAGE
+    assert capsys.readouterr().err == (
+        f"swift-run: {flag}: there is no folder {tmp_path / 'no'}: create it.\n"
+    )
+    assert swift_run(tmp_path, flag, str(tmp_path)) == EXIT_USAGE
+    assert capsys.readouterr().err == (
+        f"swift-run: {flag} {tmp_path}: this is a folder: name a file in it.\n"
+    )
+
+
+def test_a_report_that_cannot_be_written_changes_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verdict, gone = Verdict(True, "the run is complete", 0), tmp_path / "gone" / "events.json"
+    run._write_events(RunConfig(events_out=str(gone)), verdict, Excerpt(), "run", "", (), ())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("swift-run: --events-out: the report cannot be written: ")
+    assert str(gone.parent) in line
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "a-b", ".relative", "wave wave"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import struct
 import sys
+import tempfile
 from pathlib import Path
 from types import CodeType
 
@@ -105,3 +107,42 @@ def test_processes_that_keep_at_the_same_time(tmp_path: Path) -> None:
     assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
     assert sorted(kept.module for kept in sources.all()) == sorted(file.stem for file in files)
     assert "m1" not in sys.modules
+
+
+def test_a_full_disk_fails_no_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The process runs what it has read, also after an edit; and says once what that means."""
+
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    sources = KeptSources()
+    monkeypatch.setattr(os, "pwrite", no_room)
+    for name in ("some", "other"):
+        file = tmp_path / f"{name}.py"
+        file.write_text("A = 1\n")
+        assert sources.keep(str(file), f"pkg.{name}", compiled).source == b"A = 1\n"
+        file.write_text("A = 2\n")
+        assert sources.keep(str(file), f"pkg.{name}", compiled).source == b"A = 1\n"
+        assert sources.has_module(name)
+    (record,) = caplog.records
+    assert "some.py and later sources of the program cannot be kept (No space left" in record.getMessage()
+    monkeypatch.undo()
+    (tmp_path / "last.py").write_text("A = 3\n")
+    assert in_child(lambda: not sources.keep(str(tmp_path / "last.py"), "last", compiled)) == 0
+    assert sources.has_module("last")
+
+
+def test_without_a_folder_for_temporary_files_sources_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_folder(*_: object) -> None:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", no_folder)
+    sources, file = KeptSources(), tmp_path / "some.py"
+    file.write_text("A = 1\n")
+    assert in_child(lambda: not sources.keep(str(file), "some", compiled)) == 0
+    file.unlink()
+    assert sources.keep(str(file), "some", compiled).source == b"A = 1\n"

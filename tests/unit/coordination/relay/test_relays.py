@@ -136,3 +136,45 @@ def test_a_journal_that_is_read_no_more_ends_waits_and_repetitions() -> None:
     assert sent.all()
     assert not sent.is_overdue()
     relay.close()
+
+
+class LosableLog(MemoryLog):
+    """In a store that may be lost: then nothing can be written."""
+
+    is_lost = False
+
+    def append(self, text: str, name: str) -> None:
+        if self.is_lost:
+            raise RendezvousLostError("nobody answers")
+        super().append(text, name)
+
+
+def test_what_a_lost_store_has_not_taken_arrives_once_it_is_there_again() -> None:
+    """Who waits meanwhile hears of it: this ends no wait that comes later."""
+    log, now = LosableLog(), [0.0]
+    sent = outgoing.Outgoing(lambda: now[0])
+    relay = Relay(Upstream(Journal(log, by="m0"), None, sent), sent, by="m0", append_s=60.0)
+    follower = Follower(relay)
+    follower.start()
+    relay.append(ev.JobOpened(machines=2))
+    log.is_lost = True
+    with pytest.raises(RendezvousLostError, match="cannot be written: nobody answers"):
+        relay.append(ev.MachineJoined(machine="m0"))
+    log.is_lost, now[0] = False, 3600.0
+    wait_until(lambda: "m0" in follower.state.membership.spares, "the event that was lost")
+    relay.append(ev.MachineJoined(machine="m1"))
+    assert not sent.all()
+    relay.close()
+
+
+def test_a_way_to_a_store_that_is_lost_ends_no_reader() -> None:
+    """A machine whose head has died goes to the store, and sends what it has not seen arrive."""
+    log = LosableLog()
+    sent = outgoing.Outgoing()
+    upstream = Upstream(Journal(log, by="m0"), None, sent, meets=True)
+    stamper = outgoing.Stamper("m0")
+    upstream.pass_on(stamper.stamp([ev.JobOpened(machines=1)]))
+    log.is_lost = True
+    upstream.meet(None)
+    assert upstream.read(1, 0.1) is None
+    assert len(sent.all()) == 1

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -81,3 +84,31 @@ def test_what_was_written_last_is_shown_before_it_stops(tmp_path: Path) -> None:
     tail.stop()
     tail.stop()
     assert out.getvalue() == "x\n\ufffd\n" * 1000
+
+
+class Unread(io.StringIO):
+    """An output that nobody reads until it is released, as a terminal after Ctrl-S."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.released = threading.Event()
+
+    def write(self, text: str, /) -> int:
+        self.released.wait(60.0)
+        return super().write(text)
+
+
+@pytest.mark.usefixtures("told")
+def test_an_output_that_is_not_read_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the lines if it is read later."""
+    monkeypatch.setattr(output_tail, "_LAST_S", 0.3)
+    output, path = Unread(), tmp_path / "0.out"
+    path.write_text("last words\n")
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    tail = OutputTail([Shown(str(path), output, "[0] ")])
+    began = time.monotonic()
+    tail.stop()
+    assert time.monotonic() - began < 30.0
+    output.released.set()
+    wait_until(lambda: output.getvalue() == "[0] last words\n", "the lines")
+    wait_until(lambda: set(os.listdir("/proc/self/fd")) <= before, "its files are closed")  # noqa: PTH208

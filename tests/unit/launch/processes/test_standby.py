@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from swift_ft.config.exit_codes import EXIT_NOT_STARTED
 from swift_ft.coordination.agent_channel import channel_pair
 from swift_ft.launch.detection.kernel import process_state
 from swift_ft.launch.processes.standby import Standby
@@ -29,12 +30,12 @@ def children(standby: Standby) -> list[int]:
     return [int(pid) for pid in pids]
 
 
-def launch(standby: Standby, local_rank: int, *command: str) -> int:
+def launch(standby: Standby, local_rank: int, *command: str, stderr: str = "") -> int:
     """Returns the pid."""
     job = WorkerJob({}, command[0], command[1:], kind="program")
     ours, theirs = channel_pair()
     with ours:
-        standby.launch(job, local_rank=local_rank, stdout="", stderr="", channel=theirs)
+        standby.launch(job, local_rank=local_rank, stdout="", stderr=stderr, channel=theirs)
     started = standby.receive()
     assert started is not None
     assert started["local_rank"] == local_rank
@@ -62,6 +63,24 @@ def test_a_worker_that_waits_may_end(standby: Standby) -> None:
     started = launch(standby, 0, "sh", "-c", "exit 7")
     assert started != waiting
     assert standby.receive() == {"ended": started, "status": 7}
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_program_that_cannot_be_run_has_failed(standby: Standby, tmp_path: Path, ahead: int) -> None:
+    """It has not ended well, and neither has its standby, which serves on."""
+    standby.prepare(ahead)
+    program = tmp_path / "program"
+    program.write_text("#!/no/such/shell")
+    program.chmod(0o700)
+    started = launch(standby, 0, str(program))
+    assert standby.receive() == {"ended": started, "status": EXIT_NOT_STARTED}
+    again = launch(standby, 0, "sh", "-c", "exit 7")
+    assert standby.receive() == {"ended": again, "status": 7}
+
+
+def test_a_worker_whose_output_has_no_place_has_failed(standby: Standby, tmp_path: Path) -> None:
+    started = launch(standby, 0, "true", stderr=str(tmp_path / "no folder" / "stderr"))
+    assert standby.receive() == {"ended": started, "status": EXIT_NOT_STARTED}
 
 
 def test_the_stop_of_a_worker_is_told_and_then_its_end(standby: Standby) -> None:

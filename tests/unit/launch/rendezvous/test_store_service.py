@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 
@@ -20,28 +24,34 @@ SHORT_S, LONG_S = 0.3, 3600.0
 LAUNCHER = """
 import sys
 from functools import partial
+from swift_ft.launch.rendezvous.store_service import run_is_over
 from swift_ft.coordination.journal import open_journal
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
 from swift_ft.recovery import events as ev
 from swift_ft.config.store_address import StoreAddress
 client = partial(connect, StoreAddress.parse(sys.argv[1]))
-journal = open_journal(partial(client, find_run(client, "job")), by="test")
+store = client(find_run(client, "job"))
+journal = open_journal(lambda: store, by="test")
 journal.append(ev.JobOpened(machines=1))
 if sys.argv[2] == "ends":
     journal.append(ev.JobClosed(reason="it is over"))
+if sys.argv[2] == "is over":
+    run_is_over(store)
 print("here", flush=True)
 sys.stdin.read()
 """
 
 
 @pytest.mark.parametrize(
-    ("how", "linger_s", "abandoned_s"), [("ends", SHORT_S, LONG_S), ("stays", LONG_S, SHORT_S)]
+    ("how", "linger_s", "abandoned_s"),
+    [("ends", SHORT_S, LONG_S), ("is over", SHORT_S, LONG_S), ("stays", LONG_S, SHORT_S)],
 )
 def test_it_ends_after_machines_that_say_nothing(how: str, linger_s: float, abandoned_s: float) -> None:
     """Whether their run has ended or not. As long as one of them is connected, it serves.
 
-    A connection that the process had which has started it is none of theirs.
+    They may be of a run of another name, which goes on. A connection that the process had which has started
+    it is none of theirs.
     """
     parent = CLEAN_FORK.Process(target=_outlive_a_launcher, args=(how, linger_s, abandoned_s))
     parent.start()
@@ -74,3 +84,36 @@ def test_one_that_never_listens_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(store_service, "_serve_child", lambda *_: time.sleep(600))
     with pytest.raises(RendezvousLostError, match="it has said nothing for"):
         StoreService("127.0.0.1", 0)
+
+
+def test_one_that_cannot_be_started_again_says_why() -> None:
+    """And it is closed as any other: its lifeline and its process are gone already."""
+    service = StoreService("127.0.0.1", 0)
+    os.kill(service.pid, signal.SIGKILL)
+    wait_until(service.ended, "its end")
+    with socket.create_server((service.address.host, service.address.port)):
+        with pytest.raises(RendezvousLostError, match="cannot listen at"):
+            service.again()
+        service.close()
+
+
+def test_it_ends_with_its_parent_though_another_child_lives() -> None:
+    """That one has let it go; and the service has closed what keeps the other one alive."""
+    lifeline_r, lifeline_w = os.pipe()
+    service = StoreService("127.0.0.1", 0, close_in_child=partial(os.close, lifeline_w))
+    other = multiprocessing.get_context("fork").Process(target=_let_go_and_wait, args=(service, lifeline_w))
+    other.start()
+    service.let_go()
+    wait_until(service.ended, "its end")
+    assert other.is_alive()
+    os.close(lifeline_w)
+    assert os.read(lifeline_r, 1) == b""
+    other.kill()
+    other.join()
+    os.close(lifeline_r)
+
+
+def _let_go_and_wait(service: StoreService, lifeline_w: int) -> None:
+    os.close(lifeline_w)
+    service.let_go()
+    time.sleep(600)

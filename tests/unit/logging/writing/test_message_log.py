@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ import torch
 from swift_ft.errors import UnsupportedError
 from swift_ft.logging import (
     IterationStats,
+    LogBudget,
     LogOptions,
     LogReader,
     LogStats,
+    LogTimeoutError,
     LogWriter,
     MessageLog,
     checksum_of,
@@ -21,6 +25,7 @@ from swift_ft.logging.writing.message_log import device_of
 from swift_ft.storage.store import Store
 from tests.support.fake_device import FakeDevice
 from tests.support.log import LOG, RUN, identity, key, read_all
+from tests.unit.logging.writing.test_suspension import FailingStore, Suspensions, iterations_of
 
 
 def log_of(store: Store) -> LogReader:
@@ -110,3 +115,53 @@ def test_stats_add_up() -> None:
     assert stats.total == IterationStats(3, 31, 0.75, 0.1, 0.2, 0.3, 7, 9)
     assert stats.end_iteration() == IterationStats(1, 1, queue_high_water_bytes=1)
     assert stats.largest_bytes == 30
+
+
+def test_a_store_that_hangs_leaves_a_gap_in_the_log_of_a_device(tmp_path: Path) -> None:
+    """Training goes on without its log, as with messages of the host; no later iteration waits again."""
+    store, said, device = FailingStore(str(tmp_path)), Suspensions(), FakeDevice(copy_s=0.0)
+    options = LogOptions(LogBudget(1024), stall_timeout_s=0.2, outage_patience_s=0.0)
+    log = MessageLog(options, LogStats(), device_of=partial(chosen, device))
+    log.writer = LogWriter(
+        store, LOG, identity(), options, on_suspended=said.begin, on_resumed=said.end, lazy=True
+    )
+    store.gate = threading.Event()
+    held_back: list[float] = []
+    for iteration in range(4):
+        for microbatch in range(3):
+            log.sent(key(iteration, microbatch), torch.full((100,), float(iteration)))  # 2 of them fit
+        held_back.append(log.end_iteration().held_back_s)
+    assert "bytes of page-locked memory wait to be written" in said.reasons[0]
+    assert len(said.reasons) == 1
+    assert held_back[0] > 0.1
+    assert held_back[1:] == [0.0] * 3
+    store.gate.set()
+    assert said.resumed.wait(60)
+    for microbatch in range(3):
+        log.sent(key(4, microbatch), torch.full((100,), 4.0))
+    log.end_iteration()
+    log.drain(60)
+    log.writer.close(60)
+    assert said.resumed_at == [4]
+    assert iterations_of(store) == [4]
+
+
+def test_what_was_not_copied_in_time_is_in_no_later_log(store: Store) -> None:
+    device = FakeDevice(copy_s=100.0)
+    log = MessageLog(LogOptions(), LogStats(), device_of=partial(chosen, device), clock=device.clock)
+    log.writer = LogWriter(store, LOG, identity(), lazy=True)
+    log.sent(key(0), torch.ones(3))
+    log.end_iteration()  # its copy has begun
+    log.sent(key(1), torch.ones(3))
+    with pytest.raises(LogTimeoutError):
+        log.drain(-1.0)
+    log.writer.close(60)
+    log.writer = LogWriter(store, LOG, identity(generation=2), lazy=True)
+    device.advance(1000)
+    log.sent(key(2), torch.ones(3))
+    log.end_iteration()
+    device.advance(1000)
+    log.drain(60)
+    log.writer.close(60)
+    reader = log_of(store)
+    assert [reader.has(key(iteration)) for iteration in range(3)] == [False, False, True]
