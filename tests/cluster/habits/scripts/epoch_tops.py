@@ -1,8 +1,9 @@
 """Trains in epochs, each of which begins with lines that draw, decay, step a scheduler or change tensors.
 
-    epoch_tops.py STORE nested|function HABITS [memory|returns]
+    epoch_tops.py STORE nested|function HABITS [memory[-borders]|checkpoints[-borders]]
 
-HABITS are joined by "+", or "all".
+HABITS are joined by "+", or "all". With "memory", nothing is attached. With "-borders", a state that all may
+return to is one from the beginning of an epoch.
 """
 
 import random
@@ -21,23 +22,29 @@ from tests.support.habits import leave
 EPOCHS, STEPS = 4, 3
 FORM, HABITS = sys.argv[2], sys.argv[3].split("+")
 KIND = "".join(sys.argv[4:])
+MEMORY = KIND.startswith("memory")
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
 teacher = nn.Linear(8, 1)
-model: Any = net if KIND == "memory" else DistributedDataParallel(net)
+model: Any = net if MEMORY else DistributedDataParallel(net)
 optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=0.05), exact=True)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
 state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "teacher": teacher}
-if KIND == "memory":
+if MEMORY:
     for parameter in net.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
-options: Any = {"memory": {"snapshot_every": 2}, "returns": {"checkpoint_every": 4}}
-options["borders"] = {"checkpoint_every": STEPS}
-session = swift_ft.Session(state, store=sys.argv[1], **options.get(KIND, {}))
-if KIND != "memory":
+options: dict[str, Any] = {
+    "": {},
+    "memory": {"snapshot_every": 2},
+    "memory-borders": {"snapshot_every": STEPS},
+    "checkpoints": {"checkpoint_every": 4},
+    "checkpoints-borders": {"checkpoint_every": STEPS},
+}
+session = swift_ft.Session(state, store=sys.argv[1], **options[KIND])
+if not MEMORY:
     session.attach_ddp(model)
 
 rng = np.random.default_rng(0)
