@@ -198,7 +198,7 @@ class EpochTop:
         self._before_last = self.epochs.number, iteration, variables
 
     def step_begins(self) -> None:
-        """What has arrived is in its place."""
+        """All that has arrived is in its place."""
         self._carried.arrived = None
 
     def _packed(self) -> bytes:
@@ -216,7 +216,8 @@ class EpochTop:
         top = self._state.unpack(self.epochs.top)
         _load(self._state, top["parts"])
         for name, optimizer in self._state.optimizers.items():
-            put_values(optimizer, top["groups"].get(name, ()))
+            if name in top["groups"]:
+                put_values(optimizer, top["groups"][name])
         self._carried.take_over_again(Arrived(top["variables"], arrived.own))
         if arrived.own:  # it was another replica's top
             self.epochs.top = self._packed()
@@ -234,7 +235,7 @@ class EpochTop:
         return watched
 
     def _written(self) -> set[str]:
-        """What the lines at the top have changed."""
+        """Parameters that the lines at the top have changed, or "(buffers)"."""
         assert self._tensors is not None
         (before, fingerprint), self._tensors = self._tensors, None
         owners = [name for name, tensors in before.items() for _ in tensors]

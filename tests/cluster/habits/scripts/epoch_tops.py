@@ -3,11 +3,13 @@
     epoch_tops.py STORE nested|function HABITS [memory[-borders]|checkpoints[-borders]]
 
 HABITS are joined by "+", or "all". With "memory", nothing is attached. With "-borders", a state that all may
-return to is one from the beginning of an epoch.
+return to is one from the beginning of an epoch. Where the test has made a file "fails", a step fails.
 """
 
+import os
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,8 @@ torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
 teacher = nn.Linear(8, 1)
 model: Any = net if MEMORY else DistributedDataParallel(net)
-optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=0.05), exact=True)
+trained = [*net.parameters()][: -1 if "group" in HABITS else None]
+optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(trained, lr=0.05), exact=True)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
 state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "teacher": teacher}
 if MEMORY:
@@ -79,6 +82,8 @@ def top() -> tuple[dict[str, float], torch.Tensor]:
         optimizer.param_groups[0]["lr"] *= 0.9
     if has("decay"):
         optimizer.param_groups[0]["weight_decay"] += 0.01
+    if "group" in HABITS and len(history) == 1:
+        optimizer.add_param_group({"params": [net[2].bias], "lr": 0.02})
     if has("teacher"):
         teacher.load_state_dict(net[2].state_dict())
     if has("shrink"):
@@ -100,8 +105,10 @@ def train(epoch: int, factors: dict[str, float], order: torch.Tensor) -> float:
     total = 0.0
     for step in session.steps(STEPS):
         with step:
+            if step.index == 7 and Path(os.environ["SWIFT_TEST_FOLDER"], "fails").exists():
+                raise RuntimeError("as the test has asked for")
             x = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step.index + rank))
-            optimizer.zero_grad()
+            model.zero_grad()
             scale = depth * mine * float(np.prod([*factors.values()]))
             hidden = model(x[order])
             loss = scale * (hidden * torch.arange(8)[:, None]).square().mean()
