@@ -96,6 +96,7 @@ MEANINGS = {
     "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",
     "large_value_changes": "A tensor too large to be noted changes; neither the state nor a step has it.",
     "own_variables": "Variables that are unlike on all replicas are not taken over from one of them.",
+    "variables_of_epoch_unlike": "Lines at the top of an epoch have set other values than those taken over.",
     "variable_not_taken": "A value has changed and cannot come with the state: it is another one here.",
     "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",
     "checkpoint_failed": "A part of a checkpoint could not be written. The previous checkpoint stays valid.",

@@ -444,8 +444,10 @@ class Session:
                 scheduler.step()
 
         A replacement begins in the epoch that the others are in. What the script does before and after the
-        steps of an epoch must not communicate: it belongs to the epoch's first and last step, and is put back
-        and done again with them. An epoch that a loss leads back to is yielded again.
+        steps of an epoch must not communicate. What is before them is done again by a replacement, with the
+        variables, rates and generators of then; random numbers there are derived from (seed, epoch). What is
+        after them is put back and done again with the last step. An epoch that a loss leads back to is
+        yielded again.
 
         Args:
             count: of epochs in the whole run.

@@ -11,15 +11,14 @@ training state, but for its tensors: the lines run on that, and what had arrived
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
 
 from swift_ft.checkpoint.step.carried import Arrived, CarriedVariables
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters, put_values
-from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
+from swift_ft.checkpoint.step.parameters import ParameterWatch
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import derive_seed, seed_host, seed_torch, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
@@ -72,33 +71,32 @@ class Epochs:
         self.written = tuple(state.get("written", ()))
 
 
-@dataclass(frozen=True)
-class _Rates:
-    """Small parts, the groups of optimizers and the host's random state, at one moment."""
+class _Moment:
+    """The state before or after the lines at the top, but for variables and parameters that they leave alone.
 
-    parts: Mapping[str, Any]
-    groups: HyperParameters
-    random: Mapping[str, Any]
+    Args:
+        state: what the session protects.
+        written: parameters that these lines change, and "(buffers)".
+    """
 
-    @classmethod
-    def of(cls, state: TrainingState) -> _Rates:
+    def __init__(self, state: TrainingState, written: Collection[str]) -> None:
+        self._state = state
         small = state.snapshot()
-        return cls(small["parts"], HyperParameters(state.optimizers.values()), small["random"])
+        self._parts, self._random = small["parts"], small["random"]
+        self._groups = HyperParameters(state.optimizers.values())
+        self._buffers = BufferCopies(state.tree.modules()) if _BUFFERS in written else None
+        named = state.named_parameters()
+        copied = {name: named[name] for name in written if name in named}
+        self._parameters = ParameterWatch(state).begin(copied, {}, closely=False, whole=True)
 
-    def put_back(self, state: TrainingState) -> None:
-        _load(state, self.parts)
-        self.groups.put_into_present()  # after schedulers, which set rates
-        set_host_random_state({**self.random})
-
-
-@dataclass(frozen=True)
-class _Midway:
-    """What had arrived, or was there, before the lines at the top run once more."""
-
-    rates: _Rates
-    buffers: BufferCopies
-    parameters: ParameterCopies
-    variables: Arrived
+    def put_back(self) -> None:
+        """As it was. Random numbers on accelerators are seeded as a step begins."""
+        self._parameters.put_back(())
+        if self._buffers is not None:
+            self._buffers.restore()
+        _load(self._state, self._parts)
+        self._groups.put_into_present()  # after schedulers, which set rates
+        set_host_random_state(self._random)
 
 
 class EpochTop:
@@ -117,9 +115,10 @@ class EpochTop:
         self.epochs = epochs
         self._seed = seed
         self._own: Mapping[str, Any] = {}  # of `epochs`, for this process and epoch
-        self._again: _Midway | None = None
-        self._before: Arrived | None = None  # what has arrived before the lines at the top of a new epoch
-        self._after: _Rates | None = None
+        # Before the lines at the top: the variables that have arrived, and all else if these lines run again.
+        self._arrived: Arrived | None = None
+        self._midway: _Moment | None = None
+        self._after: _Moment | None = None  # these lines; None where they have run again
         self._sampler = Sampler()
         self._tensors: tuple[dict[str, list[torch.Tensor]], Fingerprint] | None = None
         # The variables as the last step of an epoch began, with the epoch and the iteration:
@@ -133,20 +132,21 @@ class EpochTop:
         """
         epochs, carried = self.epochs, self._carried
         arrived, has_top = carried.arrived, epochs.has_top
-        self._again, self._before = None, arrived
+        self._midway = None
         if epochs.is_begun(iteration):
             if arrived is None:  # this process has been here: it is to repeat the epoch's last step
                 assert self._before_last is not None
                 assert self._before_last[:2] == (epochs.number, iteration)
                 arrived = self._before_last[2]
-            self._again = self._midway(arrived)
+            # All buffers: not every change of them is seen.
+            self._midway = _Moment(self._state, {*epochs.written, _BUFFERS})
         if not has_top:
             epochs.top, epochs.written = self._packed(), ()
         carried.epoch_begins()
         if has_top and arrived is not None:
             self._return_to_top(arrived)
+        self._arrived, carried.arrived = arrived, None
         epochs.top_of = epochs.number
-        carried.arrived = None
         watched = self._watched()
         self._tensors = watched, self._sampler.take(_flat(watched))
         # Drawn from what the last step has left, they would be others in a replacement.
@@ -157,8 +157,9 @@ class EpochTop:
     def over(self) -> None:
         """The script is through with these lines."""
         self._carried.top_is_over()
-        self._after = _Rates.of(self._state)
-        self.epochs.written = tuple(sorted({*self.epochs.written, *self._written()}))
+        written = {*self.epochs.written, *self._written()}
+        self._after = _Moment(self._state, written) if self._midway is None else None
+        self.epochs.written = tuple(sorted(written))
         self._own = self.epochs.state_dict()
 
     def settle(self, iteration: int) -> str:
@@ -170,29 +171,25 @@ class EpochTop:
         Returns:
             Why the process has to start again; empty if it has not.
         """
-        again, self._again = self._again, None
-        before, self._before = self._before, None
+        midway, self._midway = self._midway, None
+        before, self._arrived = self._arrived, None
         carried, epochs = self._carried, self.epochs
-        if carried.arrived is None:
-            if again is not None:
-                again.parameters.put_back(())
-                again.buffers.restore()
-                again.rates.put_back(self._state)
-                carried.take_over_again(again.variables)
-            elif before is not None:
-                carried.say_what_is_missing(before)
-            return ""
-        # After these lines had run: what has arrived replaces what they have done.
-        if not epochs.is_begun(iteration):
-            assert self._after is not None
-            if self._own["written"]:
-                return (
-                    "its state is of the beginning of an epoch, whose first lines change tensors, and its "
-                    "script is behind them"
-                )
-            self._after.put_back(self._state)
-            carried.epoch_begins_again()
-        epochs.load_state_dict({**self._own, "number": epochs.number, "began": epochs.began})
+        if carried.arrived is not None:  # after these lines had run: it replaces what they have done
+            if not epochs.is_begun(iteration):
+                if self._after is None:
+                    return (
+                        f"its state is of the beginning of epoch {epochs.number} now, and its script has run "
+                        "the first lines of this epoch with a later one"
+                    )
+                self._after.put_back()
+                carried.epoch_begins_again()
+            epochs.load_state_dict({**self._own, "number": epochs.number, "began": epochs.began})
+        elif before is not None and midway is not None:
+            midway.put_back()
+            carried.take_over_again(before)
+            carried.say_what_is_unlike()
+        elif before is not None:
+            carried.say_what_is_missing(before)
         return ""
 
     def last_step_begins(self, iteration: int) -> None:
@@ -201,19 +198,8 @@ class EpochTop:
         self._before_last = self.epochs.number, iteration, variables
 
     def step_begins(self) -> None:
-        """What has arrived is in its place."""
+        """All that has arrived is in its place."""
         self._carried.arrived = None
-
-    def _midway(self, arrived: Arrived) -> _Midway:
-        named = self._state.named_parameters()
-        written = {name: named[name] for name in self.epochs.written if name in named}
-        watch = ParameterWatch(self._state)
-        return _Midway(
-            _Rates.of(self._state),
-            BufferCopies(self._state.tree.modules()),
-            watch.begin(written, {}, closely=False, whole=True),
-            arrived,
-        )
 
     def _packed(self) -> bytes:
         state = self._state
@@ -230,7 +216,8 @@ class EpochTop:
         top = self._state.unpack(self.epochs.top)
         _load(self._state, top["parts"])
         for name, optimizer in self._state.optimizers.items():
-            put_values(optimizer, top["groups"].get(name, ()))
+            if name in top["groups"]:
+                put_values(optimizer, top["groups"][name])
         self._carried.take_over_again(Arrived(top["variables"], arrived.own))
         if arrived.own:  # it was another replica's top
             self.epochs.top = self._packed()
@@ -248,7 +235,7 @@ class EpochTop:
         return watched
 
     def _written(self) -> set[str]:
-        """What the lines at the top have changed."""
+        """Parameters that the lines at the top have changed, or "(buffers)"."""
         assert self._tensors is not None
         (before, fingerprint), self._tensors = self._tensors, None
         owners = [name for name, tensors in before.items() for _ in tensors]

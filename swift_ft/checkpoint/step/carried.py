@@ -38,6 +38,9 @@ _OF_EPOCH = "swift_ft.of_epoch"
 _ALIKE = "swift_ft.alike"
 """.. unless it is the same on all replicas."""
 
+_NAMED = 5
+"""Variables that a line names."""
+
 Place = tuple[str, str]
 """A path, and the name of a variable there. Variables of the functions that run the loop have their names."""
 
@@ -87,7 +90,7 @@ class CarriedVariables:
         self.own: frozenset[Place] = frozenset()
         self.alike: frozenset[Place] = frozenset()
         self.arrived: Arrived | None = None
-        self._said: set[Place] = set()
+        self._unlike_at_top: list[str] = []  # of what was taken over last
         self._at_top_of_epoch = False
         self._named: set[Place] = set()  # an audit takes variables over again and again
 
@@ -119,6 +122,17 @@ class CarriedVariables:
         before, self.own = self.own, arrived.own
         self.take_over(arrived.saved)
         self.own = before
+
+    def say_what_is_unlike(self) -> None:
+        """Name what the lines at the top of the epoch have set to other values than those taken over."""
+        if self._unlike_at_top:
+            names = sorted({*self._unlike_at_top})
+            _logger.warning(
+                "the lines at the top of the epoch have set %s to other values than where this state comes "
+                "from: right if each worker has its own, wrong if they are made of weights or of the time",
+                ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else ""),
+                extra={"event": "variables_of_epoch_unlike", "variables": names},
+            )
 
     def say_what_is_missing(self, arrived: Arrived) -> None:
         """Name what has arrived for a place that the lines at the top of the epoch have not made either."""
@@ -207,6 +221,7 @@ class CarriedVariables:
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
         self.arrived = Arrived(saved, self.own)
+        self._unlike_at_top.clear()
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places, placing = dict(self._values()), self._placing()
@@ -257,14 +272,7 @@ class CarriedVariables:
             return here
         if alike:
             return there
-        if place not in self._said:
-            self._said.add(place)
-            _logger.warning(
-                "%s is set at the top of the epoch, and is another value here than where this state comes "
-                "from: right if it is a worker's own, wrong if it is made of weights or of the time",
-                in_words(place),
-                extra={"event": "variable_of_epoch_unlike", "variable": ".".join(place)},
-            )
+        self._unlike_at_top.append(in_words(place))
         return here
 
     def _made_in_a_step(self, place: Place) -> bool:

@@ -136,7 +136,7 @@ class OwnVariables:
 
 
 def _compared(noted: Sequence[Mapping[str, int]]) -> tuple[frozenset[Place], frozenset[Place]]:
-    """What is unlike on replicas, as they have noted it, and what is equal on all of them."""
+    """Variables that are unlike on replicas, as these have noted them, and those that are equal on all."""
     every = {name for one in noted for name in one}
     unlike = {name for name in every if len({one.get(name) for one in noted}) > 1}
     return frozenset(map(_place, unlike)), frozenset(map(_place, every - unlike))

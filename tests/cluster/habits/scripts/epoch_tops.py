@@ -1,12 +1,15 @@
 """Trains in epochs, each of which begins with lines that draw, decay, step a scheduler or change tensors.
 
-    epoch_tops.py STORE nested|function HABITS [memory|returns]
+    epoch_tops.py STORE nested|function HABITS [memory[-borders]|checkpoints[-borders]]
 
-HABITS are joined by "+", or "all".
+HABITS are joined by "+", or "all". With "memory", nothing is attached. With "-borders", a state that all may
+return to is one from the beginning of an epoch. Where the test has made a file "fails", a step fails.
 """
 
+import os
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,23 +24,30 @@ from tests.support.habits import leave
 EPOCHS, STEPS = 4, 3
 FORM, HABITS = sys.argv[2], sys.argv[3].split("+")
 KIND = "".join(sys.argv[4:])
+MEMORY = KIND.startswith("memory")
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
 teacher = nn.Linear(8, 1)
-model: Any = net if KIND == "memory" else DistributedDataParallel(net)
-optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=0.05), exact=True)
+model: Any = net if MEMORY else DistributedDataParallel(net)
+trained = [*net.parameters()][: -1 if "group" in HABITS else None]
+optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(trained, lr=0.05), exact=True)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
 state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "teacher": teacher}
-if KIND == "memory":
+if MEMORY:
     for parameter in net.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
-options: Any = {"memory": {"snapshot_every": 2}, "returns": {"checkpoint_every": 4}}
-options["borders"] = {"checkpoint_every": STEPS}
-session = swift_ft.Session(state, store=sys.argv[1], **options.get(KIND, {}))
-if KIND != "memory":
+options: dict[str, Any] = {
+    "": {},
+    "memory": {"snapshot_every": 2},
+    "memory-borders": {"snapshot_every": STEPS},
+    "checkpoints": {"checkpoint_every": 4},
+    "checkpoints-borders": {"checkpoint_every": STEPS},
+}
+session = swift_ft.Session(state, store=sys.argv[1], **options[KIND])
+if not MEMORY:
     session.attach_ddp(model)
 
 rng = np.random.default_rng(0)
@@ -72,6 +82,8 @@ def top() -> tuple[dict[str, float], torch.Tensor]:
         optimizer.param_groups[0]["lr"] *= 0.9
     if has("decay"):
         optimizer.param_groups[0]["weight_decay"] += 0.01
+    if "group" in HABITS and len(history) == 1:
+        optimizer.add_param_group({"params": [net[2].bias], "lr": 0.02})
     if has("teacher"):
         teacher.load_state_dict(net[2].state_dict())
     if has("shrink"):
@@ -93,8 +105,10 @@ def train(epoch: int, factors: dict[str, float], order: torch.Tensor) -> float:
     total = 0.0
     for step in session.steps(STEPS):
         with step:
+            if step.index == 7 and Path(os.environ["SWIFT_TEST_FOLDER"], "fails").exists():
+                raise RuntimeError("as the test has asked for")
             x = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step.index + rank))
-            optimizer.zero_grad()
+            model.zero_grad()
             scale = depth * mine * float(np.prod([*factors.values()]))
             hidden = model(x[order])
             loss = scale * (hidden * torch.arange(8)[:, None]).square().mean()

@@ -1,0 +1,138 @@
+"""The lines at the top of an epoch, run on a state of before, of after, and of the middle of the epoch."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from swift_ft.checkpoint.step.rollback import Rollback
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.runtime.epoch_top import Epochs, EpochTop
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.noise = torch.Generator().manual_seed(1)
+        self.tau, self.drawn = 1.0, list[float]()
+
+
+class Process:
+    """A process of a script with a loop over epochs."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.net = Net()
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=1.0)
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.5)
+        self.state = TrainingState(
+            {"model": self.net, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        )
+        self.epochs = Epochs()
+        self.state.small["swift_ft.epochs"] = self.epochs
+        self.rollback = Rollback(self.state)
+        self.rollback.watch()
+        self.top = EpochTop(self.state, self.rollback.carried, self.epochs, seed=0)
+
+    def lines(self, iteration: int, *, shrinks: bool = False) -> None:
+        """Those at the top of an epoch."""
+        self.top.begins(iteration)
+        self.net.tau *= 0.9
+        self.net.drawn[:] = [torch.rand((), generator=self.net.noise).item(), random.random(), self.rate]
+        self.optimizer.step()  # else the scheduler warns
+        self.scheduler.step()
+        self.optimizer.param_groups[0]["lr"] *= 0.9
+        if shrinks:
+            with torch.no_grad():
+                self.net.layer.weight.mul_(0.5)
+        self.top.over()
+
+    def first_step(self, iteration: int) -> str:
+        why = self.top.settle(iteration)
+        self.top.step_begins()
+        return why
+
+    @property
+    def rate(self) -> float:
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def sent(self) -> dict[str, Any]:
+        saved = self.state.to_save()
+        plain = self.state.unpack(saved["plain"]["bytes"].getvalue())
+        return {"models": copy.deepcopy(saved["models"]), "optimizers": saved["optimizers"], "plain": plain}
+
+    def take(self, sent: dict[str, Any]) -> None:
+        self.state.take_over({k: v for k, v in sent.items() if k != "plain"}, sent["plain"])
+
+    def shown(self) -> list[Any]:
+        net = self.net
+        return [
+            net.tau, [*net.drawn], self.rate, self.scheduler.state_dict(), net.noise.get_state().tolist(),
+            net.layer.weight.tolist(), self.epochs.state_dict(),
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def one() -> Process:
+    return Process()
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_a_replacement_within_an_epoch(one: Process, iteration: int, shrinks: bool) -> None:
+    one.lines(0, shrinks=shrinks)
+    one.first_step(0)
+    with torch.no_grad():
+        one.net.layer.weight.add_(float(iteration))
+    other = Process()
+    other.take(one.sent())
+    other.lines(iteration, shrinks=shrinks)
+    assert other.first_step(iteration) == ""
+    assert other.shown() == one.shown()
+    assert one.epochs.written == (("model.layer.weight",) if shrinks else ())
+
+
+def test_a_replacement_at_the_border(one: Process) -> None:
+    other = Process()
+    other.take(one.sent())
+    for process in (one, other):
+        process.lines(0)
+        process.first_step(0)
+    assert other.shown() == one.shown()
+
+
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_return_to_the_beginning_of_the_same_epoch(one: Process, shrinks: bool) -> None:
+    before = one.sent()
+    one.lines(0, shrinks=shrinks)
+    one.first_step(0)
+    expected = one.shown()
+    with torch.no_grad():
+        one.net.layer.weight.add_(1.0)
+    one.take(before)
+    assert one.first_step(0) == ""
+    assert one.shown() == expected
+
+
+def test_one_that_has_run_its_lines_again_cannot_return(one: Process) -> None:
+    before = one.sent()
+    one.lines(0)
+    one.first_step(0)
+    other = Process()
+    other.take(one.sent())
+    other.lines(1)
+    other.first_step(1)
+    other.take(before)
+    assert "beginning of epoch 0" in other.first_step(0)
+
+
+def test_a_state_of_an_earlier_version(one: Process) -> None:
+    one.epochs.load_state_dict({"number": 1, "began": 3})
+    assert not one.epochs.is_begun(3)
+    assert one.epochs.is_begun(4)
