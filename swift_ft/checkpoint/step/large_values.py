@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 import xxhash
 
+from swift_ft.checkpoint.step.kinds import CONTAINERS
 from swift_ft.checkpoint.step.leaves import MOST_BYTES
 from swift_ft.checkpoint.step.script import ScriptVariables
+from swift_ft.checkpoint.step.traces import is_looked_into, trace_of
 from swift_ft.torch_core.tensors import version_of
-
-_Large: TypeAlias = torch.Tensor | np.ndarray[Any, Any]
 
 
 class LargeValues:
-    """Compares the large tensors and arrays of a script's own objects at two moments.
+    """Compares the large tensors, arrays and containers of a script's own objects at two moments.
 
     Args:
         variables: finds those that a script can reach.
@@ -26,11 +26,11 @@ class LargeValues:
 
     def __init__(self, variables: ScriptVariables) -> None:
         self._variables = variables
-        self._noted: dict[str, tuple[weakref.ref[Any], int]] = {}
+        self._noted: dict[str, tuple[Callable[[], Any], int]] = {}
 
     def note(self) -> None:
         """The first moment."""
-        self._noted = {name: (weakref.ref(value), _fingerprint(value)) for name, value in self._now()}
+        self._noted = {name: (_reference_to(value), self._fingerprint(value)) for name, value in self._now()}
 
     def changed(self) -> list[str]:
         """Names of those that are other ones in themselves now; not of variables that have another object."""
@@ -39,13 +39,18 @@ class LargeValues:
             for name, value in self._now()
             if name in self._noted
             and self._noted[name][0]() is value
-            and self._noted[name][1] != _fingerprint(value)
+            and self._noted[name][1] != self._fingerprint(value)
         ]
 
-    def _now(self) -> Iterator[tuple[str, _Large]]:
+    def _now(self) -> Iterator[tuple[str, Any]]:
         self._variables.look()
         for namespace, name in self._variables.slots:
             value: Any = namespace.variables.get(name)
+            path = f"{namespace.path}.{name}".lstrip(".")
+            if isinstance(value, CONTAINERS):
+                if id(value) in self._variables.unnoted or not is_looked_into(value):
+                    yield path, value
+                continue
             if isinstance(value, torch.Tensor):
                 # Those in attributes of modules are watched as parameters are.
                 if (
@@ -57,10 +62,16 @@ class LargeValues:
             elif not isinstance(value, np.ndarray) or isinstance(value, np.memmap):
                 continue
             if value.nbytes > MOST_BYTES:
-                yield f"{namespace.path}.{name}".lstrip("."), value
+                yield path, value
+
+    def _fingerprint(self, value: Any) -> int:
+        if isinstance(value, torch.Tensor):
+            return version_of(value)
+        if isinstance(value, np.ndarray):
+            return xxhash.xxh3_64_intdigest(value.tobytes())
+        return trace_of(value, self._variables.is_protected).digest
 
 
-def _fingerprint(value: _Large) -> int:
-    if isinstance(value, torch.Tensor):
-        return version_of(value)
-    return xxhash.xxh3_64_intdigest(value.tobytes())
+def _reference_to(value: Any) -> Callable[[], Any]:
+    """A weak one, where there is such a thing: large tensors must not live on."""
+    return (lambda: value) if isinstance(value, CONTAINERS) else weakref.ref(value)

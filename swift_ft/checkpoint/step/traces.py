@@ -15,10 +15,18 @@ from torch.optim import Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.frozen import is_plain
-from swift_ft.checkpoint.step.kinds import CONTAINERS, MOST_ELEMENTS, is_fixed, is_object
+from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
+    GENERATORS,
+    MOST_ELEMENTS,
+    is_fixed,
+    is_object,
+    read_state,
+)
+from swift_ft.checkpoint.step.reach import is_mixed
 from swift_ft.torch_core.fingerprints import Sampler
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import version_of
+from swift_ft.torch_core.tensors import bits_of, version_of
 from swift_ft.units import format_bytes
 
 _MOST_READ = 2**16
@@ -27,6 +35,8 @@ _SAMPLE = 2**12
 """Elements of an array or of a long container of plain values, evenly spread."""
 _FEW = 2**10
 """Elements of a container of anything else."""
+_SMALL_BYTES = 2**16
+"""Of a tensor in the host's memory that is read as a whole."""
 _DEEPEST = 3
 """Containers in containers."""
 
@@ -53,7 +63,7 @@ def trace_of(value: Any, is_protected: Callable[[Any], bool]) -> Trace:
     """
     tracer = _Tracer(is_protected)
     digest = tracer.digest(value)
-    return Trace(digest, "" if tracer.is_of_a_step() else _in_words(value))
+    return Trace(digest, "" if tracer.is_seen_elsewhere() else _in_words(value))
 
 
 def is_looked_into(container: Any) -> bool:
@@ -81,11 +91,11 @@ class _Tracer:
     def __init__(self, is_protected: Callable[[Any], bool]) -> None:
         self._is_protected = is_protected
         self._tensors: list[torch.Tensor] = []
-        self._of_a_graph = self._of_the_state = False
+        self._of_a_graph = self._of_the_state = self._mixed = False
 
-    def is_of_a_step(self) -> bool:
-        """Whether it holds a graph's tensors, or only such as the state has: results, or gradients."""
-        return self._of_a_graph or (self._of_the_state and not self._tensors)
+    def is_seen_elsewhere(self) -> bool:
+        """Whether it has entries of its own, a graph's tensors, or only such as the state has: gradients."""
+        return self._mixed or self._of_a_graph or (self._of_the_state and not self._tensors)
 
     def digest(self, value: Any) -> int:
         """Of what is in it."""
@@ -99,6 +109,9 @@ class _Tracer:
 
     def _parts(self, value: Any, depth: int) -> Iterator[bytes]:
         yield type(value).__name__.encode()
+        if is_mixed(value):
+            self._mixed |= depth == 0
+            return  # each of its entries is a variable
         if self._is_protected(value):
             self._of_the_state = True
         elif isinstance(value, torch.Tensor):
@@ -111,6 +124,8 @@ class _Tracer:
             yield str(len(value)).encode()
             if depth < _DEEPEST:
                 yield from self._of_container(value, depth)
+        elif isinstance(value, GENERATORS):
+            yield from self._parts(read_state(value), depth)
         elif is_fixed(value):
             yield repr(value).encode(errors="replace")
 
@@ -118,9 +133,12 @@ class _Tracer:
         if tensor.grad_fn is not None:
             self._of_a_graph = True
             return b""
+        kind = f"{tuple(tensor.shape)} {tensor.dtype} ".encode()
         if can_be_sampled(tensor):
             self._tensors.append(tensor)
-        return f"{tuple(tensor.shape)} {tensor.dtype} {version_of(tensor)}".encode()
+            if tensor.device.type == "cpu" and tensor.nbytes <= _SMALL_BYTES:
+                return kind + bits_of(local(tensor)).numpy().tobytes()
+        return kind + str(version_of(tensor)).encode()
 
     def _of_container(self, value: Any, depth: int) -> Iterator[bytes]:
         if isinstance(value, bytearray):

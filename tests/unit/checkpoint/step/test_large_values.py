@@ -22,6 +22,8 @@ class Bank:
         self.tensor = torch.zeros(LARGE)
         self.replaced = torch.zeros(LARGE)
         self.small = np.zeros(SMALL)
+        self.samples = [torch.zeros(1) for _ in range(2000)]
+        self.losses = [0.0] * 2000
 
 
 def test_only_what_changes_in_place_and_is_large() -> None:
@@ -31,7 +33,9 @@ def test_only_what_changes_in_place_and_is_large() -> None:
     assert values.changed() == []
     bank.array[5] = bank.small[5] = 1.0
     bank.tensor[5] = 1.0
+    bank.samples[7] += 1
+    bank.losses[7] = 1.0  # put back
     bank.replaced = torch.ones(LARGE)
     with torch.no_grad():
         model.weight.add_(1.0)  # of the state: put back in another way
-    assert values.changed() == ["bank.array", "bank.tensor"]
+    assert sorted(values.changed()) == ["bank.array", "bank.samples", "bank.tensor"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+import random
+import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +34,8 @@ class Holder:
         self.mixed: list[Any] = [torch.zeros(SMALL), {"at": (0, 1)}]
         self.params = list(net.parameters())
         self.last: Any = None
+        self.context: dict[str, Any] = {"lock": threading.Lock(), "count": 0}  # each entry travels by itself
+        self.hooks: list[Any] = [threading.Lock()]
 
 
 class Process:
@@ -150,8 +154,10 @@ def test_what_has_not_changed_is_not_named(pair: Pair, said: Callable[[], set[st
     """Neither are the state's own tensors in a list, nor results and gradients of a step."""
     for _ in range(2):
         pair["one"].step()
+        pair["one"].held.context["count"] += 1
     pair["other"].state.take_over(pair["one"].state.to_save())
     pair["one"].state.take_over(pair["other"].state.to_save())
+    assert pair["other"].held.context["count"] == 2
     assert not said()
 
 
@@ -175,6 +181,9 @@ def test_what_the_script_made_before_its_first_step(pair: Pair, said: Callable[[
         ([["a"] * 2000, np.zeros(1)], [["a"] * 1999 + ["b"], np.zeros(1)]),
         ((np.zeros(2), None), (np.ones(2), None)),
         (torch.eye(2).to_sparse(), None),
+        ([torch.zeros(100), object], [torch.cat([torch.zeros(98), torch.ones(1), torch.zeros(1)]), object]),
+        ([random.Random(1), object], [random.Random(2), object]),
+        ([torch.Generator().manual_seed(1), 1], [torch.Generator().manual_seed(2), 1]),
         ([torch.zeros(2, device="meta"), 1], [torch.zeros(2, device="meta"), 2]),
     ],
 )
