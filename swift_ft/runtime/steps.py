@@ -75,7 +75,7 @@ class Step:
             step.once(writer.add_scalar, "loss", loss.item(), step.index)
 
         So a log has one record of each iteration. One is missing if this worker is lost between the end of a
-        step and the call.
+        step and the call, or if its step was interrupted and another replica's was complete.
 
         Args:
             function: writes a record. It must not communicate.
