@@ -56,3 +56,12 @@ def test_the_random_numbers_of_a_replica_are_its_own() -> None:
     one, other = (state(weight, small={"random": {"python": n}, "parts": {"x": 1}}) for n in (1, 2))
     assert differences(one, other) == ["plain.bytes.small.random.python"]
     assert differences(one, other, of_replica=True) == []
+
+
+def test_what_was_there_before_the_lines_at_the_top_of_an_epoch_is_left_out() -> None:
+    """It holds variables of the script, which may be times and paths."""
+    one, other = (
+        state(torch.ones(2), small={"parts": {"swift_ft.epochs": {"number": 1, "top": top}}})
+        for top in (b"one", b"other")
+    )
+    assert differences(one, other) == []
