@@ -47,8 +47,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 MOST_OF_GRAPH_BYTES = 2**20
 """Of a tensor that still has its graph as a step begins, as a recurrent state may. The copy has none."""
 MOST_ELEMENTS = 1024
-"""Of a container that is looked into and copied. Larger ones are data sets and histories, as a rule: of these
-only the length is noted."""
+"""Of a container whose elements are looked into. Larger ones are data sets and histories, as a rule."""
 _UNDERSTOOD = (torch.Tensor, *_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)
 
 
