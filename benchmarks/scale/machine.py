@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from torch.distributed.elastic.rendezvous import RendezvousStateError
+
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.config.worker_context import WorkerContext
@@ -120,7 +122,6 @@ class Machine:
             run_id=job.run_id,
             opened=ev.JobOpened(machines=job.machines, checkpoint=COMMITTED),
             preferred_slot=index,
-            join_s=_FORMING_S,
             on_change=self._on_change,
             trace=_no_trace(),
             setup=lambda: ("benchmark: control plane",),
@@ -168,7 +169,10 @@ class Machine:
                 if order.generation == 1:  # where scripts meet in init_process_group is not measured
                     self._rendezvous.started_in, slot = order.generation, order.slot
                 else:
-                    slot = self._rendezvous.next_rendezvous().rank
+                    try:
+                        slot = self._rendezvous.next_rendezvous().rank
+                    except RendezvousStateError:  # another loss came in between
+                        continue
                 threading.Thread(target=self._work, args=(slot,), name="worker", daemon=True).start()
             self._changed.wait(self._config.heartbeat_timeout_s / 4)
             self._changed.clear()

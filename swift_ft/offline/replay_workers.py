@@ -47,7 +47,7 @@ class ReplayWorkers:
     def __init__(self) -> None:
         self._service = StoreService(_HOST, 0)
         self._secret = JobSecret.generated()
-        self._standby = Standby()
+        self._standby = Standby(close_in_child=self._service.let_go)
         self._bootstrap: TCPStore | None = None
         self._started = False
 

@@ -29,7 +29,7 @@ MEMORY = KIND.startswith("memory")
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+net: Any = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 1))
 teacher = nn.Linear(8, 1)
 model: Any = net if MEMORY else DistributedDataParallel(net)
 trained = [*net.parameters()][: -1 if "group" in HABITS else None]
