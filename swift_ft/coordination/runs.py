@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 from torch.distributed import DistError
@@ -133,7 +133,7 @@ def _begin_first(connect: Connect, names: RendezvousStore, name: str) -> str:
     """Begin the first run of a name. If others go on in this store, the name may be mistyped."""
     own = _run(name, 1)
     run = _begin(connect, names, "", own)
-    if run == own and (others := list(_going_on(connect, name))):
+    if run == own and (others := _note_name(connect, name)):
         _logger.warning(
             "a new run %r begins in this rendezvous store, which has %s already: if this machine is to join "
             "that one, correct its --rdzv-id",
@@ -144,16 +144,30 @@ def _begin_first(connect: Connect, names: RendezvousStore, name: str) -> str:
     return run
 
 
-def _going_on(connect: Connect, name: str) -> Iterator[str]:
-    """The names of other runs in this store that have not ended. Notes this one among them."""
+def _note_name(connect: Connect, name: str) -> list[str]:
+    """Note the name of a run among those in this store. Returns those of others that have not ended."""
     noted = connect(store_keys.NAMES_OF_RUNS)
-    number = noted.add(store_keys.count_of_names(), 1)
-    noted.set(store_keys.name_of_run(number), name)
-    for key in map(store_keys.name_of_run, range(max(1, number - _LOOKED_AT), number)):
-        other = noted.get(key).decode() if noted.check([key]) else name
-        run = newest_run(connect, other)
-        if other != name and run not in (other, _CLOSED) and not is_ended(partial(connect, run)):
-            yield other
+    noted.set(store_keys.name_of_run(noted.add(store_keys.count_of_names(), 1)), name)
+    return runs_going_on(connect, but=name)
+
+
+def runs_going_on(connect: Connect, *, but: str) -> list[str]:
+    """The names of other runs in this store that have not ended.
+
+    Args:
+        connect: opens clients of the store.
+        but: the name of the run itself.
+    """
+    noted = connect(store_keys.NAMES_OF_RUNS)
+    newest = noted.add(store_keys.count_of_names(), 0)
+    keys = map(store_keys.name_of_run, range(max(1, newest - _LOOKED_AT), newest + 1))
+    names = dict.fromkeys(noted.get(key).decode() for key in keys if noted.check([key]))
+    return [name for name in names if name != but and _goes_on(connect, name)]
+
+
+def _goes_on(connect: Connect, name: str) -> bool:
+    run = newest_run(connect, name)
+    return run not in (name, _CLOSED) and not is_ended(partial(connect, run))
 
 
 def _begin(connect: Connect, names: RendezvousStore, before: str, run: str) -> str:

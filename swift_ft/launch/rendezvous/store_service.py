@@ -22,7 +22,7 @@ from torch.distributed import DistError
 from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
 from swift_ft.config.store_address import StoreAddress
-from swift_ft.coordination.runs import close_after_run, is_ended
+from swift_ft.coordination.runs import Connect, close_after_run, is_ended, runs_going_on
 from swift_ft.coordination.store_client import connect
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.launch.signals import leave_to_the_launcher
@@ -147,7 +147,9 @@ def _keep_serving(host: str, port: int, report_w: int, until_over: str) -> NoRet
     def wait(store: TCPStore) -> None:
         own = StoreAddress.tcp(_own_host(host), store.port)
         is_over = partial(_wait_until_over, store.port, inherited)
-        close_after_run(partial(_patient_client, own), until_over, is_over)
+        client = partial(_patient_client, own)
+        close_after_run(client, until_over, is_over)
+        _wait_for_others(store.port, inherited, client, until_over)
 
     first = True
     while True:
@@ -210,20 +212,26 @@ def _wait_until_over(port: int, inherited: dict[int, str], store: RendezvousStor
     """Wait until the machines of a run no longer need the store, or none of them is left.
 
     Machines that were killed all at once, by a second Ctrl-C for instance, say nothing. New ones may come and
-    go on with the run; if it has ended, none will. Those of a run of another name need the store, too.
+    go on with the run; if it has ended, none will.
     """
     alone_since: float | None = None
     has_ended = False
-    while True:
+    while not store.check([store_keys.over()]):
         if _others_are_connected(port, inherited):
             alone_since = None
         elif alone_since is None:
-            alone_since = time.monotonic()
-            has_ended = store.check([store_keys.over()]) or is_ended(lambda: store)
+            alone_since, has_ended = time.monotonic(), is_ended(lambda: store)
         else:
             limit_s = timings.STORE_ENDED_ALONE_S if has_ended else timings.STORE_ALONE_S
             if time.monotonic() - alone_since > limit_s:
                 return
+        time.sleep(timings.STORE_ALONE_LOOK_S)
+    time.sleep(timings.STORE_ENDED_ALONE_S)
+
+
+def _wait_for_others(port: int, inherited: dict[int, str], connect: Connect, name: str) -> None:
+    """Launchers of another name may have found this store at the endpoint: until they are gone."""
+    while _others_are_connected(port, inherited) and runs_going_on(connect, but=name):
         time.sleep(timings.STORE_ALONE_LOOK_S)
 
 

@@ -103,6 +103,7 @@ REASONS = {
         "launch/processes/output_tail.py:OutputTail._run",
         "launch/detection/sentinel.py:Sentinel._report",
         "launch/processes/standby.py:_serve",
+        "launch/rendezvous/store_service.py:_wait_for_others",
         "launch/rendezvous/store_service.py:_wait_until_over",
         "logging/writing/uploader.py:SegmentUploader._run",
         "network/channel.py:Channel._read",  # of a socket that does not block
