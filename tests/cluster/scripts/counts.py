@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,10 +27,19 @@ def counts(generation: int) -> dict[str, int]:
     return {
         "pid": os.getpid(),
         "generation": generation,
-        "descriptors": len([*Path("/proc/self/fd").iterdir()]),
-        "threads": len([*Path("/proc/self/task").iterdir()]),
+        "descriptors": least("fd"),
+        "threads": least("task"),
         "groups": len(distributed_c10d._world.pg_map),
     }
+
+
+def least(folder: str) -> int:
+    """Of some looks: what a recovery has used is closed beside the next steps."""
+    found = []
+    for _ in range(10):
+        found.append(len([*Path("/proc/self", folder).iterdir()]))
+        time.sleep(0.05)
+    return min(found)
 
 
 swift_ft.Session = Session  # type: ignore[misc]
