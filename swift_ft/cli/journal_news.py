@@ -14,7 +14,7 @@ from swift_ft.cli.news import NEWS, SILENT, News, news
 from swift_ft.cli.words import cost_in_words, machine_in_words, numbers_in_words, plan_in_words
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import has_replicas
-from swift_ft.recovery.audits import Judgement, Mark, Wrong
+from swift_ft.recovery.audits import Judgement, Mark, Wrong, judged_since
 from swift_ft.recovery.history import History, StateChange
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
@@ -79,7 +79,7 @@ def _of_event(change: StateChange) -> Iterator[_Told]:
         case ev.StepDiffered():
             yield "machine_wrong", {**facts, **_who_is_wrong(before, event)}
         case ev.AuditBegun():
-            for judgement in _new_judgements(change):
+            for judgement in judged_since(change.before.audits, change.after.audits):
                 yield _judged({**facts, "problem": _COMES_TO_NOTHING}, judgement)
         case ev.AuditEnded():
             yield from _of_audit(change, event)
@@ -136,7 +136,7 @@ def _of_audit(change: StateChange, event: ev.AuditEnded) -> Iterator[_Told]:
         "who": f"machine {slot}",
         "name": event.machine,
     }
-    judgements = _new_judgements(change)
+    judgements = judged_since(before, after)
     if event.problem and not judgements:
         yield "audit_failed", facts
     elif event.iteration is not None and not judgements:
@@ -145,11 +145,6 @@ def _of_audit(change: StateChange, event: ev.AuditEnded) -> Iterator[_Told]:
         yield _judged(facts, judgement)
     if after.marks != before.marks:
         yield "audit_marked", {**facts, **_of_mark(after.marks[-1], of_a_step=has_replicas(change.after))}
-
-
-def _new_judgements(change: StateChange) -> list[Judgement]:
-    before = change.before.audits.judged
-    return [judgement for judgement in change.after.audits.judged if judgement not in before]
 
 
 def _judged(facts: dict[str, Any], judgement: Judgement) -> _Told:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.audits import Audits, Interval, Judgement, Mark, Wrong
+from swift_ft.recovery.audits import Audits, Interval, Judgement, Mark, Wrong, judged_since
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import base_of
@@ -179,7 +179,7 @@ def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> l
         ended: the audit.
         choice: ``--on-corruption``.
     """
-    made = [one for one in after.audits.judged if one not in before.audits.judged]
+    made = judged_since(before.audits, after.audits)
     judgement = next((one for one in made if one.spares[-1] == ended.machine), None)
     if judgement is None or not choice or choice == "warn":
         return []

@@ -153,6 +153,11 @@ class Audits:
         return slot in self.clean or slot in self.closed
 
 
+def judged_since(before: Audits, after: Audits) -> list[Judgement]:
+    """The judgements that one state has and an earlier one had not."""
+    return [judgement for judgement in after.judged if judgement not in before.judged]
+
+
 def judge(first: Finding, second: Finding | None, *, changed: bool = False) -> Wrong:
     """Decide by a second replay who was wrong.
 

@@ -253,7 +253,7 @@ class CarriedVariables:
 
     def _put_back(self, placing: Placing, place: Place, value: Any, before: Any) -> None:
         """Give a variable its earlier value, if it has changed."""
-        now = self._now(self._copier(), value)
+        now = self._now(placing.copier(), value)
         if same(now, before):
             return
         if words := _words_of(before) or _words_of(now):

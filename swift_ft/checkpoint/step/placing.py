@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.frozen import GENERATOR, frozen
+from swift_ft.checkpoint.step.frozen import GENERATOR, Copier, frozen
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, write_state
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import PARAMETER, UNKNOWN, References
@@ -40,6 +40,10 @@ class Placing:
         self._placed: dict[int, tuple[Any, Any]] = {}  # by id() of a value: it, and what has it here
         self._given: dict[int, Any] = {}  # by id(): things here that have got a value
         self._of_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # tensors here, and values
+
+    def copier(self) -> Copier:
+        """Copies what is in places now, by the same names. One that goes on would know earlier copies."""
+        return Copier(self._is_protected, self._references)
 
     def put(self, now: Any, value: Any) -> Any:
         """The content of a place from now on.

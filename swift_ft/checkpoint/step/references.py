@@ -73,6 +73,7 @@ class References:
             return self._named(_MODULE, self._names_of_modules, key)
         if type(key) is int and key in self._names:
             return (_ID, self._names[key])
+        # For mypy the functions have unlike signatures, so that they could never be the same one.
         by_identity = type(key).__hash__ is object.__hash__  # type: ignore[comparison-overlap]
         return UNKNOWN if by_identity and not is_fixed(key) else key
 
