@@ -145,7 +145,6 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 	$(BIN)/python -m benchmarks.logging.overhead
 	$(BIN)/python -m benchmarks.logging.collectives
 	$(BIN)/python -m benchmarks.recovery.recovery
-	$(BIN)/python -m benchmarks.peers.replication
 	$(BIN)/python -m benchmarks.recovery.parallel
 	$(BIN)/python -m benchmarks.recovery.verify
 	$(BIN)/python -m benchmarks.recovery.audits

@@ -101,7 +101,11 @@ def fill(text: str, runs: Mapping[str, Run]) -> str:
 
     def written(match: re.Match[str]) -> str:
         said = QUOTES[match[1]].strip().format_map(known | words)
-        wrapped = said if said.startswith("|") else textwrap.fill(said, _WIDTH, break_on_hyphens=False)
+        parts = said.split("\n\n")
+        wrapped = "\n\n".join(
+            one if one.startswith("|") else textwrap.fill(one, _WIDTH, break_on_hyphens=False)
+            for one in parts
+        )
         return f"<!-- begin figures {match[1]} -->\n\n{wrapped}\n\n<!-- end figures {match[1]} -->"
 
     return _PLACE.sub(written, text)
@@ -110,8 +114,20 @@ def fill(text: str, runs: Mapping[str, Run]) -> str:
 # ----------------------------------------------------------------------------------------------- figures
 
 _1, _25, _49 = (f"{n} iterations after the checkpoint" for n in (1, 25, 49))
-_SURVIVOR = "kill to the survivor's next completed step"
+_BACK = "kill to the end of the next new iteration, 25 after the checkpoint"
+_STEP = "step / plain PyTorch's, 25 after the checkpoint"
 _ALL_LIVE = "to all live, interrupted iteration begins"
+
+
+def _beside(table: int, system: str) -> Quote:
+    """When training goes on, from the side by side.
+
+    Args:
+        table: its number, from 1: three kinds of losses of replicas, of a pipeline, and of HSDP.
+        system: whose.
+    """
+    return Quote("peers", _BACK, (system,), (table,))
+
 
 FIGURES = {
     # Recovery of a pipeline
@@ -130,12 +146,29 @@ FIGURES = {
     "faster_helped_49": Quote("recovery", "torchrun + DCP / swift_ft", (_49,), (2,)),
     "one_helper": Quote("parallel-recovery", "replay / with alone", ("1 helper",)),
     # DDP
-    "survivor": Quote("replication", _SURVIVOR, ("swift_ft",)),
-    "survivor_torchft": Quote("replication", _SURVIVOR, ("torchft",)),
-    "survivor_torchft_fast": Quote("replication", _SURVIVOR, ("torchft, timeouts 1 s",)),
-    "survivor_torchrun": Quote("replication", _SURVIVOR, ("torchrun + DCP",)),
-    "ddp_step": Quote("replication", "failure-free step", ("swift_ft",)),
-    "ddp_ratio": Quote("replication", "failure-free step, ours / plain DDP"),
+    # Beside other systems
+    "replicas": _beside(1, "swift_ft"),
+    "replicas_torchrun": _beside(1, "torchrun + DCP"),
+    "replicas_torchft_fast": _beside(1, "torchft, timeouts of 1 s"),
+    "replicas_nvidia": _beside(1, "nvidia-resiliency-ext"),
+    "alone": _beside(2, "swift_ft"),
+    "alone_guest": _beside(2, "swift_ft, a guest"),
+    "alone_torchrun": _beside(2, "torchrun + DCP"),
+    "alone_torchft": _beside(2, "torchft"),
+    "alone_torchft_fast": _beside(2, "torchft, timeouts of 1 s"),
+    "alone_nvidia": _beside(2, "nvidia-resiliency-ext"),
+    "alone_dlrover": _beside(2, "dlrover"),
+    "stages": _beside(4, "swift_ft"),
+    "stages_torchrun": _beside(4, "torchrun + DCP"),
+    "stages_nvidia": _beside(4, "nvidia-resiliency-ext"),
+    "shards": _beside(7, "swift_ft"),
+    "shards_torchrun": _beside(7, "torchrun + DCP"),
+    "step": Quote("peers", _STEP, ("swift_ft",), tuple(range(1, 10))),
+    "step_replicas": Quote("peers", _STEP, ("swift_ft",), (1, 2, 3)),
+    "step_stages": Quote("peers", _STEP, ("swift_ft",), (4, 5, 6)),
+    "step_shards": Quote("peers", _STEP, ("swift_ft",), (7, 8, 9)),
+    "step_torchrun": Quote("peers", _STEP, ("torchrun + DCP",), tuple(range(1, 10))),
+    # DDP
     "ddp_short": Quote("ddp-step", "torchrun", ("step",), (1, 2, 3)),
     "ddp_short_cpu": Quote("ddp-step", "torchrun", ("CPU time of worker 0",), (1, 2, 3)),
     # Imports
@@ -146,6 +179,7 @@ FIGURES = {
     "overhead_cpu": Quote("overhead", "everything: logged / plain", ("CPU time of all processes",)),
     "digests": Quote("proof", "BatchNorm", ("ratio, every 100",)),
     "undo": Quote("undo", "20M adamw foreach: undo / foreach step"),
+    "wrapped_sgd": Quote("undo", "20M sgd fused: step / plain step"),
     "exact": Quote("undo", "20M adamw foreach: exact step / plain step"),
     "exact_fused": Quote("undo", "20M adamw fused: exact step / plain step"),
     "compiled": Quote("undo", "20M adamw foreach: compiled step / plain step"),
@@ -187,31 +221,34 @@ FIGURES = {
 
 QUOTES = {
     "readme": """
-| measured | swift_ft | others | of |
+| [beside others](docs/peers.md): seconds until training goes on | swift_ft | torchrun + DCP | others |
 | --- | --- | --- | --- |
-| pipeline: from the kill until training is back, 25 iterations after the checkpoint | {back:.1f} s, with \
-helpers {back_helped:.1f} s | torchrun + DCP {back_torchrun:.1f} s: {faster:.1f} and {faster_helped:.1f} \
-times as long; after 49 iterations {faster_49:.1f} and {faster_helped_49:.1f} times (the goal was 5) | \
-{recovery_run.runs} |
-| DDP: from the kill to the survivor's next completed step | {survivor:.2f} s | torchft \
-{survivor_torchft:.1f} s, or {survivor_torchft_fast:.2f} s with its timeouts at 1 s; torchrun + DCP \
-{survivor_torchrun:.0f} s | {replication_run.runs} |
-| the script imports datasets and transformers: from the kill until its replacement has reported | \
-{imports:.1f} s, with `--preload` {preloaded:.2f} s | | {imports_run.runs} |
-| iteration time with the session and its log / plain torchrun | {overhead:.3f} (the goal was 1.02) | | \
-{overhead_run.runs} |
+| four replicas, a spare waits | {replicas:.2f} | {replicas_torchrun:.1f} | torchft \
+{replicas_torchft_fast:.1f} (timeouts of 1 s), nvidia-resiliency-ext {replicas_nvidia:.1f} |
+| four replicas, no spare: the machine comes back at once | {alone:.1f}; {alone_guest:.2f} with a guest at once \
+| {alone_torchrun:.1f} | torchft {alone_torchft:.0f}, or {alone_torchft_fast:.1f} (timeouts of 1 s); \
+nvidia-resiliency-ext {alone_nvidia:.1f}; dlrover {alone_dlrover:.1f} |
+| a pipeline of four, a spare waits | {stages:.1f} | {stages_torchrun:.1f} | nvidia-resiliency-ext \
+{stages_nvidia:.1f} |
+| HSDP, a spare waits | {shards:.2f} | {shards_torchrun:.1f} | |
+| a step without a failure / plain PyTorch's | {step.low:.2f} to {step.high:.2f} (the goal was 1.01) | \
+{step_torchrun.low:.2f} to {step_torchrun.high:.2f} | |
+
+The checkpoint is 25 short iterations old ({peers_run.runs}); torchrun and nvidia-resiliency-ext repeat these.
 """,
     "slower": """
-A few percent, on two cores that all processes share. An iteration with the session and its log took
-{overhead:.2f} times as long as one of plain torchrun ({overhead_run.runs}), and {overhead_cpu:.2f} times
-its CPU time. Digests at each checkpoint boundary cost below 1 % of the CPU time at
-`checkpoint_every=100` ({digests:.4f} times at most). With DDP, a step took {ddp_short.low:.2f} to
-{ddp_short.high:.2f} times as long as one of plain DDP in short runs in turns ({ddp_short_cpu.low:.2f} to
-{ddp_short_cpu.high:.2f} times its CPU time), and {ddp_ratio:.2f} times in the newest long one
-({replication_run.runs}). The exception is `wrap_optimizer(..., exact=True)`: {exact:.1f} times the plain
-step for AdamW with foreach, {exact_fused:.1f} times for fused AdamW ({compiled:.1f} and
-{compiled_fused:.1f} with `exact="compiled"`). Without `exact`, a wrapped step costs what the plain one
-does.
+An iteration of half a second with the session and its log took {overhead:.2f} times as long as one of plain
+torchrun ({overhead_run.runs}), and {overhead_cpu:.2f} times its CPU time; with DDP {ddp_short.low:.2f} to
+{ddp_short.high:.2f} times ({ddp_short_cpu.low:.2f} to {ddp_short_cpu.high:.2f} times its CPU time). Short
+steps pay more, since the work of a session in a step does not depend on its length: where four workers share
+two cores, and a step of plain PyTorch takes 76 to 156 ms, it took {step_replicas.low:.2f} to
+{step_replicas.high:.2f} times as long with DDP, {step_stages.low:.2f} to {step_stages.high:.2f} times in a
+pipeline, and {step_shards.low:.2f} to {step_shards.high:.2f} times with HSDP, whose optimizer is wrapped with
+`exact=True` there ([beside others](peers.md)). Digests at each checkpoint boundary cost below 1 % of the CPU
+time at `checkpoint_every=100` ({digests:.4f} times at most). `wrap_optimizer(..., exact=True)` has a price of
+its own: {exact:.1f} times the plain step for AdamW with foreach, {exact_fused:.1f} times for fused AdamW
+({compiled:.1f} and {compiled_fused:.1f} with `exact="compiled"`). Without `exact`, a wrapped step takes as
+long as the plain one, but for fused SGD, {wrapped_sgd:.2f} times.
 """,
     "recovery": """
 A killed worker is noticed after {detected.low:.2f} to {detected.high:.2f} s. In a pipeline, all are live
@@ -221,9 +258,11 @@ takes as long as the lost stage's computation since the checkpoint ({replay_spre
 {replay_spread.high:.2f} times, medians {replay.low:.2f} to {replay.high:.2f}), or with one helper
 {one_helper:.2f} of that ({parallel-recovery_run.runs}). 25 iterations after a checkpoint that was
 {back:.1f} s in all, and {back_helped:.1f} s with helpers, where torchrun with a DCP checkpoint took
-{back_torchrun:.1f} s ({recovery_run.runs}). With DDP, the survivor's next step was complete
-{survivor:.2f} s after the kill, of which it computed for {ddp_step:.1f} s ({replication_run.runs}). What
-your script imports comes on top, unless you name it ([`--preload`](#do-i-need-spares)).
+{back_torchrun:.1f} s ({recovery_run.runs}). With DDP, a spare and another, smaller model
+([beside others](peers.md)) the next new iteration was complete {replicas:.2f} s after the kill
+({peers_run.runs}). What your script imports comes on top, unless you name it: with datasets and transformers
+{imports:.1f} s until the replacement reports, and {preloaded:.2f} s with [`--preload`](#do-i-need-spares)
+({imports_run.runs}).
 """,
     "packing": """
 Packing (`compress=`) makes messages {packed_float32.low:.1f} to {packed_float32.high:.1f} times smaller
@@ -235,14 +274,17 @@ There is no measurement of real S3: the tests run against SeaweedFS, where the l
 {s3_ratio.high:.2f}).
 """,
     "from-torchrun": """
-Measured in a pipeline, 25 iterations after the checkpoint: {back:.1f} s instead of {back_torchrun:.1f}
-s, or {back_helped:.1f} s with helpers ({recovery_run.runs}); for two DDP workers {survivor:.2f} s
-instead of {survivor_torchrun:.1f} s ({replication_run.runs}).
+Measured 25 iterations after the checkpoint: in a pipeline {back:.1f} s instead of {back_torchrun:.1f} s, or
+{back_helped:.1f} s with helpers ({recovery_run.runs}); with a smaller model ([beside others](peers.md)) and a
+spare {stages:.1f} s instead of {stages_torchrun:.1f} s in a pipeline, and {replicas:.2f} s instead of
+{replicas_torchrun:.1f} s for four DDP workers ({peers_run.runs}).
 """,
     "from-torchft": """
-Measured for two DDP workers ({replication_run.runs}): the survivor's next complete step came
-{survivor:.2f} s after the kill, with torchft 0.2 after {survivor_torchft:.1f} s by default and
-{survivor_torchft_fast:.2f} s with all its timeouts at 1 s (its gloo hook had to be patched).
+Measured for four DDP workers ([beside others](peers.md); {peers_run.runs}), from the kill to the end of the next
+new iteration: {replicas:.2f} s with a spare, where torchft 0.2 with all its timeouts at 1 s took
+{replicas_torchft_fast:.2f} s. Without a spare {alone:.2f} s, or {alone_guest:.2f} s with a guest at once, and
+torchft {alone_torchft_fast:.2f} s with these timeouts, {alone_torchft:.0f} s by default (once). Its gloo hook had
+to be patched.
 """,
     "speed-left": """
 Of six machines in two pipelines, five kept {left:.2f} of the speed, and {left_torchft:.2f} with torchft

@@ -14,7 +14,7 @@ from benchmarks.lib.figures import cell_text
 from benchmarks.lib.markdown import VERDICTS, run_in_markdown, table
 from benchmarks.lib.runs import Host, Run, newest, read_runs
 from benchmarks.lib.subjects import SUBJECTS, Pick, Subject
-from docs import quotes
+from docs import peers_page, quotes
 from docs.generated import write_or_check
 from docs.house import ROOT
 
@@ -34,21 +34,6 @@ writes this page.
 - All of it ran on one host, over gloo, unless a subject says otherwise. `make bench` measures on yours.
 """
 PEERS = ROOT / "docs" / "peers.md"
-_BESIDE = """\
-# Beside other systems
-
-The same training on the same machine, in turns, under swift_ft and under others that go on after a failure:
-[torchft](https://github.com/meta-pytorch/torchft), torchrun with checkpoints of
-`torch.distributed.checkpoint`, [nvidia-resiliency-ext](https://github.com/NVIDIA/nvidia-resiliency-ext) and
-[DLRover](https://github.com/intelligent-machine-learning/dlrover). `make bench-peers` measures it on yours;
-[how their terms and ours go together](migration.md). All of this page but these lines is what that command
-has written; `python -m benchmarks.peers.draw` draws the picture. Earlier runs are in
-[all measured runs](../benchmarks/HISTORY.md). swift_ft is there in three ways: as it is, with
-[a guest](how-to/elastic.md) at once where no spare waits, and going on with three replicas, as torchft does.
-
-![Seconds from the kill to the next new iteration, by system](../benchmarks/figures/peers.png)
-
-"""
 _NO_GPU = "- Nothing was measured on a GPU yet ([docs/nccl.md](../docs/nccl.md)).\n"
 
 
@@ -59,7 +44,7 @@ def documents() -> dict[Path, str]:
     pages = {RESULTS: today(latest), HISTORY: history(runs)}
     if "peers" in latest:
         run = latest["peers"]
-        pages[PEERS] = f"{_BESIDE}Measured: {_where(run)}\n\n{run_in_markdown(run)}\n"
+        pages[PEERS] = peers_page.page(run, _where(run))
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         text = page.read_text()
         if quotes.places(text):

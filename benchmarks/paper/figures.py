@@ -38,7 +38,6 @@ from benchmarks.lib.results import (
 from benchmarks.paper import published
 from benchmarks.paper.draw import Bar, Marker, figure_9, figure_10, figure_11
 from benchmarks.paper.variants import CHECKPOINT, PIPELINES, Run, Variant
-from benchmarks.peers.replication import paper_recovery_s
 from benchmarks.peers.runs import DCP, OURS, PLAIN, Contender, Outcome, Setting, run
 from examples.commands import CommandError
 from examples.disturbed import Failure
@@ -166,7 +165,7 @@ def _replica_bars(samples: Samples) -> tuple[list[Bar], list[Bar]]:
 
 
 def _replica_recoveries(samples: Samples, contender: Contender) -> list[float]:
-    found = [paper_recovery_s(outcome) for outcome in samples.replicas[contender.name]]
+    found = [outcome.recovery_s for outcome in samples.replicas[contender.name]]
     return [seconds for seconds in found if seconds is not None]
 
 

@@ -20,7 +20,7 @@ FAILURES: dict[Failure, str] = {
     "again": "a machine is lost, there is no spare: it is started again at once",
     "process": "a worker's process is killed alone",
 }
-STEP, OF_TUNED = 1.01, 0.5
+AT_MOST, OF_TUNED = 1.01, 0.5
 
 
 @dataclass(frozen=True)
@@ -99,25 +99,24 @@ def cpu_ratios(cells: Sequence[Cell], case: Case, system: str) -> list[float]:
     return [ours / theirs for ours, theirs in pairs if ours and theirs]
 
 
-RATIOS = {
-    "step / plain PyTorch's": step_ratios,
-    "CPU time of worker 0 in a step / plain PyTorch's": cpu_ratios,
-}
+STEP = "step / plain PyTorch's"
+CPU = "CPU time of worker 0 in a step / plain PyTorch's"
+NEW = "kill to the end of the next new iteration"
+REPEATED = "completed iterations that all repeat"
+PRICE = "the three steps after a checkpoint take longer by"
+MEMORY = "a worker's most memory"
+WEIGHTS = "weights equal"
+RATIOS = {STEP: step_ratios, CPU: cpu_ratios}
 READ: dict[str, tuple[Callable[[Outcome], float | None], str, int]] = {
     "kill to the first survivor out of the interrupted iteration": (lambda one: one.detected_s, " s", 2),
-    "kill to the end of the next new iteration": (lambda one: one.new_s, " s", 2),
+    NEW: (lambda one: one.new_s, " s", 2),
     "kill to the same with all four workers": (lambda one: one.full_s, " s", 2),
-    "completed iterations that all repeat": (lambda one: one.lost, "", 0),
-    "the three steps after a checkpoint take longer by": (lambda one: one.checkpoint_s, " s", 2),
-    "a worker's most memory": (lambda one: one.peak_mb, " MiB", 0),
+    REPEATED: (lambda one: one.lost, "", 0),
+    PRICE: (lambda one: one.checkpoint_s, " s", 2),
+    MEMORY: (lambda one: one.peak_mb, " MiB", 0),
 }
-NEW = "kill to the end of the next new iteration"
-PRICE = "the three steps after a checkpoint take longer by"
 SHORT = {"spare": "a spare", "again": "no spare", "process": "a process"}
-_WORSE = (
-    "**What is worse with swift_ft**: all figures in which another system is ahead; of several distances the "
-    "one with the largest difference."
-)
+NOT_HERE = "**What does not run on this host**"
 
 
 def judge(cells: Sequence[Cell], cases: Sequence[Case]) -> list[Target]:
@@ -128,21 +127,20 @@ def judge(cells: Sequence[Cell], cases: Sequence[Case]) -> list[Target]:
         for words, ratios in RATIOS.items():
             if found := [ratio for case in some for ratio in ratios(cells, case, SWIFT.name)]:
                 name = f"{LAYOUTS[layout]}: {words}, in the worst row"
-                targets.append(Target(name, f"<= {STEP}", f"{max(found):.2f}", max(found) <= STEP))
-        best = _all_beside(cells, some, [SWIFT.name], lambda case: _others(cells, case))
-        if best:
-            name = f"{LAYOUTS[layout]}: {NEW}, of the fastest peer's, as they are, in the worst row"
-            targets.append(Target(name, "< 1", f"{max(best):.3f}", max(best) < 1))
-        tuned = _all_beside(cells, some, OURS, lambda _: [TUNED_TORCHFT.name])
-        if tuned:
-            name = f"{LAYOUTS[layout]}: the same, the faster setting of ours, of {TUNED_TORCHFT.name}'s"
+                targets.append(Target(name, f"<= {AT_MOST}", f"{max(found):.2f}", max(found) <= AT_MOST))
+        for ours, words in (([SWIFT.name], "swift_ft as it is"), (OURS, "the fastest of its settings")):
+            if best := _all_beside(cells, some, ours, lambda case: _others(cells, case)):
+                name = f"{LAYOUTS[layout]}: {NEW}, {words} / the fastest other system, in the worst row"
+                targets.append(Target(name, "< 1", f"{max(best):.3f}", max(best) < 1))
+        if tuned := _all_beside(cells, some, OURS, lambda _: [TUNED_TORCHFT.name]):
+            name = f"{LAYOUTS[layout]}: the same, the fastest of its settings / torchft with timeouts of 1 s"
             targets.append(Target(name, f"<= {OF_TUNED}", f"{max(tuned):.3f}", max(tuned) <= OF_TUNED))
     return targets
 
 
 def _others(cells: Sequence[Cell], case: Case) -> list[str]:
-    """Peers with settings that are not tuned for this table."""
-    return list({one.system for one in cells if one.case == case} - {PLAIN.name, TUNED_TORCHFT.name, *OURS})
+    """All systems that are not ours, with each of their settings."""
+    return list({one.system for one in cells if one.case == case} - {PLAIN.name, *OURS})
 
 
 def _all_beside(
@@ -173,12 +171,12 @@ def report(
 ) -> str:
     """All results as Markdown."""
     parts = [
-        f"{_intro(repetitions)}{_loads(cells)}",
+        f"{_intro(repetitions)}{_loads(cells)}{plain_steps(cells)}",
         _systems_table(systems, list(dict.fromkeys(one.layout for one in cases))),
     ]
     failing = [[one.name, *failure] for one in systems for failure in one.fails.items()]
     if failing:
-        parts += ["**What does not run on this host**", table(["", "", "what it says"], failing)]
+        parts += [NOT_HERE, table(["", "", "what it says"], failing)]
     for layout in dict.fromkeys(case.layout for case in cases):
         for failure, words in FAILURES.items():
             some = [case for case in cases if (case.layout, case.failure) == (layout, failure)]
@@ -186,7 +184,6 @@ def report(
             if some:
                 name = LAYOUTS[layout]
                 parts += [f"**{name[0].upper()}{name[1:]}; {words}**", _table(cells, some, systems)]
-    parts += [_WORSE, _worse_table(cells, cases, systems)]
     return "\n\n".join([*parts, target_table(targets)])
 
 
@@ -215,6 +212,16 @@ def _loads(cells: Sequence[Cell]) -> str:
     return f" The host's load average when a run began: {found.text('', 1)}."
 
 
+def plain_steps(cells: Sequence[Cell]) -> str:
+    """How long a step of plain PyTorch takes: what the ratios are of."""
+    took: dict[str, list[float]] = {}
+    for one in cells:
+        if one.outcome and one.system == PLAIN.name:
+            took.setdefault(LAYOUTS[one.case.layout], []).append(1000 * one.outcome.step_s)
+    said = (f"{layout} {median(found):.0f} ms" for layout, found in took.items())
+    return f" Plain PyTorch's step: {', '.join(said)}." if took else ""
+
+
 def _systems_table(systems: Sequence[System], layouts: Sequence[str]) -> str:
     head = ["", "here", *(f"lines changed, {LAYOUTS[layout]}" for layout in layouts), "settings"]
     rows = [
@@ -240,47 +247,8 @@ def _table(cells: Sequence[Cell], cases: Sequence[Case], systems: Sequence[Syste
             rows.append([f"{words}{at}", *(Summary.of(one).text("", 2) if one else "" for one in found)])
         for words, (read, unit, digits) in READ.items():
             rows.append([f"{words}{at}", *(_figure(cells, case, one, read, unit, digits) for one in systems)])
-        rows.append([f"weights equal{at}", *(_equal(cells, case, one) for one in systems)])
+        rows.append([f"{WEIGHTS}{at}", *(_equal(cells, case, one) for one in systems)])
     return table(["", *(one.name for one in systems)], rows)
-
-
-def _worse_table(cells: Sequence[Cell], cases: Sequence[Case], systems: Sequence[System]) -> str:
-    """Of each kind of case and each figure, the row in which another system is ahead by most."""
-    rows = []
-    shown = dict.fromkeys(RATIOS, ("", 2)) | {
-        words: (unit, digits) for words, (_, unit, digits) in READ.items()
-    }
-    del shown[PRICE]  # as long as others use the same cores, it is noise
-    for kind in dict.fromkeys((case.layout, case.failure) for case in cases):
-        some = [case for case in cases if (case.layout, case.failure) == kind]
-        place = f"{LAYOUTS[kind[0]]}, {SHORT[kind[1] or 'spare']}"
-        for words, (unit, digits) in shown.items():
-            behind = [found for case in some if (found := _behind(cells, case, systems, words)) is not None]
-            if behind:
-                at, ours, best, which = max(behind, key=lambda one: one[1] - one[2])
-                figures = (f"{one:.{digits}f}{unit}" for one in (ours, best))
-                rows.append([f"{words}: {place}, {at} after the checkpoint", *figures, which])
-    return table(["figure", "swift_ft's", "the best other", "whose"], rows)
-
-
-def _behind(
-    cells: Sequence[Cell], case: Case, systems: Sequence[System], words: str
-) -> tuple[int, float, float, str] | None:
-    """The distance, our figure, the best other one and whose it is; None where ours is the best."""
-    found = {one.name: median(values) for one in systems if (values := _values(cells, case, one.name, words))}
-    ours = found.get(SWIFT.name)
-    found = {name: value for name, value in found.items() if name not in OURS}
-    if ours is None or not found:
-        return None
-    which = min(found, key=lambda name: found[name])
-    return (case.distance, ours, found[which], which) if found[which] < ours else None
-
-
-def _values(cells: Sequence[Cell], case: Case, system: str, words: str) -> list[float]:
-    if words in RATIOS:
-        return RATIOS[words](cells, case, system)
-    read = READ[words][0]
-    return [value for one in outcomes(cells, case, system) if (value := read(one)) is not None]
 
 
 def _figure(

@@ -53,22 +53,15 @@ class Contender:
         name: in tables.
         kind: which launcher and script.
         kill: whether a worker dies; without, the training ends where it would.
-        timeout_s: of everything in torchft that has one; None for its defaults.
-        stock_hook: torchft's own communication hook.
     """
 
     name: str
     kind: str
     kill: bool = True
-    timeout_s: float | None = None
-    stock_hook: bool = False
 
 
 PLAIN = Contender("plain DDP", "plain", kill=False)
 OURS = Contender("swift_ft", "ours")
-TORCHFT_DEFAULT = Contender("torchft", "torchft")
-TORCHFT_FAST = Contender("torchft, timeouts 1 s", "torchft", timeout_s=1.0)
-TORCHFT_STOCK = Contender("torchft, stock hook", "torchft", stock_hook=True)
 DCP = Contender("torchrun + DCP", "dcp")
 
 
@@ -109,19 +102,17 @@ class Outcome:
 
     Attributes:
         step_s: failure-free step times of worker 0, while both workers live.
-        cpu_s: CPU time of worker 0 in these steps.
         after_kill: seconds after the kill, by name.
-        lost: completed iterations that were repeated.
-        alone: steps after the kill that hold the survivor's gradients only.
-        saves_s: how long checkpoints took.
     """
 
     step_s: list[float]
-    cpu_s: list[float]
     after_kill: dict[str, float] = field(default_factory=dict)
-    lost: int | None = None
-    alone: int | None = None
-    saves_s: list[float] = field(default_factory=list)
+
+    @property
+    def recovery_s(self) -> float | None:
+        """The paper's recovery time: from the replacement's joining to the iteration of the failure."""
+        times = self.after_kill
+        return times["back"] - times["joined"] if "back" in times else None
 
 
 def read(folder: Path) -> list[Process]:
@@ -138,25 +129,22 @@ def _evaluate(contender: Contender, setting: Setting, processes: Sequence[Proces
     first = next(process for process in processes if process.rank == 0)
     kills = [event["at"] for process in processes for event in process.of("kill")]
     end = kills[0] if kills else float("inf")
-    steps = [event for event in first.of("end") if event["at"] < end and event.get("workers", 2) == 2]
+    steps = [event for event in first.of("end") if event["at"] < end]
     pairs = [(a, b) for a, b in pairwise(steps) if b["iteration"] == a["iteration"] + 1][setting.warm_up :]
     if not pairs:
         raise CommandError(f"{contender.name}: no steps to time")
     step_s = [b["at"] - a["at"] for a, b in pairs]
-    cpu_s = [b["cpu"] - a["cpu"] for a, b in pairs]
-    saves = [event["seconds"] for event in first.of("saved")]
     if not contender.kill:
-        return Outcome(step_s, cpu_s, saves_s=saves)
+        return Outcome(step_s)
     if not kills:
         raise CommandError(f"{contender.name}: no worker was killed")
-    times, lost, alone = _recovery(contender, setting, processes, kills[0])
-    return Outcome(step_s, cpu_s, times, lost, alone, saves)
+    return Outcome(step_s, _recovery(contender, setting, processes, kills[0]))
 
 
 def _recovery(
     contender: Contender, setting: Setting, processes: Sequence[Process], killed: float
-) -> tuple[dict[str, float], int, int]:
-    """Seconds after the kill, completed iterations lost, and steps of the survivor alone."""
+) -> dict[str, float]:
+    """Seconds after the kill."""
     interrupted = setting.kill_iteration
     after = [(p, event) for p in processes for event in p.events if event["at"] > killed]
 
@@ -177,12 +165,9 @@ def _recovery(
         "joined": max(line["at"] for _, line in after if line["event"] == "joined"),
         "survivor": first("end", 0, interrupted),
         "replacement": first("end", 1),
+        "back": max(first("begin", rank, interrupted) for rank in (0, 1)),
     }
-    if contender.kind != "torchft":  # its replacement gets the iteration within a step
-        times["back"] = max(first("begin", rank, interrupted) for rank in (0, 1))
-    began = [line["iteration"] for process, line in after if line["event"] == "begin" and process.rank == 0]
-    alone = [line for process, line in after if process.rank == 0 and line.get("workers") == 1]
-    return {name: at - killed for name, at in times.items()}, interrupted - min(began), len(alone)
+    return {name: at - killed for name, at in times.items()}
 
 
 # ---------------------------------------------------------------------------------------------------- runs
@@ -197,48 +182,32 @@ def run(contender: Contender, setting: Setting, folder: Path) -> Outcome:
     trace = folder / "trace"
     trace.mkdir(parents=True)
     with contextlib.ExitStack() as stack:
-        running = _start(contender, setting, folder, trace, stack)
-        _wait(contender, setting, running, trace)
+        process, output = _start(contender, setting, folder, trace, stack)
+        try:
+            process.wait(setting.deadline_s)
+        except subprocess.TimeoutExpired:
+            said = output.read_text(errors="replace")[-1500:]
+            late = f"{contender.name} was not done after {setting.deadline_s:.0f} s"
+            raise CommandError(f"{late}\n{said}") from None
+        check(process, output)
     return _evaluate(contender, setting, read(trace))
-
-
-def survivor_crashes(contender: Contender, setting: Setting, folder: Path) -> bool:
-    """Whether worker 0's process ends when worker 1 is killed."""
-    try:
-        run(contender, setting, folder)
-    except SurvivorDied:
-        return True
-    return False
-
-
-class SurvivorDied(CommandError):
-    """Worker 0 was restarted, but it should have survived."""
-
-
-Running = list[tuple["subprocess.Popen[bytes]", Path]]
-"""Commands, and the files for their output."""
 
 
 def _start(
     contender: Contender, setting: Setting, folder: Path, trace: Path, stack: contextlib.ExitStack
-) -> Running:
+) -> tuple[subprocess.Popen[bytes], Path]:
+    """The command, and the file for its output."""
     common = ["--trace", str(trace), *setting.options]
+    common += ["--iterations", str(setting.kill_iteration + _AFTER + 1)]
     if contender.kill:
         common += ["--kill-iteration", str(setting.kill_iteration)]
-    env = {"OMP_NUM_THREADS": "1"}
-    if contender.kind == "torchft":
-        env["TORCHFT_LIGHTHOUSE"] = stack.enter_context(lighthouse(contender.timeout_s, folder))
-        commands = [_with_torchft(contender, setting, rank, common) for rank in range(2)]
-    else:
-        common += ["--iterations", str(setting.kill_iteration + _AFTER + 1)]
-        commands = [
-            _ours(folder, common) if contender.kind == "ours" else _plain(contender, setting, folder, common)
-        ]
-        # Without this, torchrun's restarts hang now and then.
-        env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
-    outputs = [folder / f"output{index}.txt" for index in range(len(commands))]
-    pairs = zip(commands, outputs, strict=True)
-    return [(stack.enter_context(started(command, output, **env)), output) for command, output in pairs]
+    # Without the second variable, torchrun's restarts hang now and then.
+    env = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    command = (
+        _ours(folder, common) if contender.kind == "ours" else _plain(contender, setting, folder, common)
+    )
+    output = folder / "output.txt"
+    return stack.enter_context(started(command, output, **env)), output
 
 
 def _ours(folder: Path, common: Sequence[str]) -> list[str]:
@@ -254,40 +223,6 @@ def _plain(contender: Contender, setting: Setting, folder: Path, common: Sequenc
         script += ["--checkpoints", str(folder / "checkpoints")]
         script += ["--checkpoint-every", str(every), "--checkpoint-first", str(first)]
     return torchrun("--nproc-per-node", "2", "--max-restarts", "3", *script)
-
-
-def _with_torchft(contender: Contender, setting: Setting, rank: int, common: Sequence[str]) -> list[str]:
-    # The step in which the replacement joins is not known beforehand: the run is ended from outside.
-    iterations = ("--iterations", str(100 * setting.kill_iteration))
-    script = [str(SCRIPTS / "with_torchft.py"), "--replica", str(rank), *iterations, *common]
-    script += ["--timeout", str(contender.timeout_s)] if contender.timeout_s is not None else []
-    script += ["--stock-hook"] if contender.stock_hook else []
-    return torchrun("--nproc-per-node", "1", "--max-restarts", "3", *script)
-
-
-def _wait(contender: Contender, setting: Setting, running: Running, trace: Path) -> None:
-    deadline = time.monotonic() + setting.deadline_s
-    while any(process.poll() is None for process, _ in running):
-        for process, output in running:
-            if process.poll() is not None:
-                check(process, output)
-        if contender.kind == "torchft" and _replacement_is_back(contender, trace):
-            return
-        if time.monotonic() > deadline:
-            ends = "\n".join(output.read_text(errors="replace")[-1500:] for _, output in running)
-            raise CommandError(f"{contender.name} was not done after {setting.deadline_s:.0f} s\n{ends}")
-        time.sleep(_POLL_S)
-    for process, output in running:
-        check(process, output)
-
-
-def _replacement_is_back(contender: Contender, trace: Path) -> bool:
-    if len(list(trace.glob("0-*.jsonl"))) > 1:
-        raise SurvivorDied(f"{contender.name}: the survivor died too")
-    if len(list(trace.glob("1-*.jsonl"))) < 2:
-        return False
-    replacement = next(process for process in reversed(read(trace)) if process.rank == 1)
-    return len(replacement.of("end")) >= _AFTER
 
 
 @contextlib.contextmanager

@@ -18,8 +18,9 @@ from benchmarks.peers.cells import MACHINES, Case, Outcome, System, evaluate
 from benchmarks.peers.draw import seconds
 from benchmarks.peers.lines import changed_lines
 from benchmarks.peers.report import Cell, equal, judge
-from benchmarks.peers.systems import GUEST_SWIFT, PLAIN, SWIFT, SYSTEMS, TUNED_TORCHFT
+from benchmarks.peers.systems import GUEST_SWIFT, OURS, PLAIN, SWIFT, SYSTEMS, TUNED_TORCHFT
 from benchmarks.peers.table import turns
+from docs import peers_page
 from examples.commands import CommandError
 
 CASE = Case("data", "spare", 1)
@@ -158,25 +159,36 @@ def test_a_cell_is_the_same_after_it_was_kept() -> None:
         assert Cell.from_json(json.loads(json.dumps(cell.to_json()))) == cell
 
 
+def _judged(cells: list[Cell], *cases: Case) -> dict[str, tuple[str, bool | None]]:
+    """Of the targets that compare with others: what was measured, and whether it is met."""
+    words = {
+        "swift_ft as it is / the fastest other": "as it is",
+        "settings / the fastest other": "any setting",
+        "settings / torchft": "torchft",
+    }
+    found = judge(cells, cases)
+    return {
+        short: (one.measured, one.met) for one in found for long, short in words.items() if long in one.name
+    }
+
+
 def test_targets_take_the_fastest_peer_and_the_worst_row() -> None:
     slower = Case("data", "spare", 25)
     cells = _cells({SWIFT.name: 1.0, TUNED_TORCHFT.name: 4.0, "dlrover": 5.0, "torchrun + DCP": 9.0})
     others = {SWIFT.name: 1.0, TUNED_TORCHFT.name: 0.5, "torchrun + DCP": 0.8}
     more = [replace(one, case=slower) for one in _cells(others)]
-    met = {target.limit: target for target in judge(cells, [CASE])}
-    missed = {target.limit: target for target in judge([*cells, *more], [CASE, slower])}
-    assert (met["< 1"].measured, met["< 1"].met, met["<= 0.5"].met) == ("0.200", True, True)
-    assert (missed["< 1"].measured, missed["< 1"].met) == ("1.250", False)
-    assert (missed["<= 0.5"].measured, missed["<= 0.5"].met) == ("2.000", False)
+    met, missed = _judged(cells, CASE), _judged([*cells, *more], CASE, slower)
+    assert met == dict.fromkeys(("as it is", "any setting", "torchft"), ("0.250", True))
+    assert missed == dict.fromkeys(("as it is", "any setting", "torchft"), ("2.000", False))
 
 
-def test_a_tuned_peer_is_compared_with_our_faster_setting() -> None:
+def test_our_fastest_setting_is_judged_apart() -> None:
     cells = _cells({SWIFT.name: 4.0, GUEST_SWIFT.name: 1.0, TUNED_TORCHFT.name: 4.0, "dlrover": 2.0})
-    targets = {target.limit: target.measured for target in judge(cells, [CASE])}
-    assert (targets["< 1"], targets["<= 0.5"]) == ("2.000", "0.250")
+    expected = {"as it is": ("2.000", False), "any setting": ("0.500", True), "torchft": ("0.250", True)}
+    assert _judged(cells, CASE) == expected
 
 
-def test_the_tables_say_why_a_figure_is_missing_and_what_is_worse() -> None:
+def test_the_tables_say_why_a_figure_is_missing_and_the_page_what_is_worse() -> None:
     absent = System("a peer", {"data": "data_dcp.py"}, SWIFT.machine, needs=("no-such-peer", "1.0"))
     unable = System(
         "no spares",
@@ -193,7 +205,7 @@ def test_the_tables_say_why_a_figure_is_missing_and_what_is_worse() -> None:
     ]
     systems = [SWIFT, absent, unable, broken, faster]
     body = read_body(report.report(cells, [CASE], systems, judge(cells, [CASE]), 1))
-    about, failing, figures, worse = body.tables
+    about, failing, figures = body.tables
     assert failing.rows == (("no spares", "a part", "No module named 'x'"),)
     by_name = {row[0]: dict(zip(figures.columns, row, strict=True)) for row in figures.rows}
     new = by_name[f"{report.NEW}, 1 after the checkpoint"]
@@ -205,12 +217,28 @@ def test_the_tables_say_why_a_figure_is_missing_and_what_is_worse() -> None:
         "failed: it ended with 1",
     )
     assert by_name["weights equal, 1 after the checkpoint"]["faster"] == "yes"
-    row = next(row for row in worse.rows if str(row[0]).startswith(report.NEW))
-    assert (row[1:3], row[3]) == (tuple(map(_seconds, (1.0, 0.25))), "faster")
+    run = replace(newest(read_runs())["peers"], tables=body.tables)
+    page = peers_page.page(run, "here", distance=1)
+    assert "| four replicas, a spare | 1.00 (1) |  |  |  | 0.25 (1) |" in page, "until training goes on"
+    assert "| four replicas, a spare | broken | failed: it ended with 1 |" in page
+    assert f"| four replicas: {report.NEW} | 1.00 s (1), faster 0.25 s (1) |  |  |" in page
+    assert f"{report.MEMORY} | 300 MiB (1)" not in page.partition("is ahead")[2], "alike"
 
 
-def _seconds(value: float) -> Any:
-    return read_body(f"| a | b |\n| --- | --- |\n| x | {value:.2f} s |").tables[0].rows[0][1]
+def test_the_page_has_all_that_others_are_ahead_in() -> None:
+    """Of each figure in the newest run that is lower elsewhere, whatever it is."""
+    run = newest(read_runs())["peers"]
+    page = peers_page.page(run, "here")
+    for loss in peers_page.losses(run, 25):
+        for row in (*report.RATIOS, *report.READ):
+            ours = loss.number(row, SWIFT.name)
+            others = [loss.number(row, name) for name in loss.figures[report.NEW] if name not in OURS]
+            low = min((one.value for one in others if one and one.value is not None), default=None)
+            if ours and ours.value is not None and low is not None and round(ours.value - low, 2) > 0:
+                assert any(
+                    line.startswith(f"| {loss.layout}: {row} | ")
+                    for line in page.partition("is ahead")[2].splitlines()
+                ), (loss.layout, row)
 
 
 def test_the_picture_has_the_times_of_each_table() -> None:

@@ -1,15 +1,37 @@
 """Data parallel under torchft: the replicas that are left go on, and send their state to a replacement."""
 
+# No `from __future__ import annotations` here: DDP compares the hook's annotations with its own classes.
 from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from gpt import Batches, Config, build_stage, loss_fn
-from torchft import Manager, Optimizer, ProcessGroupGloo
+from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo
 from torchft.manager import WorldSizeMode
 
 from benchmarks.peers.scripts.harness import Harness, parse_arguments
-from benchmarks.peers.scripts.with_torchft import PatchedDDP
+
+
+class PatchedDDP(DistributedDataParallel):  # type: ignore[misc]  # torchft has no types
+    """torchft 0.2's DDP, with a hook that survives a peer's SIGKILL under gloo.
+
+    The stock hook takes the future inside of a managed one. It is set only after `wait()`, which raises under
+    gloo: torchft notes the error for the vote on the step, the future stays unset, and the hook fails with
+    an assertion (for further buckets with a missing attribute). The survivor dies. Here the hook returns the
+    bucket unchanged instead, and the vote discards the step, as torchft intends.
+    """
+
+    @staticmethod
+    def _comm_hook(state: Manager, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        work = state.allreduce(bucket.buffer())
+        work.wait()
+        managed: Any = work.get_future()
+        future: torch.futures.Future[torch.Tensor] | None = getattr(managed, "_fut", None)
+        if future is None:
+            future = torch.futures.Future()
+            future.set_result(bucket.buffer())
+        return future
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 The trace is a folder with a file per process, `<rank>-<pid>.jsonl`; its lines have `event`, `at` (Unix time)
 and more. The events are `start` (of the process: before Python's own start and all imports), `joined` (it can
 talk to its peers), `begin` and `end` (of an `iteration`; with the process's `cpu` seconds so far), `saved`
-(a checkpoint, in `seconds`) and `kill`. torchft's `end` events have more fields, see `with_torchft.py`.
+(a checkpoint, in `seconds`) and `kill`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Trace:
         """Writes one event, of now if ``at`` does not say otherwise."""
         self._file.write(json.dumps({"event": event, "at": time.time(), **facts}) + "\n")
 
-    def end(self, iteration: int, **facts: Any) -> None:
+    def end(self, iteration: int) -> None:
         """An iteration is complete: its update is in the parameters."""
-        self("end", iteration=iteration, cpu=time.process_time(), **facts)
+        self("end", iteration=iteration, cpu=time.process_time())
 
 
 class Work:
