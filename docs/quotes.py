@@ -225,8 +225,8 @@ QUOTES = {
 | --- | --- | --- | --- |
 | four replicas, a spare waits | {replicas:.2f} | {replicas_torchrun:.1f} | torchft \
 {replicas_torchft_fast:.1f} (timeouts of 1 s), nvidia-resiliency-ext {replicas_nvidia:.1f} |
-| four replicas, no spare: the machine comes back at once | {alone:.1f}; {alone_guest:.2f} with a guest at once \
-| {alone_torchrun:.1f} | torchft {alone_torchft:.0f}, or {alone_torchft_fast:.1f} (timeouts of 1 s); \
+| four replicas, no spare: the machine comes back at once | {alone:.1f}; {alone_guest:.2f} with a guest at \
+once | {alone_torchrun:.1f} | torchft {alone_torchft:.0f}, or {alone_torchft_fast:.1f} (timeouts of 1 s); \
 nvidia-resiliency-ext {alone_nvidia:.1f}; dlrover {alone_dlrover:.1f} |
 | a pipeline of four, a spare waits | {stages:.1f} | {stages_torchrun:.1f} | nvidia-resiliency-ext \
 {stages_nvidia:.1f} |
@@ -280,11 +280,11 @@ spare {stages:.1f} s instead of {stages_torchrun:.1f} s in a pipeline, and {repl
 {replicas_torchrun:.1f} s for four DDP workers ({peers_run.runs}).
 """,
     "from-torchft": """
-Measured for four DDP workers ([beside others](peers.md); {peers_run.runs}), from the kill to the end of the next
-new iteration: {replicas:.2f} s with a spare, where torchft 0.2 with all its timeouts at 1 s took
+Measured for four DDP workers ([beside others](peers.md); {peers_run.runs}), from the kill to the end of the
+next new iteration: {replicas:.2f} s with a spare, where torchft 0.2 with all its timeouts at 1 s took
 {replicas_torchft_fast:.2f} s. Without a spare {alone:.2f} s, or {alone_guest:.2f} s with a guest at once, and
-torchft {alone_torchft_fast:.2f} s with these timeouts, {alone_torchft:.0f} s by default (once). Its gloo hook had
-to be patched.
+torchft {alone_torchft_fast:.2f} s with these timeouts, {alone_torchft:.0f} s by default (once). Its gloo hook
+had to be patched.
 """,
     "speed-left": """
 Of six machines in two pipelines, five kept {left:.2f} of the speed, and {left_torchft:.2f} with torchft

@@ -45,12 +45,14 @@ from swift_ft.optim import wrap_optimizer
 from swift_ft.recovery.events import EVENTS
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.recoveries import Recovery
+from swift_ft.runtime.degrees import degrees
 from swift_ft.runtime.metrics import LogMetrics, MetricsCollector, SessionMetrics
 from swift_ft.runtime.steps import Step
 from swift_ft.session import Session
 from swift_ft.testing.chaos.kinds import kinds
 from swift_ft.testing.chaos.trial import Outcome
 from swift_ft.testing.simulation import __main__ as simulation
+from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.undo.support import undo_support
 
 PATH = ROOT / "docs" / "reference.md"
@@ -236,7 +238,7 @@ def _options_of(parser: argparse.ArgumentParser) -> Callable[[], Iterator[str]]:
                 continue
             names = ", ".join(action.option_strings)
             value = "" if action.nargs == 0 else _value_of(action)
-            required = " (required)" if action.required else ""
+            required = " (required)" if action.required and "default:" not in (action.help or "") else ""
             yield f"`{f'{names} {value}'.strip()}`", _said(action.help or "") + required
 
     return lambda: _table(("flag", "meaning"), rows())
@@ -267,9 +269,16 @@ def _value_of(action: argparse.Action) -> str:
     return str(action.metavar or action.dest.upper())
 
 
+_VERBS = "|".join(sorted({*recover.VERBS, *plan.VERBS}))
+_TYPED = re.compile(
+    rf"(?<![\w`-])(swift-[a-z]+(?!\[)\b(?: (?:{_VERBS})\b)?(?: --[a-z][a-z-]+)?|--[a-z][a-z-]+|PORT \+ r)"
+)
+"""A command with its verb and flag, or a flag alone."""
+
+
 def _said(words: str) -> str:
     """A help text as a table's cell: what a user types is set as code."""
-    return re.sub(r"(?<![\w`-])(--[a-z][a-z-]+|swift-[a-z]+(?!\[)\b|PORT \+ r)", r"`\1`", words)
+    return _TYPED.sub(r"`\1`", words)
 
 
 # ----------------------------------------------------------------------------------------------- docstrings
@@ -364,7 +373,8 @@ def _front_door() -> Iterator[str]:
     """What ``swift_ft`` itself exports, except the metrics."""
     yield from (*_callable("Session", Session), *_methods("session", Session))
     yield from ("### `Step`", "", *_describe(Step))
-    for exported in (LogBudget, wrap_optimizer, undo_support, deterministic, measured_costs):
+    yield from (*_callable("LayerStack", LayerStack), *_methods("model", LayerStack))
+    for exported in (LogBudget, wrap_optimizer, undo_support, deterministic, degrees, measured_costs):
         yield from _callable(exported.__name__, exported)
     for batches in (IndexedBatches, GlobalBatches, FileSamples, LoaderBatches):
         yield from _callable(f"data.{batches.__name__}", batches)

@@ -68,6 +68,7 @@ def test_commands_can_be_run(page: Path) -> None:
         for program, *words in commands_of(block):
             if program == "swift-run":
                 args = parser().parse_args(words)
+                assert args.standalone or args.nnodes in ("1", "1:1") or "--rdzv-id" in words, words
                 script = args.training_script
                 assert find_spec(script) if args.module else (ROOT / script).exists()
                 assert parse_faults(args.inject) or "--inject" not in words

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import swift_ft
 from docs.house import ROOT
 from docs.reference import PATH, document, log_calls
 from swift_ft import Session
@@ -22,6 +23,13 @@ from swift_ft.cli.verb import load_verb
 def test_the_tables_are_what_the_code_says() -> None:
     text = PATH.read_text()
     assert document(text) == text, "docs/reference.md is old: run `make docs`"
+
+
+def test_all_that_the_package_exports_is_described() -> None:
+    headings = {
+        line.partition("`")[2].partition("`")[0] for line in PATH.read_text().splitlines() if "##" in line
+    }
+    assert {*swift_ft.__all__} <= headings | {"SessionMetrics"}
 
 
 def test_a_document_without_a_place_for_a_table_is_refused() -> None:

@@ -114,7 +114,8 @@ def _what_for(state: State, machine: str) -> str:
 
 VERB = Verb(
     description="Ask a machine of a running job to leave. All workers save a checkpoint, a spare takes the "
-    "machine's place, and no completed iteration is lost. Without a spare the machine stays until one joins.",
+    "machine's place, and no completed iteration is lost. Without a spare it waits for one to join, or after "
+    "--elastic-wait for another machine to run its workers, too.",
     declare=_declare,
     run=_run,
 )
