@@ -280,8 +280,13 @@ def _run_cluster(job: MachineJob) -> int:
         stack.callback(console.close)  # before the store's end
         console.follow(cluster.store, cluster.run_id)
         _write_endpoint(config, cluster.store, cluster.run_id)
-        with _told_of_errors(console):
-            result = cluster.run()
+        try:
+            with _told_of_errors(console):
+                result = cluster.run()
+        except BaseException as error:  # the journal is out of reach, but that is a report, too
+            verdict = Verdict(False, str(error) or type(error).__name__, 1)
+            _write_events(config, verdict, Excerpt(), cluster.run_id, "", (), ())
+            raise
     missed = missed_faults(config.inject, result.struck) if result.verdict.ok else ()
     facts = (result.verdict, result.excerpt, cluster.run_id, result.store, missed, result.passed)
     _write_events(config, *facts)

@@ -40,6 +40,7 @@ class Recovery:
         forwarded: survivors that received the state after the interrupted iteration from a replica.
         copied: number of parameters received from a replica that had not updated them yet, by rank.
         undone: number of parameters whose update was undone because no replica had the original, by rank.
+        undone_exactly: those of these ranks that have said that the undo gives back every bit.
         statistics_from: replica that gave a worker its running statistics, by the worker's rank. The worker's
             own, of the data that it had seen, are lost.
     """
@@ -66,6 +67,7 @@ class Recovery:
     forwarded: list[int] = field(default_factory=list)
     copied: dict[int, int] = field(default_factory=dict)
     undone: dict[int, int] = field(default_factory=dict)
+    undone_exactly: list[int] = field(default_factory=list)
     statistics_from: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -208,6 +210,7 @@ def _note_rungs(current: Recovery, plan: Plan, reports: Mapping[int, ev.StatusRe
     current.copied = {rank: len(found) for rank, found in sorted(copied.items()) if found}
     undone = {rank: set(task.undo) - copied.get(rank, set()) for rank, task in plan.tasks.items()}
     current.undone = {rank: len(left) for rank, left in sorted(undone.items()) if left}
+    current.undone_exactly = [rank for rank in current.undone if reports[rank].undoes_exactly]
 
 
 def lost_statistics(plan: Plan, reports: Mapping[int, ev.StatusReported]) -> dict[int, int]:

@@ -151,6 +151,22 @@ def test_a_planted_bug_is_found_named_and_shrunk(
     assert run["repeat_smallest"].endswith(f" -- {SCRIPT}")
 
 
+def test_times_are_no_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """In the name of a file, in a variable of the loop; and a file that all runs share is named."""
+    script = tmp_path / "times.py"
+    text = Path(SCRIPT).read_text().replace("import argparse", "import argparse\nimport time")
+    text = text.replace("    with step:\n", "    began = time.time()\n    with step:\n")
+    name = "Path(args.store).with_name(f'log-{time.time_ns()}-{os.getpid()}.txt')"
+    script.write_text(f"{text}\n{name}.touch()\nPath(__file__).with_name('beside.txt').write_text('1')\n")
+    plan = "kill machine=1 iteration=2 point=optimizer"
+    assert main(["--plan", plan, "--spares", "1", "--json", "--", str(script)]) == 0
+    facts = json.loads(capfd.readouterr().out)
+    (run,) = facts["runs"]
+    assert (run["outcome"], run["ways"]) == ("identical", ["replica"]), run
+    assert facts["not_compared"] == ["file log-*-*.txt", "worker 0.plain.bytes.carried..began"]
+    assert facts["outside"] == [str(tmp_path / "beside.txt")]
+
+
 @pytest.mark.thorough
 def test_replicas_that_differ_after_a_loss_are_a_finding(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

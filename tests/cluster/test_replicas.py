@@ -117,6 +117,7 @@ def test_wait_free_and_exact(bucket: int, optimizer: str, tmp_path: Path, undist
     fault = f"kill machine=1 iteration=5 point=update bucket={bucket}"
     run = run_replicas(tmp_path, 2, *flags, "--wait-free", "--exact", inject=fault)
     assert_restored(run, undisturbed(2, *flags), 1)
+    assert [str(rank) for rank in run.recoveries[0]["undone_exactly"]] == [*run.recoveries[0]["undone"]]
 
 
 def test_wait_free_without_residuals(tmp_path: Path, undisturbed: Reference) -> None:
@@ -124,6 +125,8 @@ def test_wait_free_without_residuals(tmp_path: Path, undisturbed: Reference) -> 
     run = run_replicas(tmp_path, 2, "--wait-free", inject="kill machine=1 iteration=5 point=update bucket=7")
     ours, theirs = run.weights(), undisturbed(2).weights()
     assert run.recoveries[0]["mode"] == "replica"
+    assert run.recoveries[0]["undone"]
+    assert not run.recoveries[0]["undone_exactly"]
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)

@@ -17,11 +17,14 @@ from swift_ft.faults import Fault, parse_faults
 from swift_ft.testing.chaos.campaign import Campaign, Reference
 from swift_ft.testing.chaos.kinds import Kind, kinds
 from swift_ft.testing.chaos.launchers import StoppedError
+from swift_ft.testing.chaos.run_folder import FOLDER
 from swift_ft.testing.chaos.shrinking import shrunk
 from swift_ft.testing.chaos.trial import Outcome, Trial
 from swift_ft.units import counted, format_seconds
 
 _WIDTH = max(len(outcome) for outcome in Outcome)
+_SHOWN = 5
+"""Files outside of the runs' folders that a line names."""
 
 
 def print_kinds(*, as_json: bool) -> None:
@@ -151,6 +154,12 @@ class Report:
     def _sum_up(self, good: bool) -> None:
         if unstable := self._unstable():
             self._say(f"not compared, because undisturbed runs differ in them: {', '.join(unstable)}")
+        if outside := self._outside():
+            more = f", ... ({len(outside)} in all)" * (len(outside) > _SHOWN)
+            self._say(
+                f"not compared, because it was written outside of each run's own folder ({FOLDER}): "
+                f"{', '.join(outside[:_SHOWN])}{more}"
+            )
         self._print_json(ok=good)
         self._say(", ".join(f"{count} {name}" for name, count in self._counted().items()))
         if good:
@@ -161,6 +170,7 @@ class Report:
         if not self._as_json:
             return
         found = {"counts": self._counted(), "runs": self._runs, "not_compared": self._unstable()}
+        found["outside"] = self._outside()
         torchrun = {} if self._torchrun is None else {"torchrun": self._torchrun}
         print_json({**facts, **found, **torchrun})
 
@@ -169,6 +179,9 @@ class Report:
 
     def _unstable(self) -> list[str]:
         return sorted({name for reference in self._distinct for name in reference.unstable})
+
+    def _outside(self) -> list[str]:
+        return sorted({name for reference in self._distinct for name in reference.outside})
 
     def _delete_files(self) -> None:
         shutil.rmtree(self._campaign.folder, ignore_errors=True)

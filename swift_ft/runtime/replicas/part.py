@@ -85,7 +85,9 @@ class ReplicasPart(Part):
             replicas.attached and not replicas.equal_buffers and self._rollback.has_statistics(replicas.model)
         )
         report = replace(report, holds=self._holds(), own_statistics=own_statistics)
-        return replicas.report_undo(report) if self._may_undo else report
+        report = replicas.report_undo(report) if self._may_undo else report
+        changed = report.updated or report.undoable
+        return replace(report, undoes_exactly=replicas.undoes_exactly) if changed else report
 
     @property
     def _may_undo(self) -> bool:

@@ -14,11 +14,13 @@ from swift_ft.faults import Fault
 from swift_ft.testing.chaos.endings import beyond_faults
 from swift_ft.testing.chaos.habits import Habit, random_habits
 from swift_ft.testing.chaos.judging import judged_again
+from swift_ft.testing.chaos.outside import changed, look_at
 from swift_ft.testing.chaos.plain_trial import Likeness, likeness, plain_state
 from swift_ft.testing.chaos.plans import Shape, random_plan
-from swift_ft.testing.chaos.run_folder import read_report
+from swift_ft.testing.chaos.run_folder import is_at_home, read_report
 from swift_ft.testing.chaos.running import run_trial
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+from swift_ft.testing.chaos.unstable import Unstable
 
 _ATTEMPTS = 3
 """Plans of a seed that are tried until a fault strikes."""
@@ -113,13 +115,19 @@ class Reference:
     Args:
         campaign: whose.
         habits: planted into all of them.
+
+    Attributes:
+        trial: the undisturbed run.
+        outside: files that it has written where all runs write them, so that they are not compared.
     """
 
     def __init__(self, campaign: Campaign, habits: tuple[Habit, ...]) -> None:
         self._campaign = campaign
         self._training = replace(campaign.training, habits=habits)
         self._lock, self._again = threading.Lock(), False
+        shared = look_at(_shared_by_runs(self._training.script), campaign.folder)
         self.trial = self._undisturbed("undisturbed")
+        self.outside = changed(shared, campaign.folder)
 
     def _undisturbed(self, name: str) -> Trial:
         folder = self._campaign.new_folder("-".join([name, *self._training.habits]))
@@ -154,7 +162,7 @@ class Reference:
         """A run with these faults. If it differs, another undisturbed run says whether that tells anything.
 
         Raises:
-            SwiftError: if undisturbed runs differ, too, in more than files.
+            SwiftError: if undisturbed runs differ, too, in more than files and variables.
         """
         training = self._training
         trial = run_trial(training, self._campaign.new_folder(name), plan, self.trial)
@@ -169,28 +177,28 @@ class Reference:
 
     @property
     def unstable(self) -> frozenset[str]:
-        """Files in which undisturbed runs differ, as far as that was looked at."""
-        return self._training.unstable
+        """Files and variables in which undisturbed runs differ, as far as that was looked at."""
+        return self._training.unstable.names
 
     def look_again(self) -> None:
-        """Find the files in which undisturbed runs differ: once. They are not compared from then on.
+        """Find what undisturbed runs do not have in common: once. It is not compared from then on.
 
         Raises:
-            SwiftError: they differ in more than files.
+            SwiftError: they differ in more than files, and variables of the script.
         """
         with self._lock:
             if self._again or not self._campaign.learns:
                 return
             self._again = True
             one, other = self.trial.state, self._undisturbed("undisturbed-again").state
-            names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
-            if values := [name for name in names if not name.startswith("file ")]:
+            found = Unstable.between(one, other)
+            if values := found.of_the_state:
                 raise SwiftError(
                     f"The script is not deterministic: {len(values)} values of two undisturbed runs differ "
                     f"({', '.join(values[:2])}). Seed all that it draws (swift_ft.deterministic)."
                 )
-            if names:
-                self._training = replace(self._training, unstable=frozenset(names))
+            if found.names:
+                self._training = replace(self._training, unstable=found)
 
     def _shape(self) -> Shape:
         shape, learnt = self._campaign.shape, self.trial
@@ -203,6 +211,12 @@ class Reference:
             checkpoints=tuple(sorted({*learnt.checkpoints})),
             copies="copy" in learnt.points,
         )
+
+
+def _shared_by_runs(script: tuple[str, ...]) -> set[Path]:
+    """The folders that are the same for each run, and in which a script may write nonetheless."""
+    beside = {Path(path).parent for path in script[:1]}
+    return beside | {Path.cwd()} if is_at_home(script) else beside
 
 
 def _is_refused(trial: Trial) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,23 +21,35 @@ from swift_ft.testing.chaos.run_folder import OWN, store_in
 from swift_ft.testing.chaos.values import digests, leaves
 
 UNDO_BOUND = 1e-5
-"""The largest difference after an undo that is not exact, relative to the largest element of its tensor.
+"""The largest difference after an undo that is not exact, as :func:`largest_difference` measures it.
 
 The undo itself errs by a few units in the last place (docs/undo.md), and the iterations that follow go on
 from there.
 """
 
+_OF_THE_STORE = re.compile(
+    r"(run\.json|runs/[^/]+/(run|layers)\.json|workers/rank-\d{5}\.json|probe)(\.[0-9a-f]{12}\.tmp)?"
+    r"|(checkpoints/\d{8}|log/rank-\d{5}|runs/[^/]+/(journal|workers))/.*"
+)
+"""All paths in a store that swift_ft itself writes, and their drafts. A script may have files beside them."""
+
 
 def files_of(folder: Path) -> dict[str, str]:
-    """A digest of each file that a script wrote into its run's folder, except those of the store."""
+    """A digest of each file that a script wrote into its run's folder, also beside those of the store."""
     store = store_in(folder)
     found = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        is_ours = inside.parts[0] == OWN or (store is not None and path.is_relative_to(store))
+        is_ours = inside.parts[0] == OWN or (store is not None and _is_of(store, path))
         if path.is_file() and not is_ours and "__pycache__" not in inside.parts:
             found[f"file {inside}"] = xxhash.xxh3_128_hexdigest(path.read_bytes())
     return found
+
+
+def _is_of(store: str, path: Path) -> bool:
+    """Whether a file is one that swift_ft has written into its store."""
+    inside = path.is_relative_to(store)
+    return inside and _OF_THE_STORE.fullmatch(path.relative_to(store).as_posix()) is not None
 
 
 def last_state(url: str) -> dict[str, str]:
@@ -51,40 +64,94 @@ def last_state(url: str) -> dict[str, str]:
     return {"iteration": str(committed[-1]), **digests(_values(folder, committed[-1]))}
 
 
-def loads(url: str) -> bool:
-    """Whether any committed checkpoint of a store can be read, all parts of it."""
+def loads(url: str, *, committed: int | None = None, spoiled: int = 0) -> bool:
+    """Whether the last committed checkpoint of a store can be read, all parts of it.
+
+    Args:
+        url: the store's.
+        committed: the iteration of the last one, as the run's journal has it; None if it does not tell.
+        spoiled: files that faults have damaged. So many checkpoints, the last ones, may be unreadable.
+    """
     folder = CheckpointFolder(Store(url))
-    for iteration in reversed(folder.committed()):
-        try:
-            for _ in _values(folder, iteration):
-                pass
-        except SwiftError:
-            continue
-        return True
-    return False
+    there = folder.committed()
+    if committed is not None and not spoiled and committed not in there:
+        return False
+    return any(_can_be_read(folder, iteration) for iteration in there[-1 - spoiled :])
+
+
+def _can_be_read(folder: CheckpointFolder, iteration: int) -> bool:
+    try:
+        for _ in _values(folder, iteration):
+            pass
+    except SwiftError:
+        return False
+    return True
 
 
 def largest_difference(url: str, other_url: str, names: Sequence[str]) -> float:
-    """The largest difference of values of two last checkpoints, relative to their tensor's largest element.
+    """The largest difference of values of a last checkpoint from those of an undisturbed run's.
 
-    It is infinite where one is missing, or has no numbers.
+    It is relative to the largest element of all tensors of its kind: those of the models, or one kind of an
+    optimizer's. What is noise beside the others in one run is other noise in the next, and Adam makes whole
+    steps of it. A number of Python is as a tensor of one element. Infinite where a value is missing, is
+    something else, or is not finite.
+
+    Args:
+        url: the store with the checkpoint.
+        other_url: that of the undisturbed run.
+        names: those of the values to compare.
     """
     ours, theirs = dict(_last_values(url)), dict(_last_values(other_url))
-    return max((_difference(ours.get(name), theirs.get(name)) for name in names), default=0.0)
+    largest: dict[str, float] = {}
+    for name, value in theirs.items():
+        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout == torch.strided:
+            finite = value[value.isfinite()].abs()  # a mask may have others
+            if finite.numel():
+                largest[_kind(name)] = max(largest.get(_kind(name), 0.0), finite.max().item())
+    differences = [(_difference(ours.get(name), theirs.get(name)), name) for name in names]
+    return max((_relative(found, largest.get(_kind(name))) for found, name in differences), default=0.0)
 
 
-def _difference(one: Any, other: Any) -> float:
+def _kind(name: str) -> str:
+    """The kind of a tensor: of a worker's models, or as one kind of its optimizers' state is called."""
+    worker, _, rest = name.partition(".")
+    if rest.startswith("models."):
+        return f"{worker}.models"
+    return f"{worker}.optimizers {name.rpartition('.')[2]}" if rest.startswith("optimizers.") else name
+
+
+def _relative(found: tuple[float, float], largest: float | None) -> float:
+    difference, scale = found
+    relative = difference / (largest or scale) if difference else 0.0
+    return relative if math.isfinite(relative) else math.inf  # NaN is neither larger nor smaller than a bound
+
+
+def are_finite(url: str, other_url: str, names: Sequence[str]) -> bool:
+    """Whether tensors of a last checkpoint are finite, and but for their numbers as those of another one."""
+    ours, theirs = dict(_last_values(url)), dict(_last_values(other_url))
+    return all(_is_finite(ours.get(name), theirs.get(name)) for name in names)
+
+
+def _is_finite(one: Any, other: Any) -> bool:
+    tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+    if not tensors or (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
+        return False
+    return bool(one.isfinite().all())
+
+
+def _difference(one: Any, other: Any) -> tuple[float, float]:
+    """The largest difference of two tensors, and the largest element of both."""
+    if isinstance(one, float) and isinstance(other, float):
+        one, other = (torch.tensor(value, dtype=torch.float64) for value in (one, other))
     tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
     if not tensors or one.layout != other.layout or one.layout != torch.strided:
-        return math.inf
+        return math.inf, 1.0
     if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
-        return math.inf
+        return math.inf, 1.0
     if not one.numel():
-        return 0.0
+        return 0.0, 1.0
     scale = max(one.abs().max().item(), other.abs().max().item())
-    difference = (one.double() - other.double()).abs().max().item()
-    relative = difference / scale if scale else 0.0
-    return relative if math.isfinite(relative) else math.inf  # NaN is neither larger nor smaller than a bound
+    return (one.double() - other.double()).abs().max().item(), scale
 
 
 def _last_values(url: str) -> Iterator[tuple[str, Any]]:
@@ -114,4 +181,6 @@ def _opened(part: Any) -> Any:
     plain = unpack(part.getvalue())
     plain["small"].pop("random", None)
     plain["small"].get("parts", {}).get("swift_ft.epochs", {}).pop("top", None)
+    if not plain["carried"]:  # no variable: that there is a place for some is none
+        del plain["carried"]
     return plain

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,16 +11,25 @@ from typing import Any
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.faults import Action, Fault, parse_faults
 from swift_ft.program.loop_frame import LOOP, PASSES_ON
-from swift_ft.testing.chaos.comparison import UNDO_BOUND, files_of, largest_difference, last_state, loads
+from swift_ft.testing.chaos.comparison import (
+    UNDO_BOUND,
+    are_finite,
+    files_of,
+    largest_difference,
+    last_state,
+    loads,
+)
 from swift_ft.testing.chaos.endings import beyond_faults
 from swift_ft.testing.chaos.run_folder import read_report
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+from swift_ft.testing.chaos.unstable import FILE, variable_of
 
 _DAMAGES = (Action.FLIP, Action.TRUNCATE)
-_OF_THE_LOOP = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON))
-_OF_THE_SCRIPT = ".carried.."
-"""Of variables of the script itself, among them those of a loop that is in no function."""
+_OF_STEPS = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON, ""))
+"""Of variables in the functions that run the loop, and of the script itself, where that is in no function."""
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_DIGESTS = ".plain.bytes.digests."
+"""Of digests that workers have compared: all values of which they are stand beside them."""
 
 
 @dataclass(slots=True)
@@ -54,8 +64,8 @@ def judged(
     try:
         state = {**(last_state(url) if url else {}), **files_of(folder)}
     except SwiftError as error:
-        struck = [fault for fault in plan if str(fault) not in end.missed]
-        damaged = any(fault.action in _DAMAGES for fault in struck) and loads(url)
+        spoiled = _spoiled(plan, end.missed)
+        damaged = spoiled > 0 and loads(url, spoiled=spoiled)
         why = f"its last checkpoint is damaged: {first_line(error)}"
         return (Outcome.ENDED if damaged else Outcome.WRONG), why, {}
     if "iteration" not in state:
@@ -88,52 +98,94 @@ def _unless_missed(outcome: Outcome, plan: Sequence[Fault], missed: Sequence[str
 
 def _judged_error(end: End, plan: Sequence[Fault], url: str, reason: str) -> tuple[Outcome, str]:
     """The outcome of a run that ended with a line."""
-    if not url or not loads(url):
+    events = end.report.get("events", ())
+    committed = [event["iteration"] for event in events if event["event"] == "CheckpointCommitted"]
+    last = committed[-1] if committed else None
+    if not url or not loads(url, committed=last, spoiled=_spoiled(plan, end.missed)):
         return Outcome.UNLOADABLE, reason
-    if why := beyond_faults(end.report.get("events", ()), plan):
+    if not events:
+        return Outcome.CRASHED, f"it left no events, so its faults may have no part in this: {reason}"
+    if why := beyond_faults(events, plan):
         return Outcome.CRASHED, f"no fault of the plan can have caused this: {why}"
     if plan and len(end.missed) == len(plan):
         return Outcome.NOT_STRUCK, f"it ended before any fault: {reason}"
     return Outcome.ENDED, reason
 
 
+def _spoiled(plan: Sequence[Fault], missed: Sequence[str]) -> int:
+    """The number of files that faults of the plan have damaged."""
+    return sum(fault.action in _DAMAGES and str(fault) not in missed for fault in plan)
+
+
 def _compared(
     training: Training, folder: Path, report: dict[str, Any], state: dict[str, str], expected: Trial
 ) -> tuple[Outcome, str]:
     """The outcome of a run that ended well, and how it differs from the undisturbed one."""
-    recoveries = report.get("recoveries", ())
-    after_all = any(one["resume"] == expected.iterations for one in recoveries)
-    names = sorted((state.keys() | expected.state.keys()) - training.unstable)
-    differ = [name for name in names if state.get(name) != expected.state.get(name)]
-    differ = [name for name in differ if not _is_made_anew(name, state, expected, after_all=after_all)]
+    differ = training.unstable.differing(state, expected.state)
+    if _came_after_all(report, expected):
+        there = {variable_of(name) for name in state}
+        differ = [name for name in differ if not _is_made_anew(name, there)]
     if not differ:
         return Outcome.IDENTICAL, ""
-    shown = f"{len(differ)} of {len(names)} values and files differ: {', '.join(differ[:3])}"
+    # No bound is known of what a script makes of its values, and writes into a file.
+    if not any(map(_is_file, differ)):
+        urls = training.store_of(folder), training.store_of(expected.folder)
+        if within := _bound(*urls, report.get("recoveries", ()), differ):
+            return Outcome.BOUNDED, within
+    compared = len(training.unstable.compared(state, expected.state))
+    shown = f"{len(differ)} of {compared} values and files differ: {', '.join(differ[:3])}"
     shown += ", ..." * (len(differ) > 3)
-    if any(map(_is_file, differ)):  # no bound is known of what a script makes of its values
-        return Outcome.WRONG, shown
-    if any(one["statistics_from"] for one in recoveries) and all(n.endswith(_STATISTICS) for n in differ):
-        return Outcome.BOUNDED, "running statistics of a lost replica are another one's"
-    if any(one["undone"] for one in recoveries):
-        found = largest_difference(training.store_of(folder), training.store_of(expected.folder), differ)
-        if found <= UNDO_BOUND:
-            return Outcome.BOUNDED, f"an undo without exact=True: values differ by {found:.2g} at most"
+    if _has_rounded(report.get("recoveries", ())):
+        shown += "; an update was undone without exact=True, and training may have made more of it"
     return Outcome.WRONG, shown
 
 
-def _is_made_anew(name: str, state: dict[str, str], expected: Trial, *, after_all: bool) -> bool:
-    """Whether only one of the runs has saved a variable that each step makes again.
+def _bound(url: str, other_url: str, recoveries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    """The documented reason for which values may differ as they do; empty if there is none."""
+    values = [name for name in names if _DIGESTS not in name]
+    statistics, reasons = [], []
+    if any(one["statistics_from"] for one in recoveries):
+        statistics = [name for name in values if name.rpartition(".")[2] in _STATISTICS]
+    if statistics:
+        if not are_finite(url, other_url, statistics):
+            return ""
+        reasons.append("running statistics of a lost replica are another one's")
+    if others := [name for name in values if name not in statistics]:
+        found = largest_difference(url, other_url, others) if _has_rounded(recoveries) else math.inf
+        if found > UNDO_BOUND:
+            return ""
+        reasons.append(f"an undo without exact=True: values differ by {found:.2g} at most")
+    elif len(values) < len(names):  # digests of values that do not differ themselves
+        return ""
+    return "; ".join(reasons)
 
-    A worker that did not run the last step itself saves none of them; one that came after it, also none of
-    the script's own.
+
+def _has_rounded(recoveries: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an update was undone by an optimizer that does not bring back each bit."""
+    return any(len(one["undone"]) > len(one["undone_exactly"]) for one in recoveries)
+
+
+def _came_after_all(report: Mapping[str, Any], expected: Trial) -> bool:
+    """Whether some process may have run no step itself: it took over when the last one was complete."""
+    recoveries, worlds = report.get("recoveries", ()), report.get("worlds", ())
+    begun = [one["resume"] for one in recoveries]
+    begun += [one["iteration"] for one in worlds if one["switched"] is not None]
+    return expected.iterations in begun
+
+
+def _is_made_anew(name: str, there: Collection[str | None]) -> bool:
+    """Whether a variable is not there at all, as where a process has run no step that makes it.
+
+    Args:
+        name: the whole name of a value in it.
+        there: all variables that the process has saved.
     """
-    kinds = (*_OF_THE_LOOP, _OF_THE_SCRIPT) if after_all else _OF_THE_LOOP
-    in_both = name in state and name in expected.state
-    return not in_both and not _is_file(name) and any(kind in name for kind in kinds)
+    variable = variable_of(name)
+    return variable not in there and any(kind in (variable or "") for kind in _OF_STEPS)
 
 
 def _is_file(name: str) -> bool:
-    return name.startswith("file ")
+    return name.startswith(FILE)
 
 
 def _reason(output: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from swift_ft.testing.chaos.habits import Habit
 from swift_ft.testing.chaos.run_folder import FOLDER, output_of, store_in
+from swift_ft.testing.chaos.unstable import Unstable
 
 _PLANTED = str(Path(__file__).with_name("planted.py"))
 
@@ -18,24 +19,25 @@ class Outcome(StrEnum):
     IDENTICAL = "identical"
     """Its last checkpoint and its script's files are those of the undisturbed run, bit for bit."""
     BOUNDED = "within bound"
-    """They differ as far as a documented way of recovery may let them: an undo that is not exact, or running
+    """They differ as far as a documented way of recovery may let them: an undo without exact=True, or running
     statistics of a lost replica."""
     NOT_STRUCK = "not struck"
     """None of its faults struck: it shows nothing, also where it ended with an error."""
     ENDED = "ended"
-    """Its faults ended it, with an error in one line, and a checkpoint that loads. Nothing is silently
-    wrong."""
+    """Its faults ended it, with an error in one line, and its last checkpoint loads, or an earlier one where
+    faults have damaged files. Nothing is silently wrong."""
     WRONG = "WRONG"
     """It ended well, with another state or other files."""
     HUNG = "HUNG"
     """It did not end in time."""
     CRASHED = "CRASHED"
     """It ended with a traceback of swift_ft's own, by a signal, or without saying why; or with an error that
-    no fault can have caused: replicas differ, or the script or swift_ft itself failed."""
+    no fault can have caused: replicas differ, or the script or swift_ft itself failed. Without the events of
+    the run nobody can know."""
     LEAKED = "LEAKED"
     """It left processes, shared memory, temporary files or sockets behind."""
     UNLOADABLE = "NO CHECKPOINT"
-    """It ended with an error in one line, and none of its checkpoints loads."""
+    """It ended with an error in one line, and its last checkpoint does not load, or it has none."""
 
     @property
     def is_good(self) -> bool:
@@ -54,7 +56,7 @@ class Training:
         store: the run's store, with ``{folder}``; empty for the one that the run has in its folder.
         deadline_s: seconds after which a run counts as hung.
         habits: that are planted into the script.
-        unstable: names of values and files that differ between undisturbed runs, and so are not compared.
+        unstable: all in which undisturbed runs differ, and which is not compared.
     """
 
     launch: tuple[str, ...]
@@ -62,7 +64,7 @@ class Training:
     store: str
     deadline_s: float
     habits: tuple[Habit, ...] = ()
-    unstable: frozenset[str] = frozenset()
+    unstable: Unstable = field(default_factory=Unstable)
 
     @property
     def command(self) -> tuple[str, ...]:

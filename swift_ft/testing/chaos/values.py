@@ -30,6 +30,8 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         kind, content = made_of
         yield f"{name}.class", kind
         yield from leaves(content, name)
+    elif isinstance(value, Mapping | Sequence | deque) and not value:  # nothing would tell it from none
+        yield name, {} if isinstance(value, Mapping) else ()
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from leaves(inner, f"{name}.{_shown(key)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
@@ -15,7 +16,7 @@ from swift_ft.config.option import flag_of
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.journal_reader import Excerpt
-from swift_ft.errors import NotLaunchedError, UsageError
+from swift_ft.errors import NotLaunchedError, RendezvousLostError, UsageError
 from swift_ft.launch.processes.context import worker_jobs
 from swift_ft.launch.settings import MachineJob
 from swift_ft.network import JobSecret
@@ -304,6 +305,26 @@ def test_a_report_that_cannot_be_written_changes_no_verdict(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("swift-run: --events-out: the report cannot be written: ")
     assert str(gone.parent) in line
+
+
+def test_a_launcher_that_fails_leaves_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads it finds no events, and why: the journal is out of reach."""
+
+    class Lost:
+        def __init__(self, job: MachineJob) -> None:
+            self.store, self.run_id = job.settings.store, "run"
+
+        def run(self) -> None:
+            raise RendezvousLostError("the store is gone")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(run, "Cluster", Lost)
+    told = tmp_path / "events.json"
+    assert swift_run(tmp_path, "--quiet", "--events-out", str(told)) == 1
+    report = json.loads(told.read_text())
+    assert (report["ok"], report["reason"], report["events"]) == (False, "the store is gone", [])
 
 
 @pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "a-b", ".relative", "wave wave"])

@@ -149,7 +149,7 @@ def test_it_can_be_written_as_json() -> None:
 
 
 def replica(
-    rank: int, generation: int, at: int | None, *updated: int, dirty: str | None = None
+    rank: int, generation: int, at: int | None, *updated: int, dirty: str | None = None, exactly: bool = False
 ) -> ev.StatusReported:
     return ev.StatusReported(
         rank=rank,
@@ -161,6 +161,7 @@ def replica(
         dirty=dirty,
         holds=("the model",),
         updated=updated,
+        undoes_exactly=exactly,
     )
 
 
@@ -198,12 +199,13 @@ def test_what_was_copied_and_what_was_undone() -> None:
             replica(0, 2, 47, 0, 1, 2),
             replica(1, 2, 47, 0),
             replica(2, 2, 47, 0, 2),
-            replica(3, 2, 47, 0),
+            replica(3, 2, 47, 0, exactly=True),
         )
     ).recoveries
     assert (recovery.restored, recovery.forwarded) == ([], [])
     assert recovery.copied == {0: 2, 2: 1}
     assert recovery.undone == {0: 1, 1: 1, 2: 1, 3: 1}
+    assert recovery.undone_exactly == [3]
 
 
 def test_copies_and_undos_are_those_of_the_plan_that_went_live() -> None:

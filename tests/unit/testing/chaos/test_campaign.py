@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault, parse_faults
 from swift_ft.testing.chaos import campaign
 from swift_ft.testing.chaos.campaign import Campaign
+from swift_ft.testing.chaos.judging import judged_again
 from swift_ft.testing.chaos.plans import Shape
 from swift_ft.testing.chaos.run_folder import new_own, report_of
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
@@ -43,7 +44,7 @@ def test_runs_side_by_side_learn_of_it_together(tmp_path: Path, monkeypatch: pyt
             return Trial("", Outcome.IDENTICAL, 0, "", state, folder)
         if next(first) < AT_A_TIME:
             together.wait()
-        outcome = Outcome.IDENTICAL if "file times.txt" in training.unstable else Outcome.WRONG
+        outcome = Outcome.IDENTICAL if "file times.txt" in training.unstable.unlike else Outcome.WRONG
         return Trial("; ".join(map(str, plan)), outcome, 0, "", state, folder)
 
     monkeypatch.setattr(campaign, "run_trial", run_trial)
@@ -113,3 +114,154 @@ def test_a_habit_is_refused_with_a_line_for_its_user(
     else:
         with pytest.raises(SwiftError, match="ended as NO CHECKPOINT \\(it failed\\)"):
             [*made.run()]
+
+
+Stub = Callable[[int], dict[str, str]]
+
+
+def campaign_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, state_of: Stub, *, disturbed: Stub | None = None
+) -> tuple[Trial, list[str]]:
+    """The run of one plan, judged by its state, and all that was not compared.
+
+    Args:
+        folder: of the runs.
+        monkeypatch: puts a stub in the place of a run.
+        state_of: the state of a run, by its number.
+        disturbed: that of the disturbed one, if it is another.
+    """
+    clock = itertools.count()
+
+    def run_trial(
+        training: Training, folder: Path, plan: Sequence[Fault] = (), expected: Any = None, **_: Any
+    ) -> Trial:
+        made = disturbed if plan and disturbed is not None else state_of
+        state = {"iteration": "4", "file out.txt": "1", MODEL: "1", **made(next(clock))}
+        trial = Trial("; ".join(map(str, plan)), Outcome.IDENTICAL, 0, "", state, folder)
+        return trial if expected is None else judged_again(trial, training, expected)
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    plan = parse_faults("kill machine=0 iteration=1")
+    training, shape = Training((), ("train.py",), "{folder}/store", 10), Shape(2, 1, 4)
+    made = Campaign(training, shape, folder, 0, 1, learns=True, given=plan)
+    references = made.prepare()
+    (trial,) = made.run(references)
+    return trial, sorted(references[0].unstable)
+
+
+MODEL = "worker 0.models.model.weight"
+VARIABLE = "worker 0.plain.bytes.carried.(loop)."
+
+
+@pytest.mark.parametrize(
+    ("names", "pattern"),
+    [
+        (("log-7", "log-8", "log-9"), "log-*"),
+        (
+            (
+                "runs/Nov29_14-10-58_host/e.177.host.9.0",
+                "runs/Nov29_14-11-02_host/e.181.host.12.0",
+                "runs/Nov30_00-00-12_host/e.190.host.77.0",
+            ),
+            "runs/*_*-*-*_host/e.*.host.*.*",
+        ),
+        (
+            ("wandb/run-20261129_1-x7k2/log", "wandb/run-20261129_2-abcd/log", "wandb/run-20261130_3-q9/log"),
+            "wandb/run-*_*-*/log",
+        ),
+    ],
+)
+def test_a_file_that_is_named_after_the_time_is_no_finding(
+    names: Sequence[str], pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third run has a third name. It is there, and it is said that it was not compared."""
+
+    def state(number: int) -> dict[str, str]:
+        return {f"file {names[number]}": str(number), "file rank-1.txt": "1"}
+
+    trial, not_compared = campaign_of(tmp_path, monkeypatch, state)
+    assert (trial.outcome, not_compared) == (Outcome.IDENTICAL, [f"file {pattern}"]), trial.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "found"),
+    [
+        ({}, "1 of 3 values and files differ: file log-*"),
+        ({"file log-9": "1", "file out.txt": "2"}, "1 of 3 values and files differ: file out.txt"),
+        ({"file log-9": "1", "file other": "1"}, "1 of 4 values and files differ: file other"),
+        ({"file log-9": "1", MODEL: "2"}, f"1 of 3 values and files differ: {MODEL}"),
+    ],
+    ids=["no such file", "another file", "a file too many", "a weight"],
+)
+def test_such_a_file_hides_no_other_one(
+    state: dict[str, str], found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, _ = campaign_of(
+        tmp_path, monkeypatch, lambda number: {f"file log-{number}": "1"}, disturbed=lambda _: state
+    )
+    assert (trial.outcome, trial.reason) == (Outcome.WRONG, found)
+
+
+@pytest.mark.parametrize(
+    ("state_of", "left_out"),
+    [
+        (lambda number: {"t0": str(number)}, ["t0"]),
+        (lambda number: {"stats.tokens_s": str(number), "stats.loss": "1"}, ["stats.tokens_s"]),
+        (lambda number: {f"times.{i}": str(number) for i in range(3 + number)}, ["times.*"]),
+        (lambda number: {f"seen.{number}": "1"}, ["seen.*"]),
+    ],
+    ids=["a time", "a time in a dict", "a list of times", "keys that are times"],
+)
+def test_a_variable_that_holds_the_time_is_no_finding(
+    state_of: Stub, left_out: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial, not_compared = campaign_of(
+        tmp_path,
+        monkeypatch,
+        lambda number: {VARIABLE + name: value for name, value in state_of(number).items()},
+    )
+    assert trial.outcome == Outcome.IDENTICAL, trial.reason
+    assert not_compared == [VARIABLE + name for name in left_out]
+
+
+@pytest.mark.parametrize("name", ["stats.loss", "history.0"])
+def test_such_a_variable_hides_no_other_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def state(number: int, value: str = "1") -> dict[str, str]:
+        return {f"{VARIABLE}stats.tokens_s": str(number), f"{VARIABLE}{name}": value}
+
+    trial, _ = campaign_of(tmp_path, monkeypatch, state, disturbed=lambda number: state(number, "2"))
+    assert (trial.outcome, VARIABLE + name in trial.reason) == (Outcome.WRONG, True)
+
+
+@pytest.mark.parametrize("name", [MODEL, "worker 0.plain.bytes.small.parts.meters.mean"])
+def test_a_state_that_differs_undisturbed_ends_the_campaign(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SwiftError, match="The script is not deterministic: 1 values"):
+        campaign_of(tmp_path, monkeypatch, lambda number: {name: str(number), f"{VARIABLE}t0": str(number)})
+
+
+@pytest.mark.parametrize("at_home", [True, False])
+def test_a_file_that_all_runs_write_is_named(
+    at_home: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the script always; in the working directory where no folder of the run's takes its place."""
+    here, beside, runs = tmp_path / "here", tmp_path / "beside", tmp_path / "here" / "runs"
+    for folder in (here, beside, runs, here / ".git"):
+        folder.mkdir()
+    (here / "data").write_text("as it was")
+
+    def run_trial(training: Training, folder: Path, *_: Any, **__: Any) -> Trial:
+        for place in (here / "metrics.csv", beside / "out.txt", here / ".git" / "x", folder / "own"):
+            place.write_text("1")
+        return Trial("", Outcome.IDENTICAL, 0, "", {"iteration": "4"}, folder)
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    monkeypatch.chdir(here)
+    script = (str(beside / "train.py"), *["--store={folder}/store"] * at_home)
+    made = Campaign(Training((), script, "", 10), Shape(2, 1, 4), runs, 0, plans=1, learns=True)
+    (reference,) = made.prepare().values()
+    expected = {str(beside / "out.txt")} | ({str(here / "metrics.csv")} if at_home else set())
+    assert reference.outside == expected

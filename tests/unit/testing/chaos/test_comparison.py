@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from swift_ft.testing.chaos.comparison import largest_difference, last_state, loads
+from swift_ft.testing.chaos.comparison import UNDO_BOUND, largest_difference, last_state, loads
 from swift_ft.testing.chaos.plain import _saved
 from swift_ft.testing.chaos.values import digests_of
 from tests.unit.testing.chaos.saved import save, state_of
@@ -60,6 +62,29 @@ def test_what_is_not_finite_is_beyond_any_bound(tmp_path: Path, value: float) ->
     assert 0 < largest_difference(*urls, names[:1]) < 1e-6
     assert largest_difference(*urls, names) == float("inf")
     assert largest_difference(*urls, names[::-1]) == float("inf")
+
+
+@pytest.mark.parametrize(("bias", "is_within"), [(1e-6, True), (0.5, False)])
+def test_a_difference_is_measured_against_all_of_its_kind(
+    tmp_path: Path, bias: float, is_within: bool
+) -> None:
+    """Adam makes whole steps of noise: what is small beside the model may differ. A mask is no measure."""
+    urls = []
+    for name, value in (("run", bias), ("undisturbed", bias / 2)):
+        state = state_of()
+        model: nn.Module = state["model"]
+        model.register_buffer("mask", torch.tensor([0.0, -math.inf]))
+        model.get_parameter("bias").data.fill_(value)
+        urls.append(save(tmp_path / name, state))
+    found = largest_difference(urls[0], urls[1], ["worker 0.models.model.bias"])
+    assert (0 < found < UNDO_BOUND) == is_within
+
+
+def test_a_number_of_python_is_measured_too(tmp_path: Path) -> None:
+    urls = save(tmp_path / "run", state_of(meter=3.0)), save(tmp_path / "other", state_of(meter=3.0 + 1e-9))
+    names = [name for name in last_state(urls[0]) if "parts.meters" in name and name.endswith("value")]
+    assert names
+    assert 0 < largest_difference(*urls, names) < 1e-8
 
 
 def test_a_value_that_is_missing_or_no_tensor_is_beyond_any_bound(tmp_path: Path) -> None:

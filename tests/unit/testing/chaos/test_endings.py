@@ -14,6 +14,7 @@ from swift_ft.storage.store import Store
 from swift_ft.testing.chaos.endings import beyond_faults
 from swift_ft.testing.chaos.judging import End, judged
 from swift_ft.testing.chaos.trial import Outcome, Training
+from tests.unit.testing.chaos.saved import save, state_of
 
 KILL = "kill machine=1 iteration=3 point=between"
 
@@ -133,3 +134,46 @@ def test_a_run_that_ends_before_any_fault_shows_nothing(tmp_path: Path) -> None:
     outcome, reason = end_of(tmp_path, 1, closed("too few", "machine"), missed=(KILL,))
     assert (outcome, reason) == (Outcome.NOT_STRUCK, "it ended before any fault: swift-run: the reason")
     assert not outcome.is_good
+
+
+def test_an_end_that_no_event_explains_is_not_good(tmp_path: Path) -> None:
+    """The launcher itself has failed, or has left no report: nothing says that a fault is to blame."""
+    outcome, reason = end_of(tmp_path, 1)
+    assert outcome == Outcome.CRASHED
+    assert reason.endswith("its faults may have no part in this: swift-run: the reason")
+
+
+FLIP = "flip worker=0 iteration=3 point=between"
+ENDED = (injected(), closed("too few", "machine"))
+
+
+@pytest.mark.parametrize(
+    ("damaged", "plan", "missed", "outcome"),
+    [
+        ((4,), KILL, "", Outcome.UNLOADABLE),
+        ((4,), f"{KILL}; {FLIP}", "", Outcome.ENDED),
+        ((4,), f"{KILL}; {FLIP}", FLIP, Outcome.UNLOADABLE),
+        ((4, 2), f"{KILL}; {FLIP}", "", Outcome.UNLOADABLE),
+        ((4, 2), f"{KILL}; {FLIP}; {FLIP.replace('flip', 'truncate')}", "", Outcome.ENDED),
+        ((2,), KILL, "", Outcome.ENDED),
+    ],
+)
+def test_the_last_checkpoint_loads_unless_a_fault_has_damaged_it(
+    tmp_path: Path, damaged: tuple[int, ...], plan: str, missed: str, outcome: Outcome
+) -> None:
+    for iteration in (0, 2, 4):
+        save(tmp_path / "store", state_of(), iteration=iteration)
+    for iteration in damaged:
+        (file,) = (tmp_path / "store" / "checkpoints" / f"{iteration:08d}").rglob("*.distcp")
+        file.write_bytes(file.read_bytes()[:-1] + b"?")
+    report = {"events": [{**event, "position": place} for place, event in enumerate(ENDED)]}
+    end = End(1, "swift-run: the reason\n", 1.0, [], report, (missed,) if missed else ())
+    found, reason, _ = judged(Training((), (), "{folder}/store", 10), tmp_path, parse_faults(plan), end, None)
+    assert found == outcome, reason
+
+
+def test_a_committed_checkpoint_is_there(tmp_path: Path) -> None:
+    """An older one is not as good."""
+    committed = [{"event": "CheckpointCommitted", "iteration": iteration} for iteration in (4, 6)]
+    assert end_of(tmp_path, 1, committed[0], *ENDED)[0] == Outcome.ENDED
+    assert end_of(tmp_path, 1, *committed, *ENDED)[0] == Outcome.UNLOADABLE

@@ -34,9 +34,28 @@ def test_what_the_trial_itself_writes_is_not_compared(tmp_path: Path) -> None:
     assert files_of(tmp_path) == {}
 
 
-def test_the_store_is_compared_by_its_values_alone(tmp_path: Path) -> None:
-    write(tmp_path / "store" / "runs" / "a" / "run.json")
-    write(tmp_path / "kept" / "run.json")
-    (tmp_path / "kept" / "checkpoints").mkdir()
-    write(tmp_path / "kept" / "logs" / "segment")
-    assert files_of(tmp_path).keys() == {"file store/runs/a/run.json"}
+OF_THE_STORE = (
+    "run.json",
+    "run.json.0123456789ab.tmp",
+    "probe.0123456789ab.tmp",
+    "workers/rank-00001.json",
+    "checkpoints/00000004/rank-00000.g00001/.metadata",
+    "log/rank-00000/g00001-s000001",
+    "runs/run.1-39bf57be/run.json",
+    "runs/run.1-39bf57be/journal/00000000-00000018.json",
+    "runs/run.1-39bf57be/workers/rank-00000.g0001.json",
+)
+
+
+@pytest.mark.parametrize("store", [".", "out", "deep/store"])
+def test_a_file_beside_those_of_the_store_is_compared(tmp_path: Path, store: str) -> None:
+    """Also where the store is the folder of the run, or one that the script writes into."""
+    own = ("metrics.csv", "logs/a.csv", "checkpoints/best.pt", "log/train.txt", "runs/Nov29_host/events.1.0")
+    for name in (*OF_THE_STORE, *own):
+        write(tmp_path / store / name)
+    assert files_of(tmp_path).keys() == {f"file {Path(store) / name}" for name in own}
+
+
+def test_a_folder_without_checkpoints_is_no_store(tmp_path: Path) -> None:
+    write(tmp_path / "store" / "run.json")
+    assert files_of(tmp_path).keys() == {"file store/run.json"}

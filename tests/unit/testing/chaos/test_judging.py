@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from swift_ft.faults import parse_faults
 from swift_ft.testing.chaos.comparison import files_of, last_state
 from swift_ft.testing.chaos.judging import End, judged, judged_again
 from swift_ft.testing.chaos.run_folder import new_own, report_of
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+from swift_ft.testing.chaos.unstable import Unstable
+from swift_ft.testing.chaos.values import digests_of
 from tests.unit.testing.chaos.saved import save, state_of
 
 TRAINING = Training((), (), "{folder}/store", 10)
 KILL = "kill machine=1 iteration=3 point=between"
-UNDONE = {"resume": 3, "undone": [0], "statistics_from": []}
-REPLACED = {"resume": 3, "undone": [], "statistics_from": [1]}
-PLAINLY = {"resume": 3, "undone": [], "statistics_from": []}
+UNDONE = {"resume": 3, "undone": {"0": 2}, "undone_exactly": [], "statistics_from": {}}
+EXACTLY = {**UNDONE, "undone_exactly": [0]}
+REPLACED = {"resume": 3, "undone": {}, "undone_exactly": [], "statistics_from": {"1": 0}}
+PLAINLY = {"resume": 3, "undone": {}, "undone_exactly": [], "statistics_from": {}}
+AFTER_ALL = {**PLAINLY, "resume": 4}
 
 
 def ran(folder: Path, *, bias: float = 1.0, files: dict[str, str] | None = None) -> Trial:
@@ -45,6 +52,8 @@ def test_an_inexact_undo_excuses_small_differences_of_values(tmp_path: Path) -> 
     expected, trial = ran(tmp_path / "expected"), ran(tmp_path / "run", bias=1 + 1e-7)
     assert judge(trial, expected, UNDONE)[0] == Outcome.BOUNDED
     assert judge(trial, expected, PLAINLY)[0] == Outcome.WRONG
+    assert judge(trial, expected, EXACTLY)[0] == Outcome.WRONG
+    assert judge(trial, expected, EXACTLY, UNDONE)[0] == Outcome.BOUNDED
     assert judge(ran(tmp_path / "large", bias=1.1), expected, UNDONE)[0] == Outcome.WRONG
     assert judge(ran(tmp_path / "nan", bias=float("nan")), expected, UNDONE)[0] == Outcome.WRONG
 
@@ -86,7 +95,7 @@ def test_a_run_is_judged_again_by_what_it_left(tmp_path: Path) -> None:
     """Of two files that differ one is known to be unstable now: the other one is the finding."""
     expected = ran(tmp_path / "expected", files={"time.txt": "1", "out.txt": "1"})
     trial = ran(tmp_path / "run", files={"time.txt": "2", "out.txt": "2"})
-    unstable = Training((), (), "{folder}/store", 10, unstable=frozenset({"file time.txt"}))
+    unstable = Training((), (), "{folder}/store", 10, unstable=Unstable(unlike=frozenset({"file time.txt"})))
     again = judged_again(trial, unstable, expected)
     assert again.outcome == Outcome.WRONG
     assert again.reason == f"1 of {len(trial.state) - 1} values and files differ: file out.txt"
@@ -100,7 +109,7 @@ def test_a_run_that_is_judged_again_may_be_within_a_bound(tmp_path: Path) -> Non
     trial = ran(tmp_path / "run", bias=1 + 1e-7, files={"time.txt": "2"})
     new_own(trial.folder)
     report_of(trial.folder).write_text(json.dumps({"recoveries": [UNDONE]}))
-    unstable = Training((), (), "{folder}/store", 10, unstable=frozenset({"file time.txt"}))
+    unstable = Training((), (), "{folder}/store", 10, unstable=Unstable(unlike=frozenset({"file time.txt"})))
     assert judged_again(trial, unstable, expected).outcome == Outcome.BOUNDED
 
 
@@ -108,3 +117,80 @@ def test_a_run_that_is_judged_again_was_struck_as_before(tmp_path: Path) -> None
     expected = ran(tmp_path / "expected")
     missed = Trial(KILL, Outcome.WRONG, 0, "", expected.state, tmp_path, missed=(KILL,))
     assert judged_again(missed, TRAINING, expected).outcome == Outcome.NOT_STRUCK
+
+
+def with_statistics(folder: Path, mean: float, **more: float) -> Trial:
+    """A run whose model has running statistics."""
+    state = state_of()
+    model: nn.Module = state["model"]
+    model.register_buffer("running_mean", torch.full((2,), mean))
+    for name, value in more.items():
+        model.get_parameter(name).data.fill_(value)
+    url = save(folder / "store", state)
+    return Trial("", Outcome.IDENTICAL, 0, "", last_state(url), folder)
+
+
+def test_statistics_of_a_lost_replica_are_numbers_of_another_one(tmp_path: Path) -> None:
+    expected = with_statistics(tmp_path / "expected", 1.0)
+    other, broken = with_statistics(tmp_path / "other", 3.0), with_statistics(tmp_path / "nan", math.nan)
+    assert judge(other, expected, REPLACED)[0] == Outcome.BOUNDED
+    assert judge(other, expected, PLAINLY)[0] == Outcome.WRONG
+    assert judge(broken, expected, REPLACED)[0] == Outcome.WRONG
+
+
+def test_statistics_and_an_undo_have_a_bound_each(tmp_path: Path) -> None:
+    expected = with_statistics(tmp_path / "expected", 1.0, bias=1.0)
+    near, far = (
+        with_statistics(tmp_path / name, 3.0, bias=bias) for name, bias in (("near", 1 + 1e-7), ("far", 1.1))
+    )
+    assert judge(near, expected, REPLACED, UNDONE)[0] == Outcome.BOUNDED
+    assert judge(near, expected, REPLACED)[0] == Outcome.WRONG
+    assert judge(far, expected, REPLACED, UNDONE)[0] == Outcome.WRONG
+
+
+def judge_state(
+    folder: Path, state: dict[str, str], expected: dict[str, str], *recoveries: dict[str, Any]
+) -> Outcome:
+    """The outcome of a run of which the names and digests of its values are known."""
+    new_own(folder)
+    report_of(folder).write_text(json.dumps({"recoveries": recoveries}))
+    undisturbed = Trial("", Outcome.IDENTICAL, 0, "", {"iteration": "4", **expected}, folder)
+    return judged_again(
+        replace(undisturbed, state={"iteration": "4", **state}), TRAINING, undisturbed
+    ).outcome
+
+
+def carried(function: str, **variables: list[int]) -> dict[str, str]:
+    """Lists of the script's, as they are named in a checkpoint."""
+    return digests_of({"carried": {function: variables}}, "worker 0.plain.bytes")
+
+
+@pytest.mark.parametrize("function", ["", "(loop)", "(passes on)"])
+@pytest.mark.parametrize("history", [[2, 3], [0, 1, 2, 3, 3], [0, 1], []], ids=str)
+def test_a_variable_that_has_lost_some_of_it_is_wrong(
+    tmp_path: Path, function: str, history: list[int]
+) -> None:
+    """Whenever the worker came that has saved it."""
+    expected, found = carried(function, history=[0, 1, 2, 3]), carried(function, history=history)
+    assert judge_state(tmp_path, found, expected, AFTER_ALL) == Outcome.WRONG
+
+
+@pytest.mark.parametrize(
+    ("function", "recovery", "outcome"),
+    [
+        ("", AFTER_ALL, Outcome.IDENTICAL),
+        ("(loop)", AFTER_ALL, Outcome.IDENTICAL),
+        ("(passes on)", AFTER_ALL, Outcome.IDENTICAL),
+        ("", PLAINLY, Outcome.WRONG),
+        ("(loop)", PLAINLY, Outcome.WRONG),
+        ("(epochs)", AFTER_ALL, Outcome.WRONG),
+    ],
+)
+def test_a_variable_that_a_step_makes_is_not_there_without_one(
+    tmp_path: Path, function: str, recovery: dict[str, Any], outcome: Outcome
+) -> None:
+    """Of a worker that took over when the last step was complete. An undisturbed run has them all."""
+    kept = carried(function, history=[0, 1])
+    whole = {**kept, **carried(function, batch=[1, 2])}
+    assert judge_state(tmp_path, kept, whole, recovery) == outcome
+    assert judge_state(tmp_path, whole, kept, recovery) == Outcome.WRONG

@@ -130,3 +130,11 @@ def test_what_was_saved_is_what_was_there(value: Any) -> None:
 
 def test_an_object_without_words_is_compared_by_what_it_holds() -> None:
     assert digests_of(Plain(1)) == digests_of(Plain(1)) != digests_of(Plain(2))
+
+
+@pytest.mark.parametrize("empty", [[], (), {}, collections.deque(), collections.OrderedDict()], ids=repr)
+def test_nothing_in_a_container_is_not_no_container(empty: Any) -> None:
+    """A list that has lost all of its elements is still there."""
+    assert digests_of({"a": 1, "b": empty}).keys() == {".a", ".b"}
+    assert digests_of({"b": empty}) != digests_of({"b": [0]})
+    assert digests_of(restored(Encoder(None).encode({"b": empty}))) == digests_of({"b": empty})
