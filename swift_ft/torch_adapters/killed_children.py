@@ -53,7 +53,7 @@ class _Pools:
 @functools.cache
 def watch_pools() -> None:
     """From now on, look how the processes of this process's pools end: their errors do not say it."""
-    manager: Any = pools._ExecutorManagerThread  # type: ignore[attr-defined]  # the stub lacks it
+    manager: Any = pools._ExecutorManagerThread
     original = manager.terminate_broken
 
     @functools.wraps(original)
