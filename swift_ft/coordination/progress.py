@@ -24,10 +24,10 @@ STANDS = "stands"
 
 
 def places_of(ranks: Iterable[int], progress: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
-    """Where some workers have stood for too long, in words: those that have said so.
+    """Places at which some workers have stood for too long, in words, of those that have said so.
 
     Args:
-        ranks: of these workers.
+        ranks: their numbers, in the order of the words.
         progress: see :meth:`ProgressReader.read`.
     """
     stands = [(rank, progress[rank][STANDS]) for rank in ranks if STANDS in progress.get(rank, {})]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
@@ -60,7 +61,11 @@ def test_late_workers_have_said_where_they_stand() -> None:
         "place": "at data.py:12 (load), in socket.recv",
         "stack": ["data.py:12 (load)", "train.py:31 (main)"],
     }
-    progress = {0: {"mode": "live"}, 1: {"mode": "live", STANDS: stand}, 2: {STANDS: {**stand, "stack": []}}}
+    progress: dict[int, dict[str, Any]] = {
+        0: {"mode": "live"},
+        1: {"mode": "live", STANDS: stand},
+        2: {STANDS: {**stand, "stack": []}},
+    }
     assert places_of([0, 1, 3], progress) == (
         "worker 1 is at data.py:12 (load), in socket.recv < train.py:31 (main)",
     )
