@@ -19,7 +19,7 @@ from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog
-from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.progress import ProgressBoard, places_of
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.errors import JobEndedError, SwiftError
 from swift_ft.observe.spans import recorder
@@ -31,6 +31,8 @@ from swift_ft.recovery.orders import WorkerOrder, worker_order
 
 _logger = logging.getLogger(__name__)
 
+_MOST_PLACES = 3
+"""Of late workers, in an event: where one is says most."""
 _ENDED = ("onnection closed by peer", "onnection reset by peer", "roken pipe")
 """Parts of the messages in which gloo and the kernel say that the other side ended a connection."""
 
@@ -292,14 +294,18 @@ class Participant:
                 watched = None
                 continue
             state = self.state
-            progress = self._progress.read_all(state.shape.machines) if recovering else {}
-            seen = (state.generation, state.phase, progress)
+            progress = self._progress.read_all(state.shape.machines)
+            seen = (state.generation, state.phase, progress if recovering else {})
             if seen == watched or (watched is None and not recovering):
                 reason = f"no answer within {limit_s:g} s while {state.phase}"
                 if missing := state.missing():
                     self.append(
                         ev.DeadlinePassed(
-                            generation=state.generation, phase=state.phase, machines=missing, reason=reason
+                            generation=state.generation,
+                            phase=state.phase,
+                            machines=missing,
+                            reason=reason,
+                            evidence=places_of(state.missing_ranks(), progress)[:_MOST_PLACES],
                         )
                     )
             watched = seen

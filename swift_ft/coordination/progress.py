@@ -9,6 +9,7 @@ machines (`coordination/relay/notes.py`).
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from swift_ft.coordination.agent_channel import AgentChannel
@@ -16,6 +17,23 @@ from swift_ft.coordination.relay.notes import NotesReader
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 _KEY = "progress/"
+
+
+STANDS = "stands"
+"""Of a worker's progress: where it has stood for too long."""
+
+
+def places_of(ranks: Iterable[int], progress: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
+    """Places at which some workers have stood for too long, in words, of those that have said so.
+
+    Args:
+        ranks: their numbers, in the order of the words.
+        progress: see :meth:`ProgressReader.read`.
+    """
+    stands = [(rank, progress[rank][STANDS]) for rank in ranks if STANDS in progress.get(rank, {})]
+    return tuple(
+        f"worker {rank} is {' < '.join([stand['place'], *stand['stack'][1:]])}" for rank, stand in stands
+    )
 
 
 def progress_key(rank: int) -> str:

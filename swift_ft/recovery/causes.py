@@ -6,6 +6,8 @@ event here, for all participants alike.
 
 from __future__ import annotations
 
+import errno
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 
@@ -28,9 +30,9 @@ class Cause(StrEnum):
     DEVICE = "device"
     """An accelerator reports an error."""
     NETWORK = "network"
-    """Connections between living machines break."""
+    """Connections between living machines break, or those to a server that the script needs."""
     STORE = "store"
-    """The store of logs and checkpoints cannot be used, or has lost or changed files."""
+    """The store, or another disk or file server, cannot be used, or has lost or changed files."""
     SIGNAL = "signal from outside"
     """A scheduler or a person has stopped or killed a process."""
     INJECTED = "injected fault"
@@ -56,21 +58,48 @@ ADVICE = {
 
 _OWN_ERRORS = frozenset({"SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL", "SIGTRAP", "SIGSYS"})
 
-# Names of classes of errors, and parts of texts where torch has no class of its own, or one for too much.
+# Names of classes of errors (see names_of), and parts of texts where torch has no class of its own, or one
+# for too much.
 _NAMES = {
     Cause.MEMORY: ("OutOfMemoryError", "MemoryError"),
-    Cause.INJECTED: ("InjectedError",),
+    Cause.INJECTED: ("swift_ft.InjectedError",),
     Cause.DEVICE: ("AcceleratorError",),
-    Cause.NETWORK: ("DistBackendError", "DistNetworkError", "DistStoreError", "RendezvousLostError"),
-    Cause.STORE: ("StoreNotWritableError", "StoreGoneError", "CheckpointError"),
-    Cause.RUNTIME: ("GaveUpError", "UndoError", "RecoveryError"),
+    Cause.NETWORK: (
+        *("DistBackendError", "DistNetworkError", "DistStoreError", "swift_ft.RendezvousLostError"),
+        # The script's own connections, to a server of its data for example: Python's errors, and those of
+        # clients that are often used (urllib3, requests, httpx, aiohttp, botocore).
+        *("ConnectionError", "TimeoutError", "gaierror", "URLError", "IncompleteRead"),
+        *("ReadTimeout", "ReadTimeoutError", "ConnectTimeout", "ConnectTimeoutError", "TimeoutException"),
+        *("NewConnectionError", "MaxRetryError", "ChunkedEncodingError", "NetworkError"),
+        *("ClientConnectionError", "EndpointConnectionError", "ConnectionClosedError"),
+    ),
+    Cause.STORE: (
+        *("swift_ft.StoreNotWritableError", "swift_ft.StoreGoneError", "swift_ft.CheckpointError"),
+    ),
+    Cause.RUNTIME: ("swift_ft.GaveUpError", "swift_ft.UndoError", "swift_ft.RecoveryError"),
 }
+_NUMBERS = {
+    Cause.NETWORK: frozenset(
+        {
+            *(errno.ENETDOWN, errno.ENETUNREACH, errno.ENETRESET, errno.ECONNABORTED, errno.ECONNRESET),
+            *(errno.ENOTCONN, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        }
+    ),
+    Cause.STORE: frozenset({errno.EIO, errno.ESTALE, errno.EREMOTEIO}),
+}
+"""The system's numbers for what a script cannot mend. A disk that is full is none of them."""
+_NUMBER = re.compile(r"\[Errno (\d+)\]")
+_BUSY_SERVER = re.compile(r"(?:^|HTTP Error |error ')(?:429|5\d\d)\b")
+"""At the begin of an answer: the server is to blame, or there are too many of us. 404 is the script's."""
+_MISTAKEN_ADDRESS = ("unknown url type", "no host given")
+_OWN_PIPE = "BrokenPipeError"
+"""To a process on this machine, as a rule: clients of servers make errors of their own of it."""
 _TEXTS_OF_MEMORY = (
     *("out of memory", "can't allocate memory", "cannot allocate memory"),
     "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuDNN and others
 )
-_TEXTS_OF_SCRIPT = ("device-side assert",)
-"""An index out of range, as a rule: the kernel checks what the script gives it."""
+_TEXTS_OF_SCRIPT = ("device-side assert", "ncclInvalidUsage", "ncclInvalidArgument")
+"""An index out of range, as a rule, which the kernel checks; and two workers on one device."""
 _TEXTS = {
     Cause.NETWORK: (
         *("gloo/transport/", "Connection closed by peer", "Connection reset by peer"),
@@ -89,11 +118,20 @@ def cause_of_signal(name: str) -> Cause:
     return Cause.NATIVE if name in _OWN_ERRORS else Cause.SIGNAL
 
 
+def names_of(kind: type[BaseException]) -> list[str]:
+    """The names of a class of errors and of the classes above: swift_ft's own with its name before them."""
+    return [f"{'swift_ft.' * _is_ours(one)}{one.__name__}" for one in kind.__mro__]
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "swift_ft"
+
+
 def cause_of_error(names: Iterable[str], text: str) -> Cause:
     """Whose fault an exception is.
 
     Args:
-        names: of its class and of the classes above.
+        names: see :func:`names_of`.
         text: its message.
     """
     found = {*names}
@@ -104,14 +142,28 @@ def cause_of_error(names: Iterable[str], text: str) -> Cause:
         return Cause.MEMORY
     if said and _says(text, _TEXTS_OF_SCRIPT):
         return Cause.SCRIPT
+    if (answered := _cause_of_answer(found, text)) is not None:
+        return answered
     for cause, known in _NAMES.items():
         if found & {*known}:
             return cause
     for cause, texts in _TEXTS.items():
         if said and _says(text, texts):
             return cause
-    # The script's own connections, to a server of its data for example.
-    return Cause.NETWORK if "ConnectionError" in found else Cause.SCRIPT
+    return Cause.SCRIPT
+
+
+def _cause_of_answer(found: set[str], text: str) -> Cause | None:
+    """Of what the system or a server has answered; None if the classes say enough."""
+    number = _NUMBER.search(text) if "OSError" in found else None
+    for cause, numbers in _NUMBERS.items():
+        if number is not None and int(number[1]) in numbers:
+            return cause
+    if found & {"HTTPError", "HTTPStatusError"} and _BUSY_SERVER.search(text):
+        return Cause.NETWORK
+    # Python makes one class of an answer, of an address that is none, and of a file (file://).
+    answer = "HTTPError" in found or number is not None or _says(text, _MISTAKEN_ADDRESS)
+    return Cause.SCRIPT if _OWN_PIPE in found or ("URLError" in found and answer) else None
 
 
 def _says(text: str, parts: tuple[str, ...]) -> bool:
@@ -142,4 +194,4 @@ def cause_of(event: ev.Event) -> Cause:
 
 def evidence_of(event: ev.Event) -> tuple[str, ...]:
     """The facts by which a cause was found, besides the event's reason."""
-    return event.evidence if isinstance(event, ev.MachineLost | ev.ScriptFailed) else ()
+    return event.evidence if isinstance(event, ev.MachineLost | ev.ScriptFailed | ev.DeadlinePassed) else ()

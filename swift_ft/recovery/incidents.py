@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from swift_ft.recovery import events as ev
@@ -26,7 +26,7 @@ class Incident:
         number: 1 for the run's first.
         at: Unix time in seconds of the first event of it.
         cause: whose fault it was (see :class:`swift_ft.recovery.causes.Cause`).
-        reason: the first event of it, in its reporter's words.
+        reason: the first event of it that tells the cause, in its reporter's words.
         evidence: what that reporter saw besides.
         machines: names of the machines that it has cost, or on which it was; the first is the reason's.
         slots: the slots of these machines, in the same order.
@@ -68,22 +68,26 @@ def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> I
     """The incident that a recovery was about; None if all of it was on purpose.
 
     Args:
-        course: the recovery. Its cause is that of its first failure.
+        course: the recovery. Its cause is that of its first failure; that of a machine that was late, if
+            the first failure was one of communication.
         earlier: the incidents before it.
         way: of what became of it, where that is not the recovery's own.
     """
     if course.failure is None:
         return None
-    recovery, first = course.recovery, course.failure.event
-    cause, evidence = cause_of(first), evidence_of(first)
+    recovery, first, teller = course.recovery, course.failure, course.failure
+    # Communication that breaks by a timeout says nothing of a network: one machine was late already.
+    if isinstance(first.event, ev.CommunicationFailed) and course.late is not None:
+        teller = course.late
+    cause, evidence = cause_of(teller.event), evidence_of(teller.event)
     # What a test has done says more than what its victim's machine could see.
     if course.fault is not None and isinstance(course.fault.event, ev.FaultInjected):
         cause, evidence = Cause.INJECTED, (f"--inject {course.fault.event.fault}", *evidence)
-    others = list(recovery.reasons)
-    if (reason := _reason_of(first)) in others:
+    others = [*recovery.reasons, *([_reason_of(first.event)] if teller is not first else [])]
+    if (reason := _reason_of(teller.event)) in others:
         others.remove(reason)
     return _incident(
-        course.failure,
+        replace(teller, at=first.at),
         earlier,
         cause=cause,
         evidence=evidence,

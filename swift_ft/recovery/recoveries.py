@@ -94,6 +94,7 @@ class Course:
         loss: what it began with.
         fault: the last injected fault before it, if one was injected since all were live.
         failure: the first event of it that was a failure; None as long as all of it was on purpose.
+        late: the first deadline that passed in it; None if all have answered in time.
         joined: every slot has a machine again.
         reported: all workers have reported in that generation.
         live: training goes on; None as long as it does not.
@@ -104,6 +105,7 @@ class Course:
     loss: Entry
     fault: Entry | None = None
     failure: Entry | None = None
+    late: Entry | None = None
     joined: Entry | None = None
     reported: Entry | None = None
     live: Entry | None = None
@@ -113,6 +115,8 @@ class Course:
         """Note the loss, then all entries that follow, each with the state before and after it."""
         if self.failure is None and state is not before and _is_failure(entry.event):
             self.failure = entry
+        if self.late is None and state is not before and isinstance(entry.event, ev.DeadlinePassed):
+            self.late = entry
         _note_losses(self.recovery, before, state, entry)
         _note_progress(self.recovery, before, state, entry)
         if state.generation > before.generation:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from swift_ft.torch_adapters import lasting_group
-from swift_ft.torch_adapters.step_failures import TRANSPORTS
+from swift_ft.torch_adapters.step_failures import is_of_transport
 
 _COLLECTIVES = (Path(dist.__file__).parent / "distributed_c10d.py", Path(lasting_group.__file__))
 _WAITS = frozenset(
@@ -25,6 +25,15 @@ _WAITS = frozenset(
         "end_backward",  # swift_ft.torch_adapters.ddp
     }
 )
+_BROKEN = (
+    *("connect", "socket", "timed out", "timeout", "abort", "closed", "broken pipe"),
+    *("gloo/rendezvous/", "monitoredbarrier", "processgroupucc", "uccutils"),
+    "ended with its generation",  # of swift_ft.torch_adapters.lasting_group
+)
+"""In the text of an error of a collective, besides what transports say: no complaint of an argument has it.
+
+Rather one too many: a repeated step that fails again says so, and a job that a peer's death ends is lost.
+"""
 _ENGINES = frozenset({"_engine_run_backward", "_pre_forward"})
 """The functions in which autograd and DDP enter C++, which raises errors of any origin."""
 
@@ -35,7 +44,8 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
     torch raises plain ``RuntimeError`` for gloo's broken connections, so the type alone says nothing. What
     counts is where the root cause was raised: in a collective or point-to-point call of torch, or where a
     pipeline schedule waits for one. An exception from a model or a loss function never counts, whatever its
-    text.
+    text. Nor does one of a call in which no connection broke: of a wrong argument, which some operations
+    find only when they are waited for.
 
     Args:
         error: what a step raised.
@@ -47,13 +57,21 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
         root = root.__cause__
         seen.add(id(root))
     if isinstance(root, dist.DistBackendError):  # NCCL's own
-        return True
+        return _broke(root)
     if not isinstance(root, RuntimeError) or root.__traceback__ is None:
         return False
     frame = traceback.extract_tb(root.__traceback__)[-1]
     if is_backward(frame.name):
-        return in_backward is not None or any(name in str(root) for name in TRANSPORTS)
-    return is_communication(frame.filename, frame.name)
+        return in_backward is not None or is_of_transport(root)
+    return frame.name in _WAITS or (is_communication(frame.filename, frame.name) and _broke(root))
+
+
+def _broke(error: RuntimeError) -> bool:
+    """Whether an error of a collective is one of its connections."""
+    if is_of_transport(error) or lasting_group.is_over():
+        return True
+    unclear = not isinstance(error, dist.DistBackendError)  # what it says of a call is NCCL's
+    return unclear and any(name in str(error).lower() for name in _BROKEN)
 
 
 def is_communication(filename: str, function: str) -> bool:

@@ -248,8 +248,9 @@ class DataParallelHook:
             with beginning():
                 work = dist.all_reduce(gradients, group=self.group, async_op=True)
         except RuntimeError as error:
-            self.broken = first_line(error)
-            step_failures.broken(self.broken)
+            if is_broken_communication(error):  # and not one of memory
+                self.broken = first_line(error)
+                step_failures.broken(self.broken)
             raise
         future = work.get_future()
         if on_end is not None:

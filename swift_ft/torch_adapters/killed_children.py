@@ -1,18 +1,20 @@
 """Recognises errors that only say that a signal ended a process which the script had started.
 
 Private parts used (tested on torch 2.11 to 2.14): the words in which a ``DataLoader`` tells of the end of one
-of its processes, and the iterator that it makes, which holds them in ``_workers``.
+of its processes, and the iterator that it makes, which holds them in ``_workers``. Of Python, 3.11 to 3.14:
+the thread of a pool of processes, which ends the others, and forgets all, when one has ended.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import signal
 import traceback
-from collections.abc import Iterator
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Collection, Iterator
+from concurrent.futures import process as pools
 from multiprocessing.connection import wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
@@ -31,11 +33,35 @@ class KilledChild(NamedTuple):
 
     Attributes:
         words: what it was, what killed it, and what torch advises.
-        signal: the name of the signal; empty where nobody tells.
+        signal: the name of the signal.
     """
 
     words: str
-    signal: str = ""
+    signal: str
+
+
+class _Pools:
+    """Those of this process. Owner: their threads, of which one notes before the script gets the error.
+
+    Attributes:
+        signal: that has ended a process of the pool that broke last; 0 if it ended otherwise.
+    """
+
+    signal = 0
+
+
+@functools.cache
+def watch_pools() -> None:
+    """From now on, look how the processes of this process's pools end: their errors do not say it."""
+    manager: Any = pools._ExecutorManagerThread
+    original = manager.terminate_broken
+
+    @functools.wraps(original)
+    def terminate_broken(self: Any, *cause: Any) -> None:
+        _Pools.signal = _signal_of([*self.processes.values()])
+        original(self, *cause)
+
+    manager.terminate_broken = terminate_broken
 
 
 def killed_child(error: BaseException) -> KilledChild | None:
@@ -45,8 +71,9 @@ def killed_child(error: BaseException) -> KilledChild | None:
         if isinstance(one, RuntimeError) and (killed := _KILLED.match(str(one))):
             return _of_loader(_name_of(killed["signal"].strip()), killed["hint"].strip().rstrip("."))
     for one in errors:
-        if isinstance(one, BrokenProcessPool):
-            return KilledChild("a process of a pool ended abruptly")
+        if isinstance(one, pools.BrokenProcessPool) and _Pools.signal:
+            name = signal_name(_Pools.signal)
+            return KilledChild(f"a process of a pool was killed by {name}", name)
         # A batch that it has announced is fetched from it: that fails before the loader finds it dead.
         found_dead = isinstance(one, OSError | EOFError) or _FOUND_DEAD.match(str(one))
         if found_dead and (number := _signal_of_dead(one)):
@@ -79,10 +106,15 @@ def _signal_of_dead(error: BaseException) -> int:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         loader = frame.f_locals.get("self")
         if isinstance(loader, _MultiProcessingDataLoaderIter):
-            ended = wait([process.sentinel for process in loader._workers], _ENDS_WITHIN_S)
-            for process in loader._workers:
-                # The sentinel is a file that ends with the others: the exit code comes a moment later.
-                if process.sentinel in ended:
-                    process.join(_ENDS_WITHIN_S)
-            return -min((0, *(process.exitcode or 0 for process in loader._workers)))
+            return _signal_of(loader._workers)
     return 0
+
+
+def _signal_of(processes: Collection[Any]) -> int:
+    """The signal that has ended one of some processes. 0 if none has."""
+    ended = wait([process.sentinel for process in processes], _ENDS_WITHIN_S)
+    for process in processes:
+        # The sentinel is a file that ends with the others: the exit code comes a moment later.
+        if process.sentinel in ended:
+            process.join(_ENDS_WITHIN_S)
+    return -min((0, *(process.exitcode or 0 for process in processes)))

@@ -283,10 +283,15 @@ def beginning() -> AbstractContextManager[None]:
     return waits.beginnings
 
 
+def is_over() -> bool:
+    """Whether no operation of the script can succeed: its groups were aborted, or will be."""
+    waits = LastingGroup.waits
+    return waits is not None and waits.over
+
+
 def _note(error: Exception) -> None:
     """It is a failure of the step, also if the script catches it."""
-    waits = LastingGroup.waits
-    step_failures.note(error, is_over=waits is not None and waits.over)
+    step_failures.note(error, is_over=is_over())
 
 
 def _operation(name: str) -> Any:

@@ -18,6 +18,9 @@ from swift_ft.errors import SwiftError, first_line
 TRANSPORTS = ("gloo/transport/", "NCCL")
 """In the text of an error, they say that a connection broke, and that no argument is wrong."""
 
+_ARGUMENTS = ("ncclInvalidUsage", "ncclInvalidArgument")
+"""NCCL's words for a call that is wrong, such as two workers on one device."""
+
 
 class StepFailures:
     """The first failure of each kind since the step began.
@@ -50,7 +53,7 @@ class StepFailures:
             return
         if isinstance(error, SwiftError):
             self.error = self.error or error
-        elif is_over or _is_of_transport(error):
+        elif is_over or is_of_transport(error):
             self.broken(first_line(error))
 
     def broken(self, cause: str) -> None:
@@ -65,14 +68,17 @@ class StepFailures:
             try:
                 ended.value()
             except Exception as error:  # the script gets it, too
-                if number == self._number and _is_of_transport(error):
+                if number == self._number and is_of_transport(error):
                     self.broken(first_line(error))
 
         future.add_done_callback(done)
         return future
 
 
-def _is_of_transport(error: BaseException) -> bool:
+def is_of_transport(error: BaseException) -> bool:
+    """Whether an error of an operation says that its connections broke."""
+    if any(name in str(error) for name in _ARGUMENTS):
+        return False
     if isinstance(error, dist.DistBackendError | dist.DistNetworkError):
         return True
     return isinstance(error, RuntimeError) and any(name in str(error) for name in TRANSPORTS)

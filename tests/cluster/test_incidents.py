@@ -67,6 +67,18 @@ def test_a_hang_is_located(tmp_path: Path) -> None:
     assert re.match(r"Worker 1: goes_wrong.py:\d+ \(go_wrong\) < goes_wrong.py:\d+ \(<module>\)", stack)
 
 
+@pytest.mark.thorough
+def test_a_hang_that_a_timeout_of_torch_ends_is_located(tmp_path: Path) -> None:
+    """One stands in its own code for ever, and the other one's wait for it fails as a connection does."""
+    done, incident = run(tmp_path, "stuck", "--report-timeout", "5")
+    assert done.code == 0, done.output[-3000:]
+    assert (tmp_path / "struck").exists()
+    assert len(done.events("CommunicationFailed")) == len(done.events("DeadlinePassed")) == 1
+    assert (incident["cause"], incident["slots"]) == ("machine", [1])
+    (place,) = incident["evidence"]
+    assert re.fullmatch(r"worker 1 is at goes_wrong.py:\d+ \(go_wrong\) < goes_wrong.py:\d+ .*", place)
+
+
 @pytest.mark.parametrize(
     ("how", "cause", "where", "facts"),
     [

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 from swift_ft.program.own_code import is_own_file
 from swift_ft.program.secrets import without_secrets
-from swift_ft.recovery.causes import Cause, cause_of_error
-from swift_ft.torch_adapters.bad_samples import bad_sample
+from swift_ft.recovery.causes import Cause, cause_of_error, names_of
+from swift_ft.torch_adapters.bad_samples import BadSample, bad_sample
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 
@@ -20,16 +22,34 @@ def whose_fault(error: BaseException) -> dict[str, Any]:
         ``failed``, the error as the last line of its traceback says it, in whatever process that was; its
         ``cause``; and ``at`` which place of the program it came.
     """
-    cause = cause_of_error([one.__name__ for one in type(error).__mro__], str(error))
+    frames = traceback.extract_tb(error.__traceback__)
+    sample = bad_sample(error)
+    cause = _cause_of(error, sample)
     if cause == Cause.SCRIPT and is_broken_communication(error):
         cause = Cause.NETWORK
-    frames = traceback.extract_tb(error.__traceback__)
+    elif isinstance(error, ConnectionError) and _is_in_local_pipe(frames):
+        cause = Cause.SCRIPT
     theirs = [frame for frame in frames if is_own_file(frame.filename)]
     where = [f"{Path(frame.filename).name}:{frame.lineno}, in {frame.name}" for frame in theirs[-1:]]
-    sample = bad_sample(error)
-    if cause in (Cause.SCRIPT, Cause.NETWORK) and sample is not None:
+    if cause in (Cause.SCRIPT, Cause.NETWORK, Cause.STORE) and sample is not None:
         cause = Cause.DATA if cause == Cause.SCRIPT else cause
         where = [*([sample.place] if sample.place else where), sample.words]
     told = sample.error if sample is not None else ""
     failed = without_secrets(told or f"{type(error).__name__}: {error}")  # a secret that is cut is not known
     return {"failed": failed[:2000], "cause": cause.value, "at": where}
+
+
+def _cause_of(error: BaseException, sample: BadSample | None) -> Cause:
+    """By its class and text: of a loader's process by those there, of which torch may have made others."""
+    if sample is None or not sample.kind:
+        return cause_of_error(names_of(type(error)), str(error))
+    module, _, name = sample.kind.rpartition(".")
+    kind = getattr(sys.modules.get(module or "builtins"), name, None)
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        return cause_of_error(names_of(kind), sample.text)
+    return cause_of_error([name], sample.text)
+
+
+def _is_in_local_pipe(frames: traceback.StackSummary) -> bool:
+    """Whether a connection to another process of the script's broke, such as that of a ``Manager``."""
+    return bool(frames) and frames[-1].filename == connection.__file__

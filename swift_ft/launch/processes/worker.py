@@ -37,7 +37,7 @@ from swift_ft.recovery.causes import Cause, cause_of_signal
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
 from swift_ft.torch_adapters.distribution import distribute_within
-from swift_ft.torch_adapters.killed_children import killed_child
+from swift_ft.torch_adapters.killed_children import killed_child, watch_pools
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_groups import be_given_own_objects, script_groups
 
@@ -183,6 +183,7 @@ def _take_secret(job: WorkerJob) -> None:
 
 def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     """Run it to its last line. Returns the exit code that Python would end with."""
+    watch_pools()
     try:
         run_main(job.target, job.args, as_module=job.kind == "module")
     except SystemExit as error:

@@ -182,9 +182,13 @@ class GroupAwaited:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadlinePassed:
-    """Machines did not answer before the deadline of a phase. The event counts in that phase only."""
+    """Machines did not answer before the deadline of a phase. The event counts in that phase only.
+
+    ``evidence`` says where their workers have stood for long.
+    """
 
     generation: int
     phase: str
     machines: tuple[str, ...]
     reason: str
+    evidence: tuple[str, ...] = ()

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from swift_ft.coordination.progress import STANDS
 from swift_ft.units import named
 
-KEY = "stands"
-"""Of a worker's progress: where it has stood for too long."""
 MOST_FRAMES = 6
 """Of the stack of a worker that does not wait for others. Notes of many workers share a key of the store."""
 
@@ -72,8 +71,8 @@ def grouped(progress: Mapping[int, Mapping[str, Any]], iteration: int) -> list[G
     places: dict[tuple[str, bool, int], list[int]] = defaultdict(list)
     stands: dict[int, Stand] = {}
     for rank, facts in sorted(progress.items()):
-        if KEY in facts:
-            stands[rank] = stand = Stand.from_dict(facts[KEY])
+        if STANDS in facts:
+            stands[rank] = stand = Stand.from_dict(facts[STANDS])
             if stand.iteration <= iteration:
                 places[stand.place, stand.waits, stand.iteration].append(rank)
     groups = [Group(tuple(ranks), stands[ranks[0]]) for ranks in places.values()]

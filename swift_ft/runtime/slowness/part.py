@@ -11,12 +11,12 @@ from collections.abc import Callable
 from itertools import islice
 from types import FrameType
 
-from swift_ft.coordination.progress import ProgressBoard
+from swift_ft.coordination.progress import STANDS, ProgressBoard
 from swift_ft.costs.slow_links import LinkSample
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.observe.waits import FIRST_S, Announcements
 from swift_ft.runtime.script.script_line import frames_of, lines_of, place_of
-from swift_ft.runtime.slowness.hang_report import KEY, MOST_FRAMES, Stand, grouped, in_words
+from swift_ft.runtime.slowness.hang_report import MOST_FRAMES, Stand, grouped, in_words
 from swift_ft.runtime.worker.part import Part, StepInfo
 from swift_ft.torch_adapters.comm_errors import is_backward, is_communication
 from swift_ft.torch_adapters.link_times import LinkTimes
@@ -187,7 +187,7 @@ class SlownessPart(Part):
         self._links = LinkMeter()
 
     def _tell(self, stand: Stand) -> None:
-        self._progress.add(**{KEY: stand.to_dict()})
+        self._progress.add(**{STANDS: stand.to_dict()})
 
     def _all_stand(self, iteration: int) -> str:
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from swift_ft.recovery.causes import Cause
 from tests.support.cluster import ClusterRun
 from tests.support.habits import run_habit
 from tests.support.integrations import assert_same_files
@@ -64,6 +65,18 @@ def test_an_argument_that_torch_does_not_take_interrupts_nothing(
     assert run.code == 0, run.output[-6000:]
     assert not run.recoveries
     assert_same_files(run, undisturbed("ddp", "an argument"))
+
+
+def test_an_argument_that_torch_does_not_take_is_the_scripts_error(tmp_path: Path) -> None:
+    """It was taken for broken communication, and the step was tried for minutes."""
+    run = run_habit(tmp_path, SCRIPT, "ddp", "an argument alone")
+    assert run.code == 1
+    assert "RuntimeError: Invalid scalar type" in run.output
+    assert not run.recoveries
+    assert not run.events("CommunicationFailed")
+    failed = run.events("ScriptFailed")
+    assert {one["cause"] for one in failed} == {Cause.SCRIPT}
+    assert {place.partition(":")[0] for one in failed for place in one["evidence"]} >= {"catches.py"}
 
 
 def test_an_error_of_the_script_ends_the_job(tmp_path: Path) -> None:

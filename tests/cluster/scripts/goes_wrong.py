@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -23,7 +24,8 @@ AT = 5
 
 if HOW == "hangs":  # seconds, where it is a minute
     part._FOR_OTHERS_S = 15.0
-dist.init_process_group("gloo")
+# Torch's own timeout ends the wait for a worker that is stuck, after that one has said where it is.
+dist.init_process_group("gloo", timeout=timedelta(seconds=16) if HOW == "stuck" else None)
 rank = dist.get_rank()
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(6, 6))
@@ -51,6 +53,8 @@ def go_wrong() -> None:
         torch.empty(1 << 46)
     if HOW == "holds":
         sum(range(10**12))  # without letting the interpreter go
+    if HOW == "stuck":
+        signal.pause()
     if HOW == "hangs":
         time.sleep(28)
         return

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
 from swift_ft.coordination.agent_channel import AgentChannel, channel_pair, receive
-from swift_ft.coordination.progress import ProgressBoard, ProgressReader, progress_key
+from swift_ft.coordination.progress import STANDS, ProgressBoard, ProgressReader, places_of, progress_key
 from swift_ft.coordination.relay.notes import MOST_KEYS, Notes, write_notes
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -53,6 +54,22 @@ def test_a_job_of_heads_has_one_key_for_each_group_of_machines() -> None:
     assert store.calls == {"check": 1, "multi_get": 1}
     assert len(reader.read(100)) == 100
     assert store.calls == {"check": 1, "multi_get": 2}
+
+
+def test_late_workers_have_said_where_they_stand() -> None:
+    stand = {
+        "place": "at data.py:12 (load), in socket.recv",
+        "stack": ["data.py:12 (load)", "train.py:31 (main)"],
+    }
+    progress: dict[int, dict[str, Any]] = {
+        0: {"mode": "live"},
+        1: {"mode": "live", STANDS: stand},
+        2: {STANDS: {**stand, "stack": []}},
+    }
+    assert places_of([0, 1, 3], progress) == (
+        "worker 1 is at data.py:12 (load), in socket.recv < train.py:31 (main)",
+    )
+    assert places_of([2], progress) == ("worker 2 is at data.py:12 (load), in socket.recv",)
 
 
 def test_a_larger_job_has_no_more_keys() -> None:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import socket
+from email.message import Message
+from multiprocessing import Pipe
+from urllib.error import HTTPError, URLError
+
 import pytest
 import torch
+import torch.utils.checkpoint
 
-from swift_ft.errors import CheckpointError, GaveUpError
+from swift_ft.errors import CheckpointError, GaveUpError, RendezvousLostError
 from swift_ft.launch.processes.script_error import whose_fault
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import ADVICE, Cause, cause_of, cause_of_signal
 from swift_ft.runtime.fault_injector import InjectedError
+
+
+class ReadTimeout(OSError):
+    """An error of a client of servers."""
 
 
 def lost(**facts: object) -> ev.MachineLost:
@@ -77,6 +87,28 @@ def test_signals_for_errors_of_ones_own_come_from_native_code() -> None:
         (RuntimeError("NCCL error: ncclRemoteError: A call failed possibly due to a loss"), Cause.NETWORK),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied (1x2 and 3x4)"), Cause.SCRIPT),
         (ConnectionRefusedError(111, "Connection refused"), Cause.NETWORK),
+        (TimeoutError("timed out"), Cause.NETWORK),
+        (OSError(101, "Network is unreachable"), Cause.NETWORK),
+        (OSError(110, "Connection timed out"), Cause.NETWORK),
+        (OSError(113, "No route to host"), Cause.NETWORK),
+        (socket.gaierror(-3, "Temporary failure in name resolution"), Cause.NETWORK),
+        (URLError(socket.gaierror(-2, "Name or service not known")), Cause.NETWORK),
+        (URLError(OSError(2, "No such file or directory")), Cause.SCRIPT),
+        (URLError("unknown url type: htps"), Cause.SCRIPT),
+        (HTTPError("http://data", 503, "Service Unavailable", Message(), None), Cause.NETWORK),
+        (HTTPError("http://data", 404, "Not Found", Message(), None), Cause.SCRIPT),
+        (ReadTimeout("HTTPSConnectionPool(host='data', port=443): Read timed out."), Cause.NETWORK),
+        (OSError(5, "Input/output error", "/data/7.bin"), Cause.STORE),
+        (OSError(116, "Stale file handle"), Cause.STORE),
+        (FileNotFoundError(2, "No such file or directory", "/data/7.bin"), Cause.SCRIPT),
+        (BrokenPipeError(32, "Broken pipe"), Cause.SCRIPT),
+        (ConnectionResetError(104, "Connection reset by peer"), Cause.NETWORK),
+        (torch.utils.checkpoint.CheckpointError("Recomputed values differ"), Cause.SCRIPT),
+        (RendezvousLostError("it does not answer"), Cause.NETWORK),
+        (
+            torch.distributed.DistBackendError("NCCL error: ncclInvalidUsage: Duplicate GPU detected"),
+            Cause.SCRIPT,
+        ),
         (InjectedError("raise:worker=1"), Cause.INJECTED),
         (torch.distributed.DistBackendError("NCCL error"), Cause.NETWORK),
         (CheckpointError("part 3 is cut"), Cause.STORE),
@@ -91,6 +123,16 @@ def test_errors_have_a_cause_and_a_place(error: Exception, cause: Cause) -> None
     (place,) = found["at"]
     assert place.startswith("test_causes.py:")
     assert place.endswith("in test_errors_have_a_cause_and_a_place")
+
+
+def test_the_end_of_a_process_behind_a_local_pipe_is_no_error_of_a_network() -> None:
+    """Of a ``Manager``, say."""
+    mine, its = Pipe()
+    mine.send("read by nobody")  # so that its end resets the connection
+    its.close()
+    with pytest.raises(ConnectionError) as raised:
+        mine.send("more")
+    assert whose_fault(raised.value)["cause"] == Cause.SCRIPT
 
 
 def test_the_place_of_an_error_is_in_the_users_own_code() -> None:

@@ -9,6 +9,7 @@ from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History
 from swift_ft.recovery.incidents import ENDED, Incident
+from swift_ft.recovery.job_state import Phase
 from tests.unit.recovery.test_recoveries import journal, report
 
 RECOVERS = (ev.MachineJoined(machine="C"), report(0, 2, 7), report(1, 2, None))
@@ -76,6 +77,33 @@ def test_a_fault_of_a_test_is_no_failure_of_the_script() -> None:
     assert one.cause == Cause.SCRIPT
     (one,) = incidents(fault, KILLED, ev.MachineLost(machine="A", reason="killed, too"), max_failures=1)
     assert (one.cause, one.evidence) == (Cause.INJECTED, ("--inject kill:machine=1",))
+
+
+BROKE = ev.CommunicationFailed(rank=0, generation=1, reason="Timed out waiting 1800000ms for recv")
+LATE = ev.DeadlinePassed(
+    generation=2,
+    phase=Phase.AGREEING.value,
+    machines=("B",),
+    reason="no answer within 300 s while agreeing",
+    evidence=("worker 1 is at data.py:12 (load), in socket.recv",),
+)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_machine_that_is_late_after_a_timeout_has_the_cause(ended: bool) -> None:
+    """It stood in its own code, and the others' timeouts were no fault of a network."""
+    back = () if ended else (ev.MachineJoined(machine="C"), report(0, 3, 7), report(1, 3, None))
+    ready = () if ended else (ev.WorkerReady(rank=1, generation=3), ev.WorkerReady(rank=0, generation=3))
+    (one,) = incidents(*(BROKE, report(0, 2, 7), LATE, *back, *ready), max_failures=0 if ended else None)
+    assert (one.cause, one.reason, one.evidence) == (Cause.MACHINE, LATE.reason, LATE.evidence)
+    assert one.others == (BROKE.reason,)
+    assert one.machines == ("B",)
+    assert (one.way == ENDED) == ended
+
+
+def test_communication_that_failed_by_itself_is_of_the_network() -> None:
+    (one,) = incidents(BROKE, report(0, 2, 7), report(1, 2, 7), *READY)
+    assert (one.cause, one.reason, one.others) == (Cause.NETWORK, BROKE.reason, ())
 
 
 AGAIN = ev.MachineLost(machine="B", reason="it starts again", starts_again=True)

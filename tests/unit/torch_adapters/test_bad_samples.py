@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
@@ -41,6 +42,26 @@ class Elsewhere(Digits):
         raise CheckpointError("the store does not answer")
 
 
+class Remote(Dataset[float]):
+    """Its samples are on a server, whose client raises an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> float:
+        raise self.error
+
+
+class ServerError(TimeoutError):
+    """One that torch cannot make again from a text."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(f"{code}: {words}\nand more")
+
+
 def decoded(index: int) -> float:
     if index == 7:
         raise ValueError("it cannot be decoded")
@@ -49,7 +70,7 @@ def decoded(index: int) -> float:
 
 def read(dataset: Any, **options: Any) -> BaseException:
     """The error of a loader that reads all of a dataset."""
-    with pytest.raises((ValueError, CheckpointError)) as raised:
+    with pytest.raises((ValueError, CheckpointError, OSError, RuntimeError)) as raised:
         for _ in DataLoader(dataset, batch_size=2, **options):
             pass
     return raised.value
@@ -87,6 +108,30 @@ def test_a_sample_of_a_loaders_process_is_said_in_its_own_words() -> None:
     assert place.endswith(", in __getitem__")
     assert said == "in DataLoader worker process 0"
     assert found["failed"] == "ValueError: it has no label"
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (TimeoutError("timed out"), Cause.NETWORK),
+        (ServerError(503, "no answer"), Cause.NETWORK),
+        (URLError(OSError(113, "No route to host")), Cause.NETWORK),
+        (OSError(101, "Network is unreachable"), Cause.NETWORK),
+        (OSError(5, "Input/output error", "/data/7.bin"), Cause.STORE),
+        (OSError(28, "No space left on device"), Cause.DATA),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), Cause.DATA),
+    ],
+    ids=str,
+)
+def test_an_outage_is_no_fault_of_the_sample(error: Exception, cause: Cause, processes: int) -> None:
+    """It may be over at the next start, and so it ends no run that meets it twice."""
+    found = whose_fault(read(Remote(error), num_workers=processes))
+    assert found["cause"] == cause
+    assert f"{type(error).__name__}: " in found["failed"]
+    place, said = found["at"]
+    assert place.endswith(", in __getitem__")
+    assert said == ("in DataLoader worker process 0" if processes else "sample 0 of Remote")
 
 
 def test_an_error_that_is_no_samples() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import inspect
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,9 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
 from swift_ft.torch_adapters import comm_errors
+from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.communication import backend_name, begin, device_of, wait_for
+from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, Store, TCPStore
 
 CPU = torch.device("cpu")
@@ -93,6 +98,87 @@ def test_collectives_are_where_broken_connections_are_recognized() -> None:
     engine: Any = torch.autograd.graph._engine_run_backward
     assert engine.__name__ in comm_errors._ENGINES
     assert torch.nn.parallel.DistributedDataParallel._pre_forward.__name__ in comm_errors._ENGINES
+
+
+ARGUMENTS: dict[str, Callable[[], object]] = {
+    "a type, when it is waited for": lambda: dist.all_reduce(torch.ones(2).to(torch.float8_e4m3fn)),
+    "an operation": lambda: dist.all_reduce(torch.ones(2), op=dist.ReduceOp.BAND),
+    "a length, as it begins": lambda: dist.all_gather([torch.ones(3)], torch.ones(4)),
+    "lengths of parts": lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), [3], [4]),
+    "a layout": lambda: dist.broadcast(torch.ones(2).to_sparse(), 0),
+}
+
+
+@pytest.mark.parametrize("call", ARGUMENTS.values(), ids=ARGUMENTS.keys())
+def test_an_argument_that_torch_does_not_take_is_no_broken_communication(
+    call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        call()
+    last = traceback.extract_tb(caught.value.__traceback__)[-1]
+    assert comm_errors.is_communication(last.filename, last.name)  # so the place alone does not tell
+    assert not comm_errors.is_broken_communication(caught.value)
+    waits = AbortableWaits(lambda: True)  # the generation is over, and any call would fail
+    monkeypatch.setattr(LastingGroup, "waits", waits)
+    assert comm_errors.is_broken_communication(caught.value)
+
+
+BROKEN = [
+    RuntimeError(
+        "[/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4711"
+    ),
+    RuntimeError("[/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection reset by peer"),
+    RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 500ms for recv operation"),
+    RuntimeError(
+        "[enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 64 vs 32"
+    ),
+    RuntimeError("Gloo connectFullMesh failed with no error"),
+    RuntimeError("[gloo/rendezvous/store.cc:9] Wait timeout for key(s): 0/1"),
+    RuntimeError("Rank 1 failed to pass monitoredBarrier in 500 ms"),
+    RuntimeError("Operation timed out!"),
+    RuntimeError("the process group has ended with its generation: a worker was lost"),
+    dist.DistNetworkError("The client socket has failed to connect to 10.0.0.7"),
+    dist.DistBackendError("NCCL error: ncclRemoteError: A call failed possibly due to a network error"),
+    dist.DistBackendError("NCCL communicator was aborted on rank 0"),
+    dist.DistBackendError("[Rank 0] Watchdog caught collective operation timeout"),
+    dist.DistBackendError("NCCL error: ncclSystemError: System call (e.g. socket, malloc) failed"),
+]
+MISUSED = [
+    dist.DistBackendError(
+        "NCCL error: ncclInvalidUsage: Last error: Duplicate GPU detected : rank 0 and rank 1"
+    ),
+    dist.DistBackendError("NCCL error: ncclInvalidArgument: Invalid value for an argument"),
+]
+
+
+@pytest.mark.parametrize("error", [*BROKEN, *MISUSED], ids=str)
+def test_what_broken_connections_and_mistaken_calls_say(error: RuntimeError) -> None:
+    """The texts are those of torch 2.11 to 2.14; the frame is that of every wait for an operation."""
+    with pytest.raises(RuntimeError) as caught:
+        failed_wait(error)
+    assert caught.value is error
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    assert comm_errors.is_communication(last.filename, last.name)
+    assert comm_errors.is_broken_communication(error) == (error in BROKEN)
+
+
+class Ended:
+    """An operation that has failed in C++: of its wait there is no frame of Python."""
+
+    def __init__(self, error: RuntimeError) -> None:
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            future: asyncio.Future[None] = loop.create_future()
+            future.set_exception(error)
+        self.wait = future.result
+
+    def is_completed(self) -> bool:
+        """Yes."""
+        return True
+
+
+def failed_wait(error: RuntimeError) -> None:
+    """A script waits for it."""
+    LastingWork(Ended(error)).wait()  # type: ignore[arg-type]
 
 
 def test_stores_are_the_public_classes() -> None:

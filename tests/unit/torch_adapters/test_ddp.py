@@ -375,3 +375,18 @@ def test_early_updates_on_a_device_whose_aborts_are_silent(
             check()
     else:
         check()
+
+
+def test_memory_that_is_gone_as_an_average_begins_is_no_broken_communication(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hook, _ = hooked(Events())
+
+    def begin(_: object) -> None:
+        raise torch.OutOfMemoryError("no memory for the copy of the buffers")
+
+    monkeypatch.setattr(hook.buffers, "begin", begin)
+    with pytest.raises(RuntimeError, match="no memory") as caught:
+        backward(hook)
+    assert hook.broken is None
+    assert not is_broken_communication(caught.value, hook.broken)

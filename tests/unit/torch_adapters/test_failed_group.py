@@ -13,6 +13,7 @@ from datetime import timedelta
 print = functools.partial(print, flush=True)  # some end without leaving the interpreter
 import torch
 import torch.distributed as dist
+from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.script_groups import script_groups
@@ -109,7 +110,19 @@ if other:
 try:
     dist.recv(torch.zeros(1), 1)
 except RuntimeError as error:
-    print(error)
+    print(error, is_broken_communication(error))
+os._exit(0)
+"""
+
+DEATH = """
+group.join(1)
+if other:
+    os._exit(0)
+try:
+    while True:
+        dist.all_reduce(torch.zeros(1))
+except RuntimeError as error:
+    print(error, is_broken_communication(error))
 os._exit(0)
 """
 
@@ -136,7 +149,16 @@ def test_an_abort_frees_the_store() -> None:
 
 def test_a_message_may_take_as_long_as_the_script_allows() -> None:
     """And not as long as the forming of a group."""
-    assert "Timed out waiting 500ms for recv" in run_two(PATIENCE, "timedelta(seconds=0.5)")
+    output = run_two(PATIENCE, "timedelta(seconds=0.5)")
+    assert "Timed out waiting 500ms for recv" in output
+    assert output.rstrip().endswith("True")  # it is broken communication
+
+
+def test_a_dead_peer_is_broken_communication() -> None:
+    """Before anything is aborted: gloo's own words tell it."""
+    output = run_two(DEATH)
+    assert "gloo/transport/" in output
+    assert output.rstrip().endswith("True")
 
 
 RETIRED = """

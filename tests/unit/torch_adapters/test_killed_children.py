@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
 from typing import Any, NoReturn
 
@@ -13,7 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from swift_ft.torch_adapters.killed_children import KilledChild, killed_child
+from swift_ft.launch.processes.script_error import whose_fault
+from swift_ft.recovery.causes import Cause
+from swift_ft.torch_adapters.killed_children import KilledChild, killed_child, watch_pools
 from tests.support.waiting import wait_until
 
 BY_SIGKILL = KilledChild("a process of a data loader was killed by SIGKILL", "SIGKILL")
@@ -112,13 +117,38 @@ def test_an_error_or_an_end_of_its_own_is_the_scripts(number: int) -> None:
     assert killed_child(error_of(number)) is None
 
 
+def error_of_pool(act: Callable[..., object], *args: Any, **options: Any) -> BaseException:
+    """What a call in a pool of two processes raises, which is gone by then."""
+    watch_pools()
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), **options) as pool:
+        error = pool.submit(act, *args).exception(60)
+    assert isinstance(error, BrokenProcessPool)
+    return error
+
+
 def test_a_killed_process_of_a_pool() -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        error = pool.submit(os.getpid).exception(60)
-        assert error is None
-        error = pool.submit(os._exit, 1).exception(60)
-    assert error is not None
-    assert killed_child(error) == KilledChild("a process of a pool ended abruptly")
+    error = error_of_pool(_kill_itself)
+    assert killed_child(error) == KilledChild("a process of a pool was killed by SIGKILL", "SIGKILL")
+
+
+def _kill_itself() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _fail() -> NoReturn:
+    raise LookupError("no such tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("act", "options"), [(partial(os._exit, 1), {}), (os.getpid, {"initializer": _fail})]
+)
+def test_a_pool_that_broke_without_a_signal_is_the_scripts(
+    act: Callable[..., object], options: dict[str, Any]
+) -> None:
+    """The pool itself ends its other processes by a signal then."""
+    error = error_of_pool(act, **options)
+    assert killed_child(error) is None
+    assert whose_fault(error)["cause"] == Cause.SCRIPT
 
 
 class Lingers:

@@ -24,7 +24,11 @@ def test_a_broken_connection_is_noted_until_the_next_step() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("Invalid scalar type"), ValueError("tensors must be contiguous"), TypeError()]
+    "error",
+    [
+        *(RuntimeError("Invalid scalar type"), ValueError("tensors must be contiguous"), TypeError()),
+        torch.distributed.DistBackendError("NCCL error: ncclInvalidUsage: Duplicate GPU detected"),
+    ],
 )
 def test_an_argument_that_torch_does_not_take_is_not(error: Exception) -> None:
     failures = StepFailures()

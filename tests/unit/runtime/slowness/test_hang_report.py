@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from swift_ft.runtime.slowness.hang_report import KEY, Stand, grouped, in_words
+from swift_ft.coordination.progress import STANDS
+from swift_ft.runtime.slowness.hang_report import Stand, grouped, in_words
 
 WAITS = Stand(7, "at train.py:40 (main), in torch.distributed.all_reduce", waits=True, stack=())
 LOADS = Stand(7, "at data.py:12 (load), in time.sleep", False, ("data.py:12 (load)", "train.py:31 (main)"))
@@ -10,7 +11,7 @@ LOADS = Stand(7, "at data.py:12 (load), in time.sleep", False, ("data.py:12 (loa
 
 def progress(*stands: Stand | None) -> dict[int, dict[str, object]]:
     return {
-        rank: {"iteration": 7, "mode": "live", **({KEY: stand.to_dict()} if stand else {})}
+        rank: {"iteration": 7, "mode": "live", **({STANDS: stand.to_dict()} if stand else {})}
         for rank, stand in enumerate(stands)
     }
 
