@@ -53,8 +53,10 @@ class _Pools:
 @functools.cache
 def watch_pools() -> None:
     """From now on, look how the processes of this process's pools end: their errors do not say it."""
-    manager: Any = pools._ExecutorManagerThread
-    original = manager.terminate_broken
+    manager: Any = getattr(pools, "_ExecutorManagerThread", None)
+    original = getattr(manager, "terminate_broken", None)
+    if original is None:  # a Python that calls it otherwise: no broken pool is taken for a killed child
+        return
 
     @functools.wraps(original)
     def terminate_broken(self: Any, *cause: Any) -> None:
