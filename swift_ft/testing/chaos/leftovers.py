@@ -9,6 +9,9 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 MARK = "SWIFT_CHAOS_FOLDER"
 """The variable by which all processes of a run are known, those that lost their parents, too."""
@@ -37,7 +40,7 @@ def left_by(folder: Path, temporary: Path, before: frozenset[str], *, killed: bo
         before: what was in shared memory when it began.
         killed: processes of it were killed on purpose, in which whatever they had for a moment stays.
     """
-    found = [f"process {pid} ({_command(pid)})" for pid in _settled(lambda: _processes_of(folder))]
+    found = [f"process {pid} ({_command(pid)})" for pid in _settled(lambda: processes_of(folder))]
     end_processes(folder)
     found += [f"/dev/shm/{name}" for name in _settled(lambda: _unused(shared_memory() - before))]
     excused = (*_EXCUSED, *["tmp"] * killed)
@@ -49,7 +52,7 @@ def left_by(folder: Path, temporary: Path, before: frozenset[str], *, killed: bo
     return found
 
 
-def _settled(look: Callable[[], list[str]]) -> list[str]:
+def _settled(look: Callable[[], list[_T]]) -> list[_T]:
     """All that is still found after a while."""
     deadline = time.monotonic() + _SETTLED_S
     while (found := look()) and time.monotonic() < deadline:
@@ -57,13 +60,18 @@ def _settled(look: Callable[[], list[str]]) -> list[str]:
     return found
 
 
-def _processes_of(folder: Path) -> list[str]:
+def processes_of(folder: Path) -> list[int]:
+    """All processes of a run, those that have lost their parents, too.
+
+    Args:
+        folder: of the run: the value of :data:`MARK`.
+    """
     mark = f"{MARK}={folder}\0".encode()
     found = []
     for entry in _processes():
         with contextlib.suppress(OSError):
             if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                found.append(entry.name)
+                found.append(int(entry.name))
     return found
 
 
@@ -73,12 +81,12 @@ def end_processes(folder: Path) -> None:
     Args:
         folder: of the run: the value of :data:`MARK`.
     """
-    for pid in _processes_of(folder):
+    for pid in processes_of(folder):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
-def _command(pid: str) -> str:
+def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return "ended since"
