@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,36 +22,63 @@ _SHARED_MEMORY = Path("/dev/shm")
 _SETTLED_S = 5.0
 """A process that has lost its parent may still be about to end, and to delete what it had."""
 _LOOK_S = 0.1
-_EXCUSED = ("pymp-", "torchinductor_", "torch_shm_")
-"""Names that libraries leave in the folder of temporary files when a process is killed."""
+_OURS = ("swift-", ".swift-")
+"""Names of swift_ft in the folder of temporary files. All others are the script's and its libraries': under
+torchrun they stay as well, and who is killed leaves them."""
+_KIND = re.compile(r"[^\W\d_]*\W?_?")
+"""The part of a name that says who made it: what follows is drawn, or the number of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """All that a run has left.
+
+    Attributes:
+        found: in words.
+        kinds: of names in shared memory: those of an undisturbed run are the script's own.
+    """
+
+    found: list[str] = field(default_factory=list)
+    kinds: frozenset[str] = frozenset()
 
 
 def shared_memory() -> frozenset[str]:
-    """The names of all that is in the host's shared memory."""
-    if not _SHARED_MEMORY.is_dir():
-        return frozenset()
-    return frozenset(path.name for path in _SHARED_MEMORY.iterdir())
+    """The names of all that this user has in the host's shared memory.
+
+    Whether files of other users are in use cannot be seen.
+    """
+    found = set()
+    for path in _SHARED_MEMORY.glob("*"):
+        with contextlib.suppress(OSError):  # it is gone since
+            if path.lstat().st_uid == os.getuid():
+                found.add(path.name)
+    return frozenset(found)
 
 
-def left_by(folder: Path, temporary: Path, before: frozenset[str], *, killed: bool) -> list[str]:
-    """All that a run has left, in words. Its processes are ended.
+def left_by(folder: Path, temporary: Path, before: frozenset[str], own: frozenset[str] | None) -> Left:
+    """All that a run has left. Its processes are ended.
 
     Args:
         folder: of the run: the value of :data:`MARK`.
         temporary: its folder of temporary files.
         before: what was in shared memory when it began.
-        killed: processes of it were killed on purpose, in which whatever they had for a moment stays.
+        own: kinds of names that its script leaves in shared memory; None if this run tells.
     """
     found = [f"process {pid} ({_command(pid)})" for pid in _settled(lambda: processes_of(folder))]
     end_processes(folder)
-    found += [f"/dev/shm/{name}" for name in _settled(lambda: _unused(shared_memory() - before))]
-    excused = (*_EXCUSED, *["tmp"] * killed)
-    for path in sorted(temporary.rglob("*")):
-        top = path.relative_to(temporary).parts[0]
-        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-        if not top.startswith(excused) and (is_socket or path.parent == temporary):
-            found.append(f"{'socket' if is_socket else 'temporary file'} {path.relative_to(temporary)}")
-    return found
+    shared = _settled(lambda: _unused(shared_memory() - before))
+    kinds = frozenset(map(_kind, shared))
+    found += [f"/dev/shm/{name}" for name in shared if own is not None and _kind(name) not in own]
+    for path in sorted(temporary.iterdir()):
+        if path.name.startswith(_OURS):
+            is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+            found.append(f"{'socket' if is_socket else 'temporary file'} {path.name}")
+    return Left(found, kinds)
+
+
+def _kind(name: str) -> str:
+    found = _KIND.match(name)
+    return found[0] if found else ""
 
 
 def _settled(look: Callable[[], list[_T]]) -> list[_T]:

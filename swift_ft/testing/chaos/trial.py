@@ -33,7 +33,8 @@ class Outcome(StrEnum):
     """It ended with a traceback of swift_ft's own, by a signal, or without saying why; or with an error that
     no fault can have caused: replicas differ, or the script or swift_ft itself failed."""
     LEAKED = "LEAKED"
-    """It left processes, shared memory, temporary files or sockets behind."""
+    """It left processes behind, shared memory that the undisturbed run does not leave, or temporary files of
+    swift_ft's own."""
     UNLOADABLE = "NO CHECKPOINT"
     """It ended with an error in one line, and none of its checkpoints loads."""
 
@@ -52,7 +53,7 @@ class Training:
         script: the script and its arguments; ``{folder}`` stands for a folder of each run's own. If none of
             them has it, each run's working directory is that folder.
         store: the run's store, with ``{folder}``; empty for the one that the run has in its folder.
-        deadline_s: seconds after which a run counts as hung.
+        deadline_s: seconds after which a run counts as hung, or later if its faults may take longer.
         habits: that are planted into the script.
         unstable: names of values and files that differ between undisturbed runs, and so are not compared.
     """
@@ -94,6 +95,7 @@ class Trial:
         seed: of its plan; None if the plan was given.
         points: that its workers passed; known of the undisturbed run.
         checkpoints: the iterations of its committed checkpoints.
+        leaves: kinds of names that it left in shared memory; an undisturbed run's are the script's own.
     """
 
     plan: str
@@ -111,6 +113,7 @@ class Trial:
     seed: int | None = None
     points: frozenset[str] = frozenset()
     checkpoints: tuple[int, ...] = ()
+    leaves: frozenset[str] = frozenset()
 
     @property
     def iterations(self) -> int:
