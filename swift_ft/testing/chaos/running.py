@@ -83,7 +83,7 @@ def run_trial(
 
 
 def limit_of(training: Training, plan: Sequence[Fault], expected: Trial) -> float:
-    """Seconds after which a disturbed run counts as hung: what its faults cost at most is no hang.
+    """Seconds after which a disturbed run counts as hung: its faults may take their time.
 
     Args:
         training: has the limit that was asked for, which is the shortest one.
