@@ -1,12 +1,14 @@
 """What grows in an hour with a failure each half minute, and how much of the time is training.
 
-All topologies train in turn. A machine is killed again and again, never machine 0, whose processes live
-through all recoveries. Meanwhile memory, descriptors and threads of the processes that live on are sampled,
-the files of the store, and the time of each iteration. A straight line through the samples says what grows
+Half of the campaign's topologies train in turn, one for each way back; ``--only`` names others. A machine is
+killed again and again, never machine 0, whose processes live through all recoveries. Meanwhile memory,
+descriptors and threads of the processes that live on are sampled, how many processes there are, files and
+bytes of the store, and the time of each iteration. A straight line through the samples says what grows
 (``held.py``). Afterwards the same training runs undisturbed: the last checkpoints are compared bit for bit.
 
-The history that a run keeps of each recovery, for ``swift-recover timeline``, grows by its nature and
-does not count: its files are told apart.
+The history that a run keeps of each recovery, for ``swift-recover timeline``, and the journal's archive
+grow by their nature. They are told apart: a recovery has a size that it may add, and later ones add no more
+than earlier ones.
 """
 
 from __future__ import annotations
@@ -15,13 +17,12 @@ import itertools
 import json
 import random
 import re
-import statistics
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from operator import attrgetter
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from benchmarks.recovery.campaign import TOPOLOGIES, Topology
 from benchmarks.recovery.held import HeldOverTime, Trend, trend
 from examples.commands import CommandError, check, finished, started, swift_run
 from swift_ft.testing.chaos.comparison import last_state
+from swift_ft.testing.chaos.leftovers import MARK
 from swift_ft.units import format_bytes
 
 TURNS = ("replicas 2x1", "pipeline 4x1", "hybrid 4x1", "sharded 2x1, copies", "interleaved 4x1")
@@ -42,10 +44,26 @@ _CHECKPOINTS = 40
 _SKIPPED = 0.3
 """The part of the samples that does not count: threads, connections and buffers that a run needs once."""
 _SAMPLE_S = 2.0
+_FEWEST_RECOVERIES = 4
+"""Of which halves can be compared."""
 _SPARES = 2
 _ITERATION = re.compile(r"iteration (\d+): ")
-_TOLERATED = {"memory": 0.03, "descriptors": 0.0, "threads": 0.0, "files": 0.03, "step time": 0.03}
+_TOLERATED = {
+    "memory": 0.03,
+    "descriptors": 0.0,
+    "threads": 0.0,
+    "processes": 0.0,
+    "files": 0.03,
+    "bytes": 0.03,
+    "step time": 0.03,
+}
 """The growth that is allowed over a training, as a part of the median: events are kept until a checkpoint."""
+_HISTORY = 128 * 1024
+"""Bytes that one recovery, and the checkpoints until the next one, may add to the history."""
+_LATER_HISTORY = 1.5
+"""What later recoveries may add to the history, relative to earlier ones: a journal is archived in pieces."""
+_SETTLES_S = 1.0
+"""Before a loss is known and after training goes on: iterations take longer there."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,8 @@ class Soaked:
         seconds: how long it took.
         lost_s: from each loss until training went on, together.
         history: files that each recovery has left for the timeline.
+        history_bytes: bytes that were added to them for each recovery.
+        later_history: bytes that the last half of the recoveries has added, relative to the first half.
         trends: by what was sampled.
     """
 
@@ -70,11 +90,15 @@ class Soaked:
     seconds: float
     lost_s: float
     history: float
+    history_bytes: float
+    later_history: float
     trends: dict[str, Trend]
 
     def grows(self) -> list[str]:
         """What grows by more than is tolerated."""
-        return [name for name, found in self.trends.items() if not found.is_flat(_TOLERATED[name])]
+        grown = [name for name, found in self.trends.items() if not found.is_flat(_TOLERATED[name])]
+        keeps = self.history_bytes > _HISTORY or self.later_history > _LATER_HISTORY
+        return [*grown, *["history"] * keeps]
 
 
 class Clock:
@@ -96,23 +120,25 @@ class Clock:
             text = file.read()
         complete = text.rfind("\n") + 1
         self._at += len(text[:complete].encode(errors="replace"))
-        now = time.monotonic()
+        now = time.time()
         for number in _ITERATION.findall(text[:complete]):
             self.times.setdefault(int(number), now)
 
-    def per_iteration(self) -> tuple[list[float], list[float]]:
-        """Times of looks, and seconds per iteration since the look before, without those with a recovery."""
+    def per_iteration(self, recoveries: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+        """Times of looks, and seconds per iteration since the look before, without those with a recovery.
+
+        Args:
+            recoveries: when each loss was known, and when training went on, in Unix seconds.
+        """
         newest: dict[float, int] = {}
         for number, at in self.times.items():
             newest[at] = max(newest.get(at, 0), number)
-        looks = sorted(newest.items())
-        found = [
+        kept = [
             (at, (at - before) / (number - earlier))
-            for (before, earlier), (at, number) in itertools.pairwise(looks)
+            for (before, earlier), (at, number) in itertools.pairwise(sorted(newest.items()))
             if number > earlier
+            and not any(lost - _SETTLES_S < at and before < live + _SETTLES_S for lost, live in recoveries)
         ]
-        usual = statistics.median(step_s for _, step_s in found)
-        kept = [(at, step_s) for at, step_s in found if step_s < 1.5 * usual]
         return [at for at, _ in kept], [step_s for _, step_s in kept]
 
 
@@ -154,7 +180,9 @@ def _earlier(file: Path | None, each_s: float, every_s: float) -> dict[str, Soak
     lines = file.read_text().splitlines() if file is not None and file.exists() else []
     found: dict[str, Soaked] = {}
     for line in (json.loads(line) for line in lines):
-        if line["asked"] == [each_s, every_s]:
+        if line["asked"] == [each_s, every_s] and line["soaked"].keys() == {
+            one.name for one in fields(Soaked)
+        }:
             trends = {kind: Trend(**facts) for kind, facts in line["soaked"]["trends"].items()}
             found[line["name"]] = Soaked(**{**line["soaked"], "trends": trends})
     return found
@@ -173,16 +201,17 @@ def soak(its: Topology, folder: Path, seconds: float, every_s: float) -> Soaked:
     report_at = place / "events.json"
     flags = ["--inject", "; ".join(faults), "--events-out", str(report_at)]
     began = time.monotonic()
-    with started(_command(its, place, iterations, flags), output) as process:
+    with started(_command(its, place, iterations, flags), output, **{MARK: str(place)}) as process:
         over = threading.Event()
         while process.poll() is None:
             clock.read()
-            held.sample(process.pid, place / "store")
+            held.sample(process.pid, place / "store", place)
             over.wait(_SAMPLE_S)
     took_s = time.monotonic() - began
     check(process, output)
     recoveries = json.loads(report_at.read_text())["recoveries"]
     alone_s = _undisturbed(its, folder / "undisturbed", iterations)
+    times = [(one["detected"], one["live"] or one["detected"]) for one in recoveries]
     states = [last_state(str(folder / name / "store")) for name in ("soaked", "undisturbed")]
     return Soaked(
         len(recoveries),
@@ -190,10 +219,33 @@ def soak(its: Topology, folder: Path, seconds: float, every_s: float) -> Soaked:
         states[0] == states[1] and bool(states[0]),
         alone_s / took_s,
         took_s,
-        sum(one["live"] - one["detected"] for one in recoveries),
-        sum(path.is_file() for path in (place / "store" / "runs").rglob("*")) / max(1, len(recoveries)),
-        _trends(held, clock),
+        sum(live - lost for lost, live in times),
+        held.history[-1].count / max(1, len(recoveries)),
+        *of_history(held, [live for _, live in times]),
+        _trends(held, clock.per_iteration(times)),
     )
+
+
+def of_history(held: HeldOverTime, recovered: Sequence[float]) -> tuple[float, float]:
+    """Bytes of the history for each recovery, and what the last half added relative to the first half.
+
+    Args:
+        held: the samples.
+        recovered: when training went on, each time.
+    """
+    if len(recovered) < _FEWEST_RECOVERIES:
+        return held.history[-1].size / max(1, len(recovered)), 1.0
+    middle = recovered[len(recovered) // 2]
+
+    def size_at(time_s: float) -> int:
+        return max(
+            (one.size for at, one in zip(held.times, held.history, strict=True) if at <= time_s), default=0
+        )
+
+    first, last = size_at(recovered[0]), held.history[-1].size
+    earlier = (size_at(middle) - first) / (len(recovered) // 2)
+    later = (last - size_at(middle)) / (len(recovered) - len(recovered) // 2)
+    return (last - first) / len(recovered), later / max(1.0, earlier)
 
 
 def _faults(machines: int, iterations: Sequence[int]) -> list[str]:
@@ -241,14 +293,16 @@ def _replace(words: list[str], option: str, value: str) -> None:
     words[words.index(option) + 1] = value
 
 
-def _trends(held: HeldOverTime, clock: Clock) -> dict[str, Trend]:
+def _trends(held: HeldOverTime, steps: tuple[list[float], list[float]]) -> dict[str, Trend]:
     skipped = int(len(held.times) * _SKIPPED)
-    at, step_s = clock.per_iteration()
+    late, (at, step_s) = held.times[skipped:], steps
     counted = {
         "memory": held.of_survivors(attrgetter("kib"), _SKIPPED),
         "descriptors": held.of_survivors(attrgetter("descriptors"), _SKIPPED),
         "threads": held.of_survivors(attrgetter("threads"), _SKIPPED),
-        "files": (held.times[skipped:], [float(count) for count in held.files[skipped:]]),
+        "processes": (late, [float(count) for count in held.processes[skipped:]]),
+        "files": (late, [float(one.count) for one in held.stored[skipped:]]),
+        "bytes": (late, [float(one.size) for one in held.stored[skipped:]]),
         "step time": (at[int(len(at) * _SKIPPED) :], step_s[int(len(at) * _SKIPPED) :]),
     }
     return {name: trend(times, values) for name, (times, values) in counted.items()}
@@ -258,7 +312,8 @@ def report(found: dict[str, Soaked], every_s: float) -> str:
     """The tables."""
     head = [
         *("topology", "minutes", "recoveries", "lost", "goodput"),
-        *("memory", "descriptors", "threads", "files", "step", "history, files per recovery"),
+        *_TOLERATED,
+        *("history, files per recovery", "history, bytes per recovery", "of later / of earlier ones"),
     ]
     rows = [
         [
@@ -269,6 +324,8 @@ def report(found: dict[str, Soaked], every_s: float) -> str:
             f"{one.goodput:.3f}",
             *(_growth(kind, one.trends[kind]) for kind in _TOLERATED),
             f"{one.history:.1f}",
+            format_bytes(round(one.history_bytes)),
+            f"{one.later_history:.2f}",
         ]
         for name, one in found.items()
     ]
@@ -281,6 +338,12 @@ def report(found: dict[str, Soaked], every_s: float) -> str:
         Target("trainings that end with other bits", "0", str(different), different == 0),
         Target("failures without a recovery of their own", "0", str(missed), missed == 0),
         Target("counts that grow", "0", f"{len(grown)}", not grown),
+        Target(
+            "bytes of history for each recovery",
+            f"<= {format_bytes(_HISTORY)}",
+            format_bytes(round(most := max(one.history_bytes for one in found.values()))),
+            most <= _HISTORY,
+        ),
     ]
     about = (
         f"A machine is killed about every {every_s:g} s of training. Growth is that of a straight line over "
@@ -297,6 +360,8 @@ def _growth(kind: str, found: Trend) -> str:
     match kind:
         case "memory":
             return f"{format_bytes(found.median * 1024)} {found.growth / found.median:+.1%}"
+        case "bytes":
+            return f"{format_bytes(found.median)} {found.growth / found.median:+.1%}"
         case "step time":
             return f"{1e3 * found.median:.1f} ms {found.growth / found.median:+.1%}"
     return f"{found.median:.0f} {found.growth:+.1f}"

@@ -37,15 +37,20 @@ class Point(StrEnum):
     """A copy of the state after ``iteration`` is about to go to the memory of another machine."""
     COMMIT = "commit"
     """All parts are in the store, but the marker is not written yet (worker 0)."""
-    LEAVE = "leave"
-    """The worker has left its group and has no order yet.
+    START = "start"
+    """As the job starts, before its first group is formed.
 
-    Here, at ``report`` and at ``join``, ``iteration`` is the number of iterations that it has completed.
+    Here, and at ``end``, ``leave``, ``report`` and ``join``, ``iteration`` is the number of iterations that
+    the worker has completed.
     """
+    END = "end"
+    """After the last iteration, before the worker says that it has completed them all."""
+    LEAVE = "leave"
+    """In a recovery: the worker has left its group and has no order yet."""
     REPORT = "report"
     """In a recovery, before the worker reports its status; a replacement is at iteration 0."""
     JOIN = "join"
-    """Before the group of a new generation is formed."""
+    """In a recovery, before the group of the new generation is formed."""
     LOAD = "load"
     """In a recovery, before the checkpoint is loaded."""
     TRANSFER = "transfer"

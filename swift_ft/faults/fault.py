@@ -44,7 +44,10 @@ class Action(StrEnum):
     SLOW = "slow"
     """From then on all that the worker computes takes ``factor`` times as long."""
     CLOCK = "clock"
-    """``time.time()`` of the worker jumps by ``seconds``, forwards or, if negative, backwards."""
+    """``time.time()`` and ``time.time_ns()`` of the worker jump by ``seconds``, backwards if negative.
+
+    ``datetime.now()`` does not, nor a function that was imported from ``time`` by its name.
+    """
     FLIP = "flip"
     """One bit of the newest file in the session's store is another one from then on."""
     TRUNCATE = "truncate"

@@ -167,6 +167,27 @@ def test_times_are_no_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert facts["outside"] == [str(tmp_path / "beside.txt")]
 
 
+@pytest.mark.parametrize(
+    ("plan", "ways"),
+    [
+        ("kill machine=1 iteration=any point=start", ["restart"]),
+        ("kill machine=1 iteration=any point=end", ["replica"]),
+        pytest.param("stop worker=0 iteration=any point=end", ["replica"], marks=pytest.mark.thorough),
+        pytest.param(
+            "kill machine=1 iteration=3; kill machine=0 iteration=any point=join",
+            ["replica"],
+            marks=pytest.mark.thorough,
+        ),
+    ],
+)
+def test_a_loss_at_either_end_of_a_job(plan: str, ways: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    """And a second one in the recovery of the first, not as all start."""
+    code, facts = report(capfd, "--plan", plan, "--spares", "2")
+    (run,) = facts["runs"]
+    assert (code, run["outcome"], run["never_struck"]) == (0, "identical", []), run
+    assert run["ways"] == ways
+
+
 @pytest.mark.thorough
 def test_replicas_that_differ_after_a_loss_are_a_finding(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -196,7 +217,8 @@ def test_a_seed_is_repeated_by_its_command(
     first, second = facts["runs"]
     (again,) = report(capfd, *options, "5", "--plans", "1")[1]["runs"]
     assert (again["plan"], again["outcome"]) == (second["plan"], second["outcome"])
-    assert first["repeat"] == f"swift-chaos --seed 4 --plans 1 --faults kill --json --no-shrink -- {SCRIPT}"
+    repeat = f"swift-chaos --plan '{first['plan']}' --spares 3 --json --no-shrink -- {SCRIPT}"
+    assert first["repeat"] == repeat
 
 
 @pytest.mark.thorough
@@ -340,24 +362,37 @@ def test_another_result_under_torchrun_is_found(tmp_path: Path, capfd: pytest.Ca
 @pytest.mark.parametrize(
     ("line", "left"),
     [
-        ("Path(f'/dev/shm/swift-chaos-test-{os.getpid()}').touch()", "/dev/shm/swift-chaos-test-"),
         ("subprocess.Popen(['sleep', '60'], start_new_session=True)", "process"),
-        ("os.mkfifo(os.environ['TMPDIR'] + f'/fifo-{os.getpid()}')", "temporary file fifo-"),
+        ("os.mkfifo(os.environ['TMPDIR'] + f'/swift-{os.getpid()}')", "temporary file swift-"),
     ],
 )
 def test_what_is_left_behind_is_found(line: str, left: str, tmp_path: Path) -> None:
     script = tmp_path / "leaves.py"
     script.write_text(f"import os, subprocess\nfrom pathlib import Path\n{line}\n{Path(SCRIPT).read_text()}")
     trial = run_trial(Training(LAUNCH, (str(script),), "", 120), new(tmp_path / "run"))
-    for path in Path("/dev/shm").glob("swift-chaos-test-*"):
-        path.unlink()
     assert trial.outcome == Outcome.LEAKED
     assert left in trial.reason
+
+
+@pytest.mark.thorough
+def test_what_a_script_leaves_itself_is_no_leak(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Neither undisturbed nor killed: a folder of temporary files, and shared memory."""
+    script, kind = tmp_path / "leaves.py", f"{tmp_path.name.replace('_', '').rstrip('0123456789')}_"
+    lines = f"tempfile.mkdtemp(prefix='shards-')\nPath(f'/dev/shm/{kind}{{os.getpid()}}').touch()"
+    script.write_text(f"import os, tempfile\nfrom pathlib import Path\n{lines}\n{Path(SCRIPT).read_text()}")
+    code = main(["--plan", "kill machine=1 iteration=3", "--json", "--", str(script)])
+    left = [*Path("/dev/shm").glob(f"{kind}*")]
+    for path in left:
+        path.unlink()
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    assert (code, run["outcome"]) == (0, "identical"), run
+    assert len(left) >= 5  # of two workers, twice, and of the one that took the lost one's place
 
 
 def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for options, words in (
         (["--", "nothing.py"], "There is no script 'nothing.py'"),
+        (["--", "-m", "package.train"], "give the path of its file in place of -m"),
         (["--faults", "fire", "--", SCRIPT], "there is no fault 'fire'"),
         (["--plan", "kill machine=7 iteration=1", "--", SCRIPT], "there is no machine 7"),
         (["--plan", "unplug machine=1 iteration=1", "--", SCRIPT], "add --networks"),

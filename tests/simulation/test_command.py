@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
 from swift_ft.recovery.handlers import membership, recovery
 from swift_ft.recovery.job_state import State
+from swift_ft.testing.scenario import Scenario, ScenarioError
 from swift_ft.testing.simulation import JobKind, simulate
 from swift_ft.testing.simulation.__main__ import main
+from swift_ft.testing.simulation.job import SimulatedJob
+from swift_ft.testing.simulation.seeds import make_job
+from swift_ft.testing.simulation.store import Violation
 
 
 @pytest.mark.parametrize("kind", JobKind)
@@ -83,3 +88,35 @@ def test_wrong_arguments_are_refused(arguments: list[str], capsys: pytest.Captur
         main(arguments)
     assert exit_.value.code == 2
     assert f"argument {arguments[0]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", JobKind)
+def test_a_seed_becomes_a_scenario(kind: JobKind, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The protocol's state is the same after it, with every kind of event that such a job has."""
+    for seed in range(5):
+        file = tmp_path / f"{seed}.txt"
+        assert main(["--job", kind, "--seed", str(seed), "--scenario", str(file)]) == 0
+        assert file.read_text().splitlines()[0] == f"# {capsys.readouterr().out.splitlines()[-1]}"
+        job = make_job(kind, seed, 4)
+        job.run()
+        scenario = Scenario()
+        scenario.run(file)
+        assert scenario.state == job.states[-1]
+
+
+def test_an_order_that_fails_becomes_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to the event that must never be; expectations are added by hand."""
+
+    def fails(self: SimulatedJob) -> None:
+        raise Violation("states differ\nin two lines")
+
+    monkeypatch.setattr(SimulatedJob, "run", fails)
+    file = tmp_path / "found.txt"
+    assert main(["--seed", "7", "--scenario", str(file)]) == 1
+    first, second, *_ = file.read_text().splitlines()
+    assert (first, second) == ("# seed 7: states differ", "# in two lines")
+    file.write_text(file.read_text() + "expect generation 7\n")
+    with pytest.raises(ScenarioError, match="found 1, expected 7"):
+        Scenario().run(file)

@@ -105,6 +105,14 @@ def in_turn(*victims: int, iteration: int = 5, example: str = "train_swift") -> 
     return json.dumps({"victims": victims, "iteration": iteration, "example": example})
 
 
+def assert_struck_in_turn(run: ClusterRun, first: str, *later: str) -> None:
+    """Checks that these faults struck in this order, all but the first one after a machine was lost."""
+    told = [event for event in run.report["events"] if event["event"] in ("FaultInjected", "MachineLost")]
+    struck = [event["fault"].partition(" committed=")[0] for event in told if "fault" in event]
+    assert struck == [str(fault) for fault in parse_faults("; ".join([first, *later]))], run.output[-3000:]
+    assert [event["event"] for event in told][:2] == ["FaultInjected", "MachineLost"], told
+
+
 def assert_reported_once(run: ClusterRun, *survivors: int) -> None:
     """Checks that further losses did not make these workers report again, before the plan of one recovery."""
     (recovery,) = run.recoveries

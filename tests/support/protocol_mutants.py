@@ -2,8 +2,9 @@
 
     python -m tests.support.protocol_mutants --count 150 --seed 0
 
-Each fault is planted in one module of the protocol, its plans, or its changes of worlds, in a process of its
-own. First all scenarios run, then seeds of all kinds of simulated jobs, then the unit tests of the protocol.
+Each fault is planted in one module of the protocol, its plans, its changes of worlds, or of a worker's core,
+which simulated jobs run as real ones do, in a process of its own. First all scenarios run, then seeds of all
+kinds of simulated jobs, then the unit tests of the protocol or of the core.
 A fault that nobody finds changes nothing that counts (:data:`SAME` says why), or a scenario is missing.
 """
 
@@ -28,14 +29,24 @@ from tests.support.mutants import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = ROOT / "tests" / "scenarios"
-UNIT_TESTS = ROOT / "tests" / "unit" / "recovery"
+UNIT_TESTS = {
+    "recovery": (ROOT / "tests" / "unit" / "recovery",),
+    "runtime": (ROOT / "tests" / "unit" / "runtime" / "worker" / "test_core.py",),
+}
+"""By the package, without those that plant faults of their own."""
 UNIT = "a unit test"
-MODULES = (
+_PROTOCOL = (
     *("handlers.membership", "handlers.recovery", "handlers.generations", "handlers.newcomers"),
     *("handlers.checkpoints", "handlers.failures", "handlers.guests", "handlers.layouts", "handlers.worlds"),
     *("plan", "orders", "membership", "attempts", "helpers", "holders", "memory", "survivors", "worlds"),
     *("guests", "targets", "next_world", "occupancy", "handlers.audits", "audit_orders"),
 )
+_WORKERS = ("core", "failures", "flow", "part", "status")
+MODULES = (
+    *(f"runtime.worker.{name}" for name in _WORKERS),
+    *(f"recovery.{name}" for name in _PROTOCOL),
+)
+"""Within ``swift_ft``."""
 SEEDS = 12
 """Of each kind of job."""
 LIMIT_S = 400
@@ -85,8 +96,9 @@ def finds(module: str, mutant: Mutant) -> str:
                     return f"{kind} {seed}"
     except Exception as error:
         return f"{type(error).__name__} as it is imported"
+    tests = map(str, UNIT_TESTS[module.split(".")[1]])
     known = "ignore::pytest.PytestAssertRewriteWarning"  # this module is one of those that it rewrites
-    code = pytest.main(["-x", "-q", "-W", known, "-p", "no:cacheprovider", "-p", "no:xdist", str(UNIT_TESTS)])
+    code = pytest.main(["-x", "-q", "-W", known, "-p", "no:cacheprovider", "-p", "no:xdist", *tests])
     if code == pytest.ExitCode.OK:
         return ""
     return UNIT if code == pytest.ExitCode.TESTS_FAILED else f"pytest's exit code {code}"
@@ -114,9 +126,13 @@ def planted(modules: Sequence[str] = MODULES) -> list[tuple[str, Mutant]]:
     """All faults of some modules, with the modules that they are in."""
     found = []
     for name in modules:
-        source = (ROOT / "swift_ft" / "recovery" / f"{name.replace('.', '/')}.py").read_text()
-        found += [(f"swift_ft.recovery.{name}", mutant) for mutant in mutants(source)]
+        found += [(f"swift_ft.{name}", mutant) for mutant in mutants(source_of(name))]
     return found
+
+
+def source_of(name: str) -> str:
+    """The source of a module within ``swift_ft``."""
+    return (ROOT / "swift_ft" / f"{name.replace('.', '/')}.py").read_text()
 
 
 def kind_of(by: str) -> str:
@@ -137,15 +153,15 @@ def main() -> int:
         "--modules", nargs="+", choices=MODULES, default=MODULES, metavar="NAME", help="default: all"
     )
     args = parser.parse_args()
-    first = (ROOT / "swift_ft" / "recovery" / f"{MODULES[-1]}.py").read_text()
-    if by := found_by(f"swift_ft.recovery.{MODULES[-1]}", Mutant("as it is", ast.parse(first))):
-        parser.error(f"{by} fails without any fault")
+    for name in (MODULES[0], MODULES[-1]):  # of both packages
+        if by := found_by(f"swift_ft.{name}", Mutant("as it is", ast.parse(source_of(name)))):
+            parser.error(f"{by} fails without any fault")
     faults = planted(args.modules)
     drawn = random.Random(args.seed).sample(faults, min(args.count, len(faults)))
     ways, survivors = Counter[str](), []
     for number, (module, mutant) in enumerate(drawn, 1):
         by = found_by(module, mutant)
-        name = f"{module.removeprefix('swift_ft.recovery.')}: {mutant.name}"
+        name = f"{module.removeprefix('swift_ft.')}: {mutant.name}"
         kind = kind_of(by)
         if not by and name in SAME:
             kind = "the same"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.recovery.held import HeldOverTime, trend
-from benchmarks.recovery.soak import Clock
+from benchmarks.recovery.held import Files, HeldOverTime, trend
+from benchmarks.recovery.soak import Clock, of_history
+from swift_ft.testing.chaos.leftovers import MARK, end_processes
 
 
 def noisy(slope: float, spread: float, seed: int) -> list[float]:
@@ -55,13 +56,45 @@ def test_who_does_not_live_through_it_does_not_count(tmp_path: Path) -> None:
     assert min(threads) >= 1
 
 
-def test_files_of_the_history_do_not_count(tmp_path: Path) -> None:
+def test_a_process_that_each_recovery_leaves_behind_is_found(tmp_path: Path) -> None:
+    """None of them lives for long enough to be counted by what it holds, and some have lost their parents."""
+    sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
+    parent = [sys.executable, "-c", f"import subprocess; subprocess.Popen({sleeper})"]
+    held, children = HeldOverTime(), []
+    marked = {**os.environ, MARK: str(tmp_path)}
+    try:
+        held.sample(os.getpid(), tmp_path, tmp_path)
+        for _ in range(3):
+            children.append(subprocess.Popen(sleeper, env=marked))
+            subprocess.run(parent, env=marked, check=True)
+            held.sample(os.getpid(), tmp_path, tmp_path)
+    finally:
+        end_processes(tmp_path)
+        for child in children:
+            child.wait()
+    assert [count - held.processes[0] for count in held.processes] == [0, 2, 4, 6]
+
+
+def test_files_of_the_history_are_told_apart(tmp_path: Path) -> None:
     for name in ("checkpoints/8/part", "logs/rank-0/segment", "runs/run.1/journal/0.json", "run.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+        (tmp_path / name).write_text(name)
     held = HeldOverTime()
     held.sample(os.getpid(), tmp_path)
-    assert held.files == [3]
+    assert held.stored == [Files(3, len("checkpoints/8/part" + "logs/rank-0/segment" + "run.json"))]
+    assert held.history == [Files(1, len("runs/run.1/journal/0.json"))]
+
+
+@pytest.mark.parametrize(("sizes", "later"), [([100] * 8, 1.0), ([100 * n for n in range(1, 9)], 2.6)])
+def test_a_history_whose_pieces_grow_is_found(sizes: list[int], later: float) -> None:
+    """As an archive that repeats all that came before, at each recovery."""
+    total = [sum(sizes[:number]) for number in range(9)]
+    held = HeldOverTime(
+        [float(i) for i in range(9)], history=[Files(i, size) for i, size in enumerate(total)]
+    )
+    each, relative = of_history(held, [i + 0.5 for i in range(8)])
+    assert each == total[-1] / 8
+    assert relative == pytest.approx(later)
 
 
 def test_iterations_are_timed_by_what_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +104,7 @@ def test_iterations_are_timed_by_what_is_printed(tmp_path: Path, monkeypatch: py
     clock = Clock(output)
     printed = {0.0: range(10), 2.0: range(10, 20), 4.0: (), 6.0: range(20, 30), 8.0: range(30, 40)}
     for at, numbers in printed.items():
-        monkeypatch.setattr("benchmarks.recovery.soak.time.monotonic", lambda at=at: at)
+        monkeypatch.setattr("benchmarks.recovery.soak.time.time", lambda at=at: at)
         with output.open("a") as file:
             for number in numbers:
                 file.write(f"[machine 1] iteration {number}: loss 4.1\n")
@@ -79,4 +112,16 @@ def test_iterations_are_timed_by_what_is_printed(tmp_path: Path, monkeypatch: py
         clock.read()
         with output.open("a") as file:
             file.write("0: loss 4.1\n")
-    assert clock.per_iteration() == ([2.0, 8.0], [0.2, 0.2])
+    assert clock.per_iteration([(4.0, 4.5)]) == ([2.0, 8.0], [0.2, 0.2])
+    assert clock.per_iteration([]) == ([2.0, 6.0, 8.0], [0.2, 0.4, 0.2])
+
+
+@pytest.mark.parametrize("slower", [2.0, 1.2])
+def test_steps_that_take_longer_from_some_time_on_are_found(tmp_path: Path, slower: float) -> None:
+    """However much longer: only what a recovery explains is left out."""
+    clock, now = Clock(tmp_path / "output"), 0.0
+    recoveries = [(100.0 * n + 30, 100.0 * n + 31) for n in range(6)]
+    for look in range(300):
+        clock.times[10 * look] = now
+        now += 2.0 * (slower if look >= 180 else 1.0) + sum(now < at <= now + 2 for at, _ in recoveries)
+    assert not trend(*clock.per_iteration(recoveries)).is_flat(0.03)

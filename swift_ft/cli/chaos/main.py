@@ -63,6 +63,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SwiftError as error:
         sys.stderr.write(f"swift-chaos: {' '.join(str(error).split())}\n")
         return ExitCode.USAGE
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        sys.stderr.write(
+            f"swift-chaos: Files of the runs cannot be written or read: {error.strerror or error}{place}. "
+            "Make room, or name another folder with --keep or TMPDIR.\n"
+        )
+        return ExitCode.USAGE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
 
@@ -152,7 +159,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         type=unit(parse_seconds),
         default=300.0,
         metavar="S",
-        help="seconds after which it hangs",
+        help="seconds after which it hangs, or more where its faults may take longer",
     )
     group.add_argument("--parallel", type=machines, default=1, metavar="N", help="runs at a time")
     group.add_argument("--launch", default="", metavar="FLAGS", help="more flags of swift-run: '--helpers 2'")
@@ -166,6 +173,8 @@ def _run(args: argparse.Namespace) -> int:
     script = args.script[1:] if args.script[:1] == ["--"] else args.script
     if not script:
         raise UsageError("name the script after --: swift-chaos -- train.py --store {folder}/store")
+    if script[0] in ("-m", "--module"):
+        raise UsageError("A module cannot be broken by its name: give the path of its file in place of -m.")
     if not Path(script[0]).is_file():
         raise UsageError(f"There is no script {script[0]!r}: check the path.")
     plan = _plan(args)

@@ -26,23 +26,19 @@ class Repeats:
     script: Sequence[str]
     spares: int
 
-    def of_seed(self, seed: int) -> str:
-        """The plan of a seed, drawn again."""
-        return self._command({"seed": seed, "plans": 1}, ())
-
     def of_plan(self, plan: str, seed: int) -> str:
-        """A plan itself.
+        """A plan itself: its seed may draw another one, from the points of another undisturbed run.
 
         Args:
             plan: as ``--plan`` has it.
             seed: chooses the habits, where there are any.
         """
         habits = {"seed": seed} if self.args.habits else {}
-        return self._command({"plan": plan, **habits, "spares": self.spares}, _OF_PLANS)
+        return self._command({"plan": plan, **habits, "spares": self.spares})
 
-    def _command(self, replaced: Mapping[str, object], dropped: Sequence[str]) -> str:
+    def _command(self, replaced: Mapping[str, object]) -> str:
         words = ["swift-chaos"]
-        given = {name: value for name, value in self._given() if name not in dropped}
+        given = {name: value for name, value in self._given() if name not in _OF_PLANS}
         for name, value in {**replaced, **given, **replaced}.items():
             words += _words(f"--{name.replace('_', '-')}", value)
         return shlex.join([*words, "--", *self.script])

@@ -18,7 +18,7 @@ from swift_ft.testing.chaos.campaign import Campaign, Reference
 from swift_ft.testing.chaos.kinds import Kind, kinds
 from swift_ft.testing.chaos.launchers import StoppedError
 from swift_ft.testing.chaos.run_folder import FOLDER
-from swift_ft.testing.chaos.shrinking import shrunk
+from swift_ft.testing.chaos.shrinking import fails_alike, shrunk
 from swift_ft.testing.chaos.trial import Outcome, Trial
 from swift_ft.units import counted, format_seconds
 
@@ -131,25 +131,34 @@ class Report:
 
     def _failed(self, trial: Trial, seed: int, reference: Reference) -> dict[str, Any]:
         """Says how to repeat it, and looks for the smallest plan that fails in the same way."""
-        repeats = self._repeats
-        repeat = repeats.of_plan(trial.plan, seed) if trial.seed is None else repeats.of_seed(seed)
+        repeat = self._repeats.of_plan(trial.plan, seed)
         self._more(f"again: {repeat}")
         if trial.output.exists():
             self._more(f"see {trial.output}")
         if trial.outcome == Outcome.NOT_STRUCK or not self._shrinks:
             return {"repeat": repeat}
+        return {"repeat": repeat, **self._shrunk(trial, seed, reference)}
+
+    def _shrunk(self, trial: Trial, seed: int, reference: Reference) -> dict[str, Any]:
+        """The smallest plan that fails in the same way, if this one does so when it is run again."""
+
+        def run_again(plan: tuple[Fault, ...]) -> Trial:
+            found = reference.compared(plan, f"{trial.folder.name}-again")
+            shutil.rmtree(found.folder, ignore_errors=True)
+            return found
+
         plan = parse_faults(trial.plan)
-
-        def fails(smaller: tuple[Fault, ...]) -> bool:
-            return reference.compared(smaller, f"{trial.folder.name}-smaller").outcome == trial.outcome
-
-        smallest, runs = shrunk(plan, fails, self._shrinks)
+        again = run_again(plan)
+        if not fails_alike(again, trial):
+            self._more(f"not each time: run once more, it ended as {again.outcome}{_why(again)}")
+            return {"again": again.outcome.value}
+        smallest, runs = shrunk(plan, lambda smaller: fails_alike(run_again(smaller), trial), self._shrinks)
         text = "; ".join(map(str, smallest))
         self._more(f"the smallest plan that fails so, of {counted(runs, 'run')}: {text}")
-        command = repeats.of_plan(text, seed)
+        command = self._repeats.of_plan(text, seed)
         if smallest != plan:
             self._more(f"again: {command}")
-        return {"repeat": repeat, "smallest": text, "repeat_smallest": command}
+        return {"again": again.outcome.value, "smallest": text, "repeat_smallest": command}
 
     def _sum_up(self, good: bool) -> None:
         if unstable := self._unstable():
@@ -193,6 +202,10 @@ class Report:
         if not self._as_json:
             self._console.print(text)
             sys.stdout.flush()
+
+
+def _why(trial: Trial) -> str:
+    return f" ({trial.reason})" if trial.reason else ""
 
 
 def _undisturbed_in_words(trial: Trial) -> str:

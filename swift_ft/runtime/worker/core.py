@@ -105,7 +105,8 @@ class WorkerCore:
         self._recorder.lap()
         with self._recorder.span("leave the group"):
             self._links.leave_generation()
-        hit(Point.LEAVE, self.status.iteration)
+        if self.generation or self._job.state.generation > 1:  # else it starts, as all others do
+            hit(Point.LEAVE, self.status.iteration)
         has_step = False
         while not has_step:
             began = self._recorder.now()
@@ -257,7 +258,7 @@ class WorkerCore:
         state, plan, status = round.state, round.plan, self.status
         yield Call(self.parts.prepare, round)
         self._open(state)
-        hit(Point.JOIN, status.iteration)
+        hit(Point.JOIN if state.generation > 1 else Point.START, status.iteration)
         if not (yield Call(self._links.enter, state.generation)):
             return False
         status.fresh = status.fresh and not plan.transfers  # what comes may come in part
@@ -565,6 +566,7 @@ class WorkerCore:
             yield Call(self._checkpoints.save, self.status.iteration)
         yield self.parts.finish
         self._hooks.check()
+        hit(Point.END, self.status.iteration)
         yield Call(self._job.append, ev.WorkerFinished(rank=self.rank, generation=state.generation))
         state = yield self._job.wait_for_finish
         if self._job.generation_over(state):

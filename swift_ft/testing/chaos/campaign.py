@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from swift_ft.errors import SwiftError
@@ -54,6 +55,7 @@ class Campaign:
     learns: bool = False
     given: tuple[Fault, ...] | None = None
     torchrun: bool = False
+    _used: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     def prepare(self) -> dict[int, Reference]:
         """The undisturbed run that each seed is compared with.
@@ -102,8 +104,13 @@ class Campaign:
         return found
 
     def new_folder(self, name: str) -> Path:
-        """An empty folder for a run."""
-        folder = self.folder / name
+        """An empty folder for a run.
+
+        Each has a name of its own, as it is in the name of the run's store, which may be on another host.
+        """
+        self._used[name] += 1
+        number = self._used[name]
+        folder = self.folder / (name if number == 1 else f"{name}-{number}")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder

@@ -18,7 +18,7 @@ _WORDS = {
     Action.FREEZE: "a thread of a worker holds the interpreter for some seconds",
     Action.SUSPEND: "a machine's processes stop for some seconds, as a suspended virtual machine",
     Action.SLOW: "a worker computes several times as slowly from then on",
-    Action.CLOCK: "a worker's clock jumps by a minute or a day",
+    Action.CLOCK: "a worker's time.time() and time.time_ns() jump by a minute or a day, no other clock",
     Action.FLIP: "one bit of the newest file in the store is another one",
     Action.TRUNCATE: "the newest file in the store loses its second half",
     Action.VANISH: "the store is gone for some seconds",

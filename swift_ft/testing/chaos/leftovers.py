@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 MARK = "SWIFT_CHAOS_FOLDER"
 """The variable by which all processes of a run are known, those that lost their parents, too."""
@@ -17,39 +22,66 @@ _SHARED_MEMORY = Path("/dev/shm")
 _SETTLED_S = 5.0
 """A process that has lost its parent may still be about to end, and to delete what it had."""
 _LOOK_S = 0.1
-_EXCUSED = ("pymp-", "torchinductor_", "torch_shm_")
-"""Names that libraries leave in the folder of temporary files when a process is killed."""
+_OURS = ("swift-", ".swift-")
+"""Names of swift_ft in the folder of temporary files. All others are the script's and its libraries': under
+torchrun they stay as well, and who is killed leaves them."""
+_KIND = re.compile(r"[^\W\d_]*\W?_?")
+"""The part of a name that says who made it: what follows is drawn, or the number of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """All that a run has left.
+
+    Attributes:
+        found: in words.
+        kinds: of names in shared memory: those of an undisturbed run are the script's own.
+    """
+
+    found: list[str] = field(default_factory=list)
+    kinds: frozenset[str] = frozenset()
 
 
 def shared_memory() -> frozenset[str]:
-    """The names of all that is in the host's shared memory."""
-    if not _SHARED_MEMORY.is_dir():
-        return frozenset()
-    return frozenset(path.name for path in _SHARED_MEMORY.iterdir())
+    """The names of all that this user has in the host's shared memory.
+
+    Whether files of other users are in use cannot be seen.
+    """
+    found = set()
+    for path in _SHARED_MEMORY.glob("*"):
+        with contextlib.suppress(OSError):  # it is gone since
+            if path.lstat().st_uid == os.getuid():
+                found.add(path.name)
+    return frozenset(found)
 
 
-def left_by(folder: Path, temporary: Path, before: frozenset[str], *, killed: bool) -> list[str]:
-    """All that a run has left, in words. Its processes are ended.
+def left_by(folder: Path, temporary: Path, before: frozenset[str], own: frozenset[str] | None) -> Left:
+    """All that a run has left. Its processes are ended.
 
     Args:
         folder: of the run: the value of :data:`MARK`.
         temporary: its folder of temporary files.
         before: what was in shared memory when it began.
-        killed: processes of it were killed on purpose, in which whatever they had for a moment stays.
+        own: kinds of names that its script leaves in shared memory; None if this run tells.
     """
-    found = [f"process {pid} ({_command(pid)})" for pid in _settled(lambda: _processes_of(folder))]
+    found = [f"process {pid} ({_command(pid)})" for pid in _settled(lambda: processes_of(folder))]
     end_processes(folder)
-    found += [f"/dev/shm/{name}" for name in _settled(lambda: _unused(shared_memory() - before))]
-    excused = (*_EXCUSED, *["tmp"] * killed)
-    for path in sorted(temporary.rglob("*")):
-        top = path.relative_to(temporary).parts[0]
-        is_socket = stat.S_ISSOCK(path.lstat().st_mode)
-        if not top.startswith(excused) and (is_socket or path.parent == temporary):
-            found.append(f"{'socket' if is_socket else 'temporary file'} {path.relative_to(temporary)}")
-    return found
+    shared = _settled(lambda: _unused(shared_memory() - before))
+    kinds = frozenset(map(_kind, shared))
+    found += [f"/dev/shm/{name}" for name in shared if own is not None and _kind(name) not in own]
+    for path in sorted(temporary.iterdir()):
+        if path.name.startswith(_OURS):
+            is_socket = stat.S_ISSOCK(path.lstat().st_mode)
+            found.append(f"{'socket' if is_socket else 'temporary file'} {path.name}")
+    return Left(found, kinds)
 
 
-def _settled(look: Callable[[], list[str]]) -> list[str]:
+def _kind(name: str) -> str:
+    found = _KIND.match(name)
+    return found[0] if found else ""
+
+
+def _settled(look: Callable[[], list[_T]]) -> list[_T]:
     """All that is still found after a while."""
     deadline = time.monotonic() + _SETTLED_S
     while (found := look()) and time.monotonic() < deadline:
@@ -57,13 +89,18 @@ def _settled(look: Callable[[], list[str]]) -> list[str]:
     return found
 
 
-def _processes_of(folder: Path) -> list[str]:
+def processes_of(folder: Path) -> list[int]:
+    """All processes of a run, those that have lost their parents, too.
+
+    Args:
+        folder: of the run: the value of :data:`MARK`.
+    """
     mark = f"{MARK}={folder}\0".encode()
     found = []
     for entry in _processes():
         with contextlib.suppress(OSError):
             if mark in (entry / "environ").read_bytes() and int(entry.name) != os.getpid():
-                found.append(entry.name)
+                found.append(int(entry.name))
     return found
 
 
@@ -73,12 +110,12 @@ def end_processes(folder: Path) -> None:
     Args:
         folder: of the run: the value of :data:`MARK`.
     """
-    for pid in _processes_of(folder):
+    for pid in processes_of(folder):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
-def _command(pid: str) -> str:
+def _command(pid: int) -> str:
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return "ended since"

@@ -17,15 +17,19 @@ _IN_A_STEP = (Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN)
 _OF_REPLICAS = (Point.REDUCE, Point.REDUCING, Point.REDUCED, Point.UPDATE)
 _OF_CHECKPOINTS = (Point.CHECKPOINT, Point.COMMIT)
 _OF_COPIES = (Point.COPY,)
-_WHERE_PASSED = (Point.REPORT, Point.JOIN, Point.VERIFY)
-"""Of a start, and of verified steps: drawn first only where an undisturbed run passes them."""
-_IN_A_RECOVERY = (Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.TRANSFER, Point.REPLAY, Point.HELP)
+_OF_THE_JOB = (Point.START, Point.END)
+_WHERE_PASSED = (Point.VERIFY,)
+"""Of verified steps: drawn first only where an undisturbed run passes them."""
+_IN_A_RECOVERY = (
+    *(Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.MOVE),
+    *(Point.TRANSFER, Point.REPLAY, Point.HELP),
+)
 
 WEIGHTS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
 """The actions that are drawn unless others are asked for, and how often in comparison with each other."""
 _TARGETS = {Target.MACHINE: 3, Target.WORKER: 1, Target.AGENT: 1}
 _IN_A_CHANGE = (Point.PREPARED, Point.OFFER, Point.TAKE)
-_POINTS = {_IN_A_STEP: 4, _OF_REPLICAS: 2, _OF_CHECKPOINTS: 1, _IN_A_RECOVERY: 3}
+_POINTS = {_IN_A_STEP: 4, _OF_REPLICAS: 2, _OF_CHECKPOINTS: 1, _IN_A_RECOVERY: 3, _OF_THE_JOB: 1}
 _WITH_COPIES = {**_POINTS, _OF_COPIES: 2}
 _OF_A_MACHINE = (Action.SUSPEND, *sorted(OF_NETWORKS), *sorted(OF_CHANGES))
 _OF_A_WORKER = (
@@ -88,7 +92,7 @@ def random_plan(shape: Shape, seed: int, attempt: int = 0) -> tuple[Fault, ...]:
         attempt: another plan of the same seed, where none of the earlier one's faults struck.
     """
     draw = random.Random(f"{seed} {attempt}" if attempt else seed)
-    points = _IN_A_STEP + _OF_REPLICAS + _OF_CHECKPOINTS + _OF_COPIES * shape.copies
+    points = _IN_A_STEP + _OF_REPLICAS + _OF_CHECKPOINTS + _OF_THE_JOB + _OF_COPIES * shape.copies
     if shape.points:
         points = tuple(point for point in (*points, *_WHERE_PASSED) if point in shape.points)
     first = _random_fault(shape, draw, points)
@@ -148,7 +152,7 @@ def _iteration(shape: Shape, draw: random.Random, point: Point) -> int | None:
     """One of all iterations, or of those few in which a point is passed; None for the first of these."""
     if shape.points and point in _OF_CHECKPOINTS and shape.checkpoints:
         return draw.choice(shape.checkpoints)
-    if point in _IN_A_CHANGE or (shape.points and point in (*_OF_COPIES, *_IN_A_RECOVERY)):
+    if point in (*_IN_A_CHANGE, *_OF_THE_JOB) or (shape.points and point in (*_OF_COPIES, *_IN_A_RECOVERY)):
         draw.randrange(shape.iterations)
         return None
     return draw.randrange(shape.iterations)

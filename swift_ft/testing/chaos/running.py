@@ -6,9 +6,11 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swift_ft.faults import Action, Fault, parse_faults
+from swift_ft.faults.fault import DEFAULT_FACTOR, DEFAULT_SECONDS
 from swift_ft.faults.strikes import AWAY
 from swift_ft.testing.chaos.judging import End, judged
 from swift_ft.testing.chaos.launchers import LAUNCHERS
@@ -26,6 +28,8 @@ from swift_ft.testing.chaos.struck import missed_of
 from swift_ft.testing.chaos.trial import Training, Trial
 
 _BACK_S = 60.0
+_RECOVERY_S = 60.0
+"""For the recovery from one fault: a new machine starts, and silence is waited for."""
 
 
 def run_trial(
@@ -46,7 +50,9 @@ def run_trial(
         learns: note the points that workers pass, for plans.
     """
     text = "; ".join(map(str, plan))
-    end = _run(training, folder, text or (_NEVER if learns else ""), killed=bool(plan))
+    if expected is not None:
+        training = replace(training, deadline_s=limit_of(training, plan, expected))
+    end, leaves = _run(training, folder, text or (_NEVER if learns else ""), expected)
     report = end.report
     if end.code == 1 and report.get("ok") and report.get("missed_faults"):
         end.code = 0  # all went well but for these faults
@@ -72,24 +78,41 @@ def run_trial(
             for event in report.get("events", ())
             if event["event"] == "CheckpointCommitted"
         ),
+        leaves=leaves,
     )
+
+
+def limit_of(training: Training, plan: Sequence[Fault], expected: Trial) -> float:
+    """Seconds after which a disturbed run counts as hung: its faults may take their time.
+
+    Args:
+        training: has the limit that was asked for, which is the shortest one.
+        plan: the faults.
+        expected: the undisturbed run.
+    """
+    slow = [fault.factor or DEFAULT_FACTOR for fault in plan if fault.action == Action.SLOW]
+    lasts = [fault.lasts_s for fault in plan if fault.action in DEFAULT_SECONDS.keys() - {Action.CLOCK}]
+    # All that was computed may be lost once, and is computed again.
+    computes_s = expected.wall_s * (1 + max(slow, default=1.0))
+    return max(training.deadline_s, computes_s + sum(lasts) + _RECOVERY_S * len(plan))
 
 
 _NEVER = "kill machine=0 iteration=999999999"
 """With it workers say which points they pass, and nothing strikes."""
 
 
-def _run(training: Training, folder: Path, inject: str, *, killed: bool) -> End:
+def _run(training: Training, folder: Path, inject: str, expected: Trial | None) -> tuple[End, frozenset[str]]:
+    """The end of a run, and the kinds of names that it has left in shared memory."""
     temporary = Path(tempfile.mkdtemp(prefix="swift-chaos-"))  # a short path: loaders have sockets there
     before, began = shared_memory(), time.monotonic()
     try:
         code, output = _launched(training, folder, inject, temporary)
         took_s = time.monotonic() - began
         _wait_for_store(folder, inject)
-        left = left_by(folder, temporary, before, killed=killed)
+        left = left_by(folder, temporary, before, None if expected is None else expected.leaves)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return End(code, output, took_s, left, read_report(folder))
+    return End(code, output, took_s, left.found, read_report(folder)), left.kinds
 
 
 def _wait_for_store(folder: Path, inject: str) -> None:

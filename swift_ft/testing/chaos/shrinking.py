@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from swift_ft.faults import Fault
+from swift_ft.testing.chaos.trial import Outcome, Trial
 
 Plan = tuple[Fault, ...]
+_NAMED_BY_THE_REASON = (Outcome.CRASHED, Outcome.UNLOADABLE)
+"""Outcomes with many causes. The reason of any other one says where it was seen, not why it came to that."""
+_NUMBERED = re.compile(r"\S*\d\S*")
+
+
+def fails_alike(one: Trial, other: Trial) -> bool:
+    """Whether two runs have failed in the same way, as far as outcomes and reasons tell.
+
+    Numbers, and the names and addresses with digits in them, are other ones in each run.
+    """
+    if one.outcome != other.outcome or one.outcome not in _NAMED_BY_THE_REASON:
+        return one.outcome == other.outcome
+    return _NUMBERED.sub("#", one.reason) == _NUMBERED.sub("#", other.reason)
 
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool], most_runs: int) -> tuple[Plan, int]:

@@ -35,7 +35,8 @@ class Outcome(StrEnum):
     no fault can have caused: replicas differ, or the script or swift_ft itself failed. Without the events of
     the run nobody can know."""
     LEAKED = "LEAKED"
-    """It left processes, shared memory, temporary files or sockets behind."""
+    """It left processes behind, shared memory that the undisturbed run does not leave, or temporary files of
+    swift_ft's own."""
     UNLOADABLE = "NO CHECKPOINT"
     """It ended with an error in one line, and its last checkpoint does not load, or it has none."""
 
@@ -54,7 +55,7 @@ class Training:
         script: the script and its arguments; ``{folder}`` stands for a folder of each run's own. If none of
             them has it, each run's working directory is that folder.
         store: the run's store, with ``{folder}``; empty for the one that the run has in its folder.
-        deadline_s: seconds after which a run counts as hung.
+        deadline_s: seconds after which a run counts as hung, or later if its faults may take longer.
         habits: that are planted into the script.
         unstable: all in which undisturbed runs differ, and which is not compared.
     """
@@ -96,6 +97,7 @@ class Trial:
         seed: of its plan; None if the plan was given.
         points: that its workers passed; known of the undisturbed run.
         checkpoints: the iterations of its committed checkpoints.
+        leaves: kinds of names that it left in shared memory; an undisturbed run's are the script's own.
     """
 
     plan: str
@@ -113,6 +115,7 @@ class Trial:
     seed: int | None = None
     points: frozenset[str] = frozenset()
     checkpoints: tuple[int, ...] = ()
+    leaves: frozenset[str] = frozenset()
 
     @property
     def iterations(self) -> int:

@@ -32,6 +32,7 @@ of the world that was planned last.
     deadline-passed M ... ["why"] [phase=agreeing]
     request-machines M 2,3
     closed "why" [code=130]                inject "fault"                 came-back M R
+    event '{"event": "MachineLost", ...}'  (any one, as the journal has it)
 
     expect phase live                      expect generation 2            expect epoch 1
     expect members A E - D                 expect spares F                expect committed 20 | nothing

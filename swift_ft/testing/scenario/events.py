@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable, Sequence
 
 from swift_ft.config.run_plan import PlannedPipeline, RunPlan
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.entries import event_from_dict, event_to_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.testing.scenario.line import (
     NOTHING,
@@ -429,6 +432,15 @@ def _inject(line: Line, _: State) -> list[ev.Event]:
     return [ev.FaultInjected(fault=line.take())]
 
 
+def _event(line: Line, _: State) -> list[ev.Event]:
+    return [event_from_dict(json.loads(line.take()))]
+
+
+def line_of(event: ev.Event) -> str:
+    """The line of any event, as the journal has it: shorter words for it are a person's."""
+    return f"event {shlex.quote(json.dumps(event_to_dict(event)))}"
+
+
 def _generation(line: Line, state: State) -> int:
     return line.number("gen", state.generation)
 
@@ -468,6 +480,7 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "deadline-passed": _deadline_passed,
     "closed": _closed,
     "inject": _inject,
+    "event": _event,
     "differed": _differed,
     "doubted": _doubted,
     "audits": _audits,

@@ -12,13 +12,16 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from swift_ft.recovery.events import Event
 from swift_ft.recovery.job_state import Phase
+from swift_ft.testing.scenario.events import line_of
 from swift_ft.testing.simulation.seeds import JobKind, simulate
 from swift_ft.testing.simulation.store import Violation
 
@@ -94,6 +97,12 @@ def parser() -> argparse.ArgumentParser:
         "--jobs", type=_count, default=1, metavar="N", help="processes that share the seeds (default: 1)"
     )
     parser.add_argument("--seed", type=int, metavar="N", help="run this seed only, and print its journal")
+    parser.add_argument(
+        "--scenario",
+        type=Path,
+        metavar="FILE",
+        help="with --seed: write its journal there as a scenario, to which expectations can be added",
+    )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     return parser
 
@@ -112,18 +121,26 @@ def _count(text: str) -> int:
 
 
 def _show_seed(args: argparse.Namespace) -> int:
-    """Print the journal of one seed and how it ended."""
+    """Print the journal of one seed and how it ended.
+
+    As a scenario it is the order of events that has failed, and the protocol's answers to it. A scenario has
+    no workers: what they computed, where that is what was wrong, is in the comment above it alone.
+    """
     journal: list[str] = []
+    events: list[Event] = []
     ok = True
     result: dict[str, Any]
     try:
         trace = journal.append if args.json else print
-        outcome = simulate(args.job, args.seed, *args.shape, heads=args.heads, trace=trace)
+        outcome = simulate(args.job, args.seed, *args.shape, heads=args.heads, trace=trace, journal=events)
         result = {**asdict(outcome), "seen": dict(sorted(outcome.seen.items()))}
         text = f"{'finished' if outcome.ok else 'gave up'}: {outcome.reason} ({outcome.events} events)"
     except Violation as violation:
         ok, text = False, str(violation)
         result = {"violation": text}
+    if args.scenario is not None:
+        said = "".join(f"# {line}\n" for line in text.splitlines())
+        args.scenario.write_text(said + "".join(f"{line_of(event)}\n" for event in events))
     print(json.dumps({"seed": args.seed, "journal": journal, **result}) if args.json else text)
     return 0 if ok else 1
 

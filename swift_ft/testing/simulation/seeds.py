@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import StrEnum
 
+from swift_ft.recovery.events import Event
 from swift_ft.testing.simulation.job import Outcome, SimulatedJob
 from swift_ft.testing.simulation.jobs.adjacent import AdjacentLossesJob
 from swift_ft.testing.simulation.jobs.layered import LayeredJob
@@ -99,6 +100,7 @@ def simulate(
     *,
     heads: bool = False,
     trace: Callable[[str], None] | None = None,
+    journal: list[Event] | None = None,
 ) -> Outcome:
     """Run one seed.
 
@@ -108,6 +110,7 @@ def simulate(
         workers: per machine.
         heads: events travel through heads, as in large jobs, and newcomers begin from snapshots.
         trace: called with each line of the run's journal, if given.
+        journal: gets the events of the run, also of one that fails.
 
     Returns:
         How the run ended.
@@ -119,7 +122,11 @@ def simulate(
         job = make_job(kind, seed, machines, workers, trace=trace)
         if heads:
             job.use_heads()
-        return job.run()
+        try:
+            return job.run()
+        finally:
+            if journal is not None:
+                journal += job.events
     except Exception as error:
         options = f"--job {kind} --shape {machines}x{workers}{' --heads' * heads} --seed {seed}"
         command = f"python -m swift_ft.testing.simulation {options}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import shlex
 import signal
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +137,7 @@ def test_a_signal_leaves_what_was_found_before(script: str, runs: Callable[[Run]
     """Also one that comes in the search for a smaller plan."""
 
     def run(folder: Path, plan: Sequence[Fault]) -> Trial:
-        if folder.name.endswith("-smaller"):
+        if "-again-" in folder.name:
             signal.raise_signal(signal.SIGINT)
             LAUNCHERS.check()
         return trial(folder, plan, Outcome.CRASHED if plan else Outcome.IDENTICAL)
@@ -149,26 +151,6 @@ def test_a_signal_leaves_what_was_found_before(script: str, runs: Callable[[Run]
 
 
 @pytest.mark.parametrize(
-    ("given", "command"),
-    [
-        ("--seed 4 --plans=2 -- a.py", "--seed 9 --plans 1 -- a.py"),
-        ("--faults kill --most 5 -- a.py", "--seed 9 --plans 1 --most 5 --faults kill -- a.py"),
-        ("--habits -- a.py --seed 3", "--seed 9 --plans 1 --habits -- a.py --seed 3"),
-        ("--machines 4 a.py --plan x", "--seed 9 --plans 1 --machines 4 -- a.py --plan x"),
-        ("--deadline 1m30s --json -- a.py", "--seed 9 --plans 1 --deadline 90 --json -- a.py"),
-        ("--launch=--helpers -- a.py", "--seed 9 --plans 1 --launch=--helpers -- a.py"),
-    ],
-)
-def test_a_seed_is_repeated(given: str, command: str) -> None:
-    args = parser().parse_args(given.split())
-    script = args.script[1:] if args.script[:1] == ["--"] else args.script
-    made = Repeats(parser(), args, script, spares=3).of_seed(9)
-    assert made == f"swift-chaos {command}"
-    again = vars(parser().parse_args(shlex.split(made)[1:]))
-    assert again == {**vars(args), "seed": 9, "plans": 1, "script": ["--", *script]}
-
-
-@pytest.mark.parametrize(
     ("given", "options"),
     [
         (["--seed", "4", "--plans", "2", "--most", "5", "--faults", "kill"], []),
@@ -176,12 +158,15 @@ def test_a_seed_is_repeated(given: str, command: str) -> None:
         (["--spares", "0"], []),  # the number that the run had takes its place
         (["--habits", "--seed", "4"], ["--seed", "9", "--habits"]),
         (["--torchrun", "--keep", "a folder"], ["--torchrun", "--keep", "a folder"]),
+        (["--deadline", "1m30s", "--json"], ["--deadline", "90", "--json"]),
+        (["--launch=--helpers"], ["--launch=--helpers"]),
     ],
 )
 def test_a_plan_is_repeated(given: list[str], options: list[str]) -> None:
     script = ["a.py", "--plan", "x"]
     repeats = Repeats(parser(), parser().parse_args([*given, "--", *script]), script, spares=3)
     made = shlex.split(repeats.of_plan(PLAN, seed=9))[1:]
+    assert made[made.index("--") + 1 :] == script
     own = parser().parse_args(made)
     expected = parser().parse_args(["--plan", PLAN, "--spares", "3", *options, "--", *script])
     assert own == expected
@@ -201,6 +186,91 @@ def test_a_repeated_plan_has_the_spares_and_the_habits_that_its_run_had(
     made = _campaign(again, (script,), _plan(again), again.spares)
     assert made.training.launch[made.training.launch.index("--spares") + 1] == "5"
     made.folder.rmdir()
+
+
+def test_the_plan_that_failed_is_repeated_not_its_seed(
+    script: str, runs: Callable[[Run], list[Path]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A seed draws from the points of an undisturbed run, and first a plan of which nothing struck here."""
+    plans = []
+
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        if not plan:
+            return trial(folder, points=frozenset({"optimizer", "between"}))
+        plans.append("; ".join(map(str, plan)))
+        return trial(folder, plan, Outcome.NOT_STRUCK if len(plans) == 1 else Outcome.WRONG, state={})
+
+    runs(run)
+    assert main(["--plans", "1", "--seed", "4", "--no-shrink", "--json", "--", script]) == 1
+    (one,) = json.loads(capfd.readouterr().out)["runs"]
+    again = parser().parse_args(shlex.split(one["repeat"])[1:])
+    assert again.plan == plans[1] != plans[0]
+
+
+def test_each_run_has_a_folder_of_its_own(script: str, runs: Callable[[Run], list[Path]]) -> None:
+    """Its name is in the name of the run's store, where a second try must not meet the first one."""
+
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        outcome = Outcome.NOT_STRUCK if plan and len(folders) < 3 else Outcome.CRASHED
+        return trial(folder, plan, outcome if plan else Outcome.IDENTICAL)
+
+    folders = runs(run)
+    assert main(["--plans", "2", "--faults", "kill", "--shrink-runs", "4", "--", script]) == 1
+    names = [folder.name for folder in folders]
+    assert len({*names}) == len(names) > 8
+    assert {"undisturbed", "seed-0", "seed-0-2", "seed-1"} < {*names}
+
+
+# --------------------------------------------------------------------------------------------- smaller plans
+
+
+def test_a_failure_that_does_not_come_again_is_called_one(
+    script: str, runs: Callable[[Run], list[Path]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        return trial(folder, plan, Outcome.WRONG if folder.name == "seed-0" else Outcome.IDENTICAL)
+
+    folders = runs(run)
+    plan = f"{PLAN}; kill machine=0 iteration=3"
+    assert main(["--plan", plan, "--", script]) == 1
+    said = capsys.readouterr().out
+    assert "not each time: run once more, it ended as identical" in said
+    assert "smallest" not in said
+    assert len(folders) == 4  # with a second undisturbed run, as values differ
+
+
+@pytest.mark.parametrize(("reason", "faults"), [("stage 1 at 10:4 is unlike", 1), ("it has no data", 2)])
+def test_a_smaller_plan_fails_by_the_same_cause(
+    script: str,
+    runs: Callable[[Run], list[Path]],
+    capfd: pytest.CaptureFixture[str],
+    reason: str,
+    faults: int,
+) -> None:
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        made = trial(folder, plan, Outcome.CRASHED if plan else Outcome.IDENTICAL)
+        return replace(made, reason=reason if len(plan) == 1 else "stage 2 at 10:9 is unlike")
+
+    runs(run)
+    plan = f"{PLAN}; kill machine=0 iteration=0"
+    assert main(["--plan", plan, "--json", "--", script]) == 1
+    (one,) = json.loads(capfd.readouterr().out)["runs"]
+    assert one["again"] == "CRASHED"
+    assert one["smallest"].count("kill") == faults
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), PermissionError()])
+def test_a_full_folder_gets_one_line(
+    script: str, runs: Callable[[Run], list[Path]], capsys: pytest.CaptureFixture[str], error: OSError
+) -> None:
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        raise error
+
+    runs(run)
+    assert main(["--plan", PLAN, "--", script]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("swift-chaos: Files of the runs cannot be written or read: ")
+    assert "--keep" in line
 
 
 # ------------------------------------------------------------------------------------------ undisturbed runs

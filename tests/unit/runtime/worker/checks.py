@@ -497,15 +497,40 @@ def failpoints_are_where_their_names_say(core: Core) -> None:
     ]
 
 
-@check
-def a_first_report_is_no_failpoint(core: Core) -> None:
+def passed_by(core: Core, generation: int, *, own: int, known: int) -> list[str]:
+    """The points on the way to a step, and at the end, of a worker that knows some generation."""
     seen: list[str] = []
+    state = a_state(generation, of_task(STAY))
+    around = Surroundings(core, orders=[(WorkerOrder.REPORT, state), (WorkerOrder.RUN, state)])
+    around.core.generation, around.state = own, a_state(known)
     failpoints.listen(lambda point, *_: seen.append(point))
     try:
-        reports(Surroundings(core, orders=[(WorkerOrder.REPORT, a_state(1)), (WorkerOrder.RUN, a_state(1))]))
+        around.says(around.core.recover())
+        around.says(around.core.finish())
     finally:
         failpoints.listen(None)
-    assert seen == ["leave"]
+    return seen
+
+
+@check
+def a_start_has_a_failpoint_of_its_own(core: Core) -> None:
+    """So the first worker at a point of a recovery is in one."""
+    assert passed_by(core, 1, own=0, known=0) == ["start", "end"]
+    assert passed_by(core, 1, own=0, known=1) == ["start", "end"]
+    in_a_recovery = ["leave", "report", "join", "end"]
+    assert passed_by(core, 2, own=1, known=1) == in_a_recovery  # the loss is not in the journal yet
+    assert passed_by(core, 2, own=0, known=2) == in_a_recovery  # a replacement
+
+
+@check
+def a_worker_says_that_it_is_at_the_end_before_the_others_know(core: Core) -> None:
+    around, seen = live(core), list[str]()
+    failpoints.listen(lambda point, iteration, _: seen.append(f"{point} {iteration} after {around.said[-1]}"))
+    try:
+        around.says(around.core.finish())
+    finally:
+        failpoints.listen(None)
+    assert seen == ["end 4 after check"]
 
 
 @check

@@ -28,16 +28,17 @@ def test_faults_are_within_the_job() -> None:
         assert 1 <= len(plan) <= 3
         for fault in plan:
             assert 0 <= fault.index < (6 if fault.target == Target.WORKER else 3)
-            assert fault.iteration in range(8)
+            once = fault.point in (Point.START, Point.END)
+            assert fault.iteration is None if once else fault.iteration in range(8)
             assert fault.microbatch is None or 0 <= fault.microbatch < 4
         assert parse_faults("; ".join(map(str, plan))) == plan
 
 
-NOT_DRAWN = {Point.VERIFY, Point.MOVE, Point.PREPARED, Point.OFFER, Point.TAKE}
+NOT_DRAWN = {Point.VERIFY, Point.PREPARED, Point.OFFER, Point.TAKE}
 
 
 def test_all_kinds_are_drawn() -> None:
-    """Without ``raise``, a script's own failure, verified steps, moves of layers, and changes of worlds."""
+    """Without ``raise``, a script's own failure, verified steps, and changes of worlds."""
     plans = [random_plan(replace(SHAPE, copies=True), seed) for seed in range(500)]
     assert any(plan[0].point == Point.COPY for plan in plans)
     assert {fault.point for plan in plans for fault in plan} == set(Point) - NOT_DRAWN
@@ -76,7 +77,7 @@ def test_all_kinds_that_are_asked_for_are_drawn_and_can_be_read() -> None:
 
 
 def test_of_a_known_run_only_what_it_passes_is_drawn() -> None:
-    passed = frozenset({"optimizer", "between", "checkpoint", "report", "verify"})
+    passed = frozenset({"optimizer", "between", "checkpoint", "start", "end", "verify"})
     known = replace(SHAPE, points=passed, checkpoints=(0, 4, 8))
     plans = [random_plan(known, seed) for seed in range(300)]
     assert {plan[0].point for plan in plans} == passed
@@ -86,5 +87,12 @@ def test_of_a_known_run_only_what_it_passes_is_drawn() -> None:
 
 
 def test_the_first_fault_needs_no_earlier_one() -> None:
-    recovery = {Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.TRANSFER, Point.REPLAY, Point.HELP}
+    recovery = {Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.MOVE, Point.TRANSFER}
+    recovery |= {Point.REPLAY, Point.HELP}
     assert not any(plan[0].point in recovery for plan in PLANS)
+    all_there_is = replace(SHAPE, points=frozenset(map(str, Point)))
+    plans = [random_plan(all_there_is, seed) for seed in range(300)]
+    assert not any(plan[0].point in recovery for plan in plans)
+    later = [fault for plan in plans for fault in plan[1:] if fault.point in recovery]
+    assert {fault.point for fault in later} == recovery
+    assert {fault.iteration for fault in later} == {None}
