@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from swift_ft.config.exit_codes import EXIT_FENCED, EXIT_USAGE
+from swift_ft.config.exit_codes import EXIT_FENCED, EXIT_KEPT_OUT, EXIT_USAGE
 from swift_ft.config.store_address import TCP, StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import has_begun
@@ -26,7 +26,7 @@ from swift_ft.coordination.journal import Journal, open_journal
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
-from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
+from swift_ft.errors import FencedError, KeptOutError, RendezvousLostError, SwiftError, UsageError
 from swift_ft.host.networks import Networks
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import run_machine
@@ -191,9 +191,9 @@ class Cluster:
             job = replace(self._job, preferred_slot=slot, index=index, settings=settings)
             verdict = run_machine(job)
             code = 0 if verdict.ok else verdict.exit_code
-        except UsageError as error:
+        except (KeptOutError, UsageError) as error:
             _logger.error("%s", error, extra={"event": "machine_refused"})  # noqa: TRY400  (the line is enough)
-            code = EXIT_USAGE
+            code = EXIT_KEPT_OUT if isinstance(error, KeptOutError) else EXIT_USAGE
         except FencedError as error:
             _logger.error("%s", error, extra={"event": "machine_fenced"})  # noqa: TRY400  (the line is enough)
             code = EXIT_FENCED

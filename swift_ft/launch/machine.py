@@ -74,7 +74,7 @@ def run_machine(job: MachineJob) -> Verdict:
     """Run one machine until the job ends. Must be called while the process has a single thread.
 
     Raises:
-        UsageError: if this machine differs from the others of the job.
+        KeptOutError: this machine differs from the others of the job, or is not healthy.
     """
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from slots
     default_stop_signals()  # until this machine is in the journal there is nothing to hand over

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
-from swift_ft.errors import FencedError, RendezvousLostError, UsageError
+from swift_ft.errors import FencedError, KeptOutError, RendezvousLostError, UsageError
 from swift_ft.launch import signals
 from swift_ft.launch.agent.audits import Auditor
 from swift_ft.launch.agent.guests import FormingDeadline, Guests
@@ -162,7 +162,7 @@ class MachineAgent(ElasticAgent):
                     self._membership.journal.note(progress_key(rank), facts)
         except signals.SignalException as error:
             return self._hand_over(error.sigval)
-        except (UsageError, FencedError):  # the machine was refused, or is out: the journal says so
+        except (KeptOutError, UsageError, FencedError):  # the journal says so, or it was never in it
             raise
         except _LauncherGoneError:  # nobody is left to hear of it, and a report would wait for the store
             raise
@@ -303,7 +303,7 @@ class MachineAgent(ElasticAgent):
                 return self._result(ok=verdict is not None and verdict.ok)
             case AgentTodo.REFUSED:
                 self._stop()
-                raise UsageError(order.reason)
+                raise KeptOutError(order.reason)
             case AgentTodo.LEAVE:
                 return self._leave()
             case AgentTodo.RETIRE:

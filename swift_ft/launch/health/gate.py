@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from swift_ft.errors import UsageError, first_line
+from swift_ft.errors import KeptOutError, UsageError, first_line
 from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.observe.waits import waiting
 
@@ -30,7 +30,7 @@ _MOST_WORDS = 1000
 """Of what one check says, in characters."""
 
 
-class UnhealthyMachineError(UsageError):
+class UnhealthyMachineError(KeptOutError):
     """A machine has failed a health check, and takes no part."""
 
 

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from benchmarks.lib.ports import free_port
+from swift_ft.cli import run
+from swift_ft.config.exit_codes import EXIT_KEPT_OUT
 from swift_ft.errors import UsageError
 from swift_ft.launch.health import checks, gate
 from swift_ft.launch.health.facts import HealthFacts
@@ -82,6 +84,15 @@ def test_a_check_of_ones_own_keeps_a_machine_out(tmp_path: Path, name: str, word
         pass_gate(f"disk, {__name__}:{name}", facts(tmp_path), limit_s=20.0)
     assert str(stays_out.value).startswith("machine m-1.0 stays out, after its loss: ")
     assert words in str(stays_out.value)
+
+
+def test_a_machine_that_is_kept_out_has_an_exit_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others go on, so a scheduler must not take it for a mistake that ends the run."""
+    monkeypatch.setattr(run, "_run", lambda _: pass_gate(f"{__name__}:finds", facts(tmp_path)))
+    assert run.main(["--standalone", __file__]) == EXIT_KEPT_OUT
+    assert "fan 2 stands still" in capsys.readouterr().err
 
 
 def test_what_a_check_prints_is_no_result(tmp_path: Path) -> None:
