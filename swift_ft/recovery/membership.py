@@ -74,7 +74,7 @@ class Membership:
     fenced: Map[str, None] = field(default_factory=Map)
     """Lost machines. They return under another name, or not at all."""
     refused: Map[str, str] = field(default_factory=Map)
-    """Machines that differ from the job, with the reason. They never return."""
+    """Machines that differ from the job, or are not healthy, with the reason. They never return."""
     silenced: Map[str, int] = field(default_factory=Map)
     """By machine, under all its names: how often others have lost sight of it. Forgotten once it is a member
     when a checkpoint is committed."""

@@ -108,6 +108,9 @@ def test_a_machine_that_fails_its_health_checks_stays_out(tmp_path: Path) -> Non
     lost = incident["machines"][0]
     assert f"machine {lost} stays out, after its loss: " in done.output
     assert "good_until_lost: its third fan stands still. Repair it" in done.output
+    (failed,) = done.events("HealthCheckFailed")
+    assert failed["machine"] == f"{lost.rpartition('.')[0]}.1"
+    assert "its third fan stands still" in failed["reason"]
     joined = [event["machine"] for event in done.events("MachineJoined")]
     assert sorted(joined) == sorted({*joined})
     assert not any(name.startswith(lost.rpartition(".")[0]) and name != lost for name in joined)

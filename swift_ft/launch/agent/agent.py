@@ -33,7 +33,7 @@ from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
-from swift_ft.launch.health.gate import facts_of, pass_gate
+from swift_ft.launch.health.gate import UnhealthyMachineError, facts_of, pass_gate
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
@@ -257,15 +257,22 @@ class MachineAgent(ElasticAgent):
         self._membership.join(self._port.address)
 
     def _show_health(self, *, after_loss: bool) -> None:
-        """Pass the health checks that are asked for.
+        """Pass the health checks that are asked for. A guest has passed them as its host.
 
         Raises:
             UnhealthyMachineError: it has failed one. Its place is another machine's.
         """
         membership, config = self._membership, self._settings.config
+        if membership.host:  # it trains at this moment, and the checks would take its devices from it
+            return
         others = membership.follower.state.membership.addresses.values()
         facts = facts_of(membership.machine, self._logs.folder, sorted(others), after_loss=after_loss)
-        pass_gate(config.health_checks, facts)
+        try:
+            pass_gate(config.health_checks, facts)
+        except UnhealthyMachineError as error:
+            with contextlib.suppress(RendezvousLostError):
+                membership.stay_out(str(error), after_loss=after_loss)
+            raise
 
     def _handle(self, source: Any, read: Callable[[], None] | None) -> None:
         if source is self._wake:

@@ -254,18 +254,30 @@ class JournalRendezvous(RendezvousHandler):
             )
         )
 
+    def stay_out(self, reason: str, *, after_loss: bool) -> None:
+        """Say that this machine takes no part, instead of :meth:`join`, or of :meth:`rejoin` after a loss."""
+        if after_loss:
+            self._take_next_name()
+        if self._meeting is not None:  # nobody is met, and the event needs the way to the journal
+            self.relay.meet(None)
+            self._meeting = None
+        self.journal.append(ev.HealthCheckFailed(machine=self.machine, reason=reason))
+
     def has_changed(self) -> bool:
         """Whether this machine is not what it was when it joined: someone edited the script, for example."""
         return self._setup() != self._joined_with
 
     def rejoin(self, address: str) -> None:
         """Offer this machine again, under a new name: the old one is fenced."""
+        self._take_next_name()
+        self.join(address)
+
+    def _take_next_name(self) -> None:
         self._incarnation += 1
         self._kept.put_machine(self.machine)  # it sets them again itself, under its new name
         self.machine = f"{self._base_name}.{self._incarnation}"
         self.started_in = None
         self.relay.look(self.follower.state, self.machine)
-        self.join(address)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The place in which this machine is to start its workers now; rank and size count machines.

@@ -55,6 +55,14 @@ class MachineJoined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheckFailed:
+    """A machine stays out, under the name by which it was to join: it has failed a health check."""
+
+    machine: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLost:
     """A machine counts as failed, however that was detected. It can return only under a new name.
 

@@ -82,6 +82,11 @@ def machine_joined(state: State, event: ev.MachineJoined) -> State:
     return relieve_guests(fill_slots(replace(state, membership=membership)))
 
 
+def health_check_failed(state: State, event: ev.HealthCheckFailed) -> State:
+    """Refuse a machine that says itself that it is not healthy."""
+    return state if state.membership.knows(event.machine) else refuse(state, event.machine, event.reason)
+
+
 def machine_lost(state: State, event: ev.MachineLost) -> State:
     """Fence a machine, and its guests with it. If one of them fills a slot, the generation is over."""
     # It may have been frozen, and its view of the others be an old one (decision 8).

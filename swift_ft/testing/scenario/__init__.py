@@ -10,6 +10,7 @@ of the world that was planned last.
     join M ... [slot=1] [on=M] [torch=2.9]
     lost M ["why"] [by=M] [silent] [on-request] [out-of-memory] [signal=15] [starts-again]
     drain M                                sessionless M                  declined M ["why"]
+    unhealthy M ["why"]
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [undoable=0,1] [no-update] [cannot-resend]

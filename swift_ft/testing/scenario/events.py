@@ -62,6 +62,10 @@ def _setup(line: Line) -> tuple[str, ...]:
     return () if torch is None else (f"torch: {torch}",)
 
 
+def _unhealthy(line: Line, _: State) -> list[ev.Event]:
+    return [ev.HealthCheckFailed(machine=line.take(), reason=line.text("a fan stands still"))]
+
+
 def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
     on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
@@ -438,6 +442,7 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "declined": _declined,
     "request-machines": _request_machines,
     "join": _join,
+    "unhealthy": _unhealthy,
     "lost": _lost,
     "came-back": _came_back,
     "drain": _drain,

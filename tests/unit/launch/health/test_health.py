@@ -7,6 +7,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NoReturn
@@ -177,3 +178,26 @@ def test_links_fail_where_most_do_not_answer(tmp_path: Path) -> None:
     gone = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     assert checks.links(facts(tmp_path, gone[0])) == ""  # it may be the lost one
     assert checks.links(facts(tmp_path, *gone)).startswith("3 of 3 other machines cannot be reached")
+
+
+def test_links_are_asked_at_once_and_of_a_large_job_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, machines that are gone would take longer than all checks may."""
+    asked: list[str] = []
+    together = threading.Barrier(24)
+
+    def is_gone(address: str) -> bool:
+        asked.append(address)
+        together.wait(60)
+        return False
+
+    monkeypatch.setattr(checks, "_answers", is_gone)
+    found = checks.links(facts(tmp_path, *(f"10.0.0.1:{port}" for port in range(24))))
+    assert found.startswith("24 of 24 other machines cannot be reached")
+
+    asked.clear()
+    monkeypatch.setattr(checks, "_answers", lambda address: asked.append(address) or True)
+    many = [f"10.0.0.1:{port}" for port in range(4096)]
+    assert checks.links(facts(tmp_path, *many)) == ""
+    assert (len(asked), min(map(many.index, asked)), max(map(many.index, asked))) == (64, 0, 4032)
