@@ -83,7 +83,7 @@ _MODULE = "swift_ft.cli.run"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point. Returns the exit code (`config/exit_codes.py`): 0, the script's own, or one with a meaning."""
+    """Entry point. Returns the exit code: 0, the script's own, or one of `config/exit_codes.py`."""
     args = parser().parse_args(argv)
     end_as_usual(at_once=args.status is not None)
     show_log("swift-run")

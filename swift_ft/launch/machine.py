@@ -23,6 +23,7 @@ from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.store_client import Admit, connect, how_to_restart
 from swift_ft.errors import SwiftError
+from swift_ft.host.identity import machine_identity
 from swift_ft.launch.agent.agent import MachineAgent
 from swift_ft.launch.agent.endpoint import AgentEndpoint
 from swift_ft.launch.agent.recordings import AgentRecordings
@@ -209,6 +210,7 @@ def _rendezvous(
         ),
         domain=config.domain_of(job.index),
         host=job.host,
+        identity="" if job.host else machine_identity(job.index),
         reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=timings.HEAD_SILENCE_S),
         fanout=config.relay_fanout,
         append_s=config.rendezvous_timeout_s,

@@ -10,7 +10,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import ADVICE, Cause, cause_of, evidence_of
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.membership import base_of
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.recoveries import Course
 
@@ -64,11 +64,14 @@ _ENDS_BY_ITSELF = (
 """Events that say themselves why they end a run. Others end it because of the loss before them."""
 
 
-def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> Incident | None:
+def incident_of(
+    course: Course, known: Membership, earlier: Sequence[Incident], way: str = ""
+) -> Incident | None:
     """The incident that a recovery was about; None if all of it was on purpose.
 
     Args:
         course: the recovery. Its cause is that of its first failure.
+        known: the machines of the job.
         earlier: the incidents before it.
         way: of what became of it, where that is not the recovery's own.
     """
@@ -84,6 +87,7 @@ def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> I
         others.remove(reason)
     return _incident(
         course.failure,
+        known,
         earlier,
         cause=cause,
         evidence=evidence,
@@ -108,7 +112,7 @@ def incident_of_end(
         earlier: the incidents before it.
     """
     if not isinstance(entry.event, _ENDS_BY_ITSELF):
-        return incident_of(course, earlier, ENDED)
+        return incident_of(course, before.membership, earlier, ENDED)
     last = incident_of_event(before, entry, earlier, ended=True)
     if last is None or course.failure is None or course.failure is entry:
         return last
@@ -122,6 +126,7 @@ def incident_of_end(
     reasons.pop(last.reason, None)
     return _incident(
         entry,
+        before.membership,
         earlier,
         cause=cause,
         evidence=evidence,
@@ -160,6 +165,7 @@ def incident_of_event(
     machines = (machine,) if machine else tuple(getattr(event, "machines", ()))
     return _incident(
         entry,
+        before.membership,
         earlier,
         cause=cause_of(event),
         evidence=evidence_of(event),
@@ -171,6 +177,7 @@ def incident_of_event(
 
 def _incident(
     first: Entry,
+    known: Membership,
     earlier: Sequence[Incident],
     *,
     cause: Cause,
@@ -195,7 +202,7 @@ def _incident(
         way=way,
         seconds=seconds,
         iterations_lost=iterations_lost,
-        times=_times(cause, machines, earlier),
+        times=_times(cause, machines, known, earlier),
         advice=ADVICE[cause],
     )
 
@@ -204,8 +211,8 @@ def _reason_of(event: ev.Event) -> str:
     return getattr(event, "reason", "")
 
 
-def _times(cause: Cause, machines: Sequence[str], earlier: Sequence[Incident]) -> int:
+def _times(cause: Cause, machines: Sequence[str], known: Membership, earlier: Sequence[Incident]) -> int:
     """A machine keeps its identity under all its names."""
-    here = {base_of(machine) for machine in machines}
+    here = {*map(known.identity_of, machines)}
     alike = (one for one in earlier if one.cause == cause)
-    return 1 + sum(bool(here & {base_of(machine) for machine in one.machines}) for one in alike)
+    return 1 + sum(not here.isdisjoint(map(known.identity_of, one.machines)) for one in alike)

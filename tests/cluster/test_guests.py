@@ -84,7 +84,7 @@ def reference_of(factory: pytest.TempPathFactory, machines: int) -> ClusterRun:
 
 
 def test_a_guest_is_not_checked(tmp_path: Path) -> None:
-    """Its host has passed, and the checks would take devices and time from survivors who wait for the guest."""
+    """Its host has passed, and the checks would take devices from survivors who wait for the guest."""
     checks = ["--health-checks", "tests.support.health:noted_and_good_twice"]
     fault = "kill machine=1 iteration=4 point=forward microbatch=1"
     run = run_cluster(tmp_path, machines=2, inject=fault, flags=[*ALONE, *checks])

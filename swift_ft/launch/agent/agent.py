@@ -336,7 +336,8 @@ class MachineAgent(ElasticAgent):
             case AgentTodo.WAIT if self._has_lost_bootstrap(state):
                 server = membership.bootstrap.server
                 self._watch.report_loss(
-                    f"its workers' init_process_group needs a store that was lost with {server}"
+                    f"its workers' init_process_group needs a store that was lost with {server}",
+                    Cause.RUNTIME,
                 )
             case AgentTodo.WAIT:
                 self._prepare(state)

@@ -65,6 +65,7 @@ class JournalRendezvous(RendezvousHandler):
         trace: learns of each change before all others do.
         setup: what this machine must have in common with all others, as it is now.
         domain: this machine's failure domain; empty if it is one of its own.
+        identity: a name of this machine's hardware; empty if nothing tells it.
         on_entries: called in the follower's thread with the entries of each block of the journal.
         on_snapshot: called in the follower's thread with a snapshot that stands for entries of the journal.
         compacts: this machine may delete old blocks of the journal, if that is its duty.
@@ -97,6 +98,7 @@ class JournalRendezvous(RendezvousHandler):
         setup: Callable[[], tuple[str, ...]],
         domain: str = "",
         host: str = "",
+        identity: str = "",
         on_entries: Callable[[Sequence[Entry]], None] | None = None,
         on_snapshot: Callable[[JournalSnapshot], None] | None = None,
         compacts: bool = True,
@@ -128,6 +130,7 @@ class JournalRendezvous(RendezvousHandler):
         self._setup = setup
         self._domain = domain
         self.host = host
+        self._identity = identity
         self._joined_with = setup()
         self._base_name = name
         self._incarnation = 0
@@ -251,6 +254,7 @@ class JournalRendezvous(RendezvousHandler):
                 setup=self._joined_with,
                 domain=self._domain,
                 host=self.host,
+                identity=self._identity,
             )
         )
 

@@ -50,9 +50,16 @@ def _open(line: Line, _: State) -> list[ev.Event]:
 def _join(line: Line, _: State) -> list[ev.Event]:
     slot = line.option("slot")
     preferred = None if slot is None else int(slot)
-    setup, host = _setup(line), line.option("on") or ""
+    setup, host, identity = _setup(line), line.option("on") or "", line.option("identity") or ""
     return [
-        ev.MachineJoined(machine=m, preferred_slot=preferred, address=f"{m}:1", setup=setup, host=host)
+        ev.MachineJoined(
+            machine=m,
+            preferred_slot=preferred,
+            address=f"{m}:1",
+            setup=setup,
+            host=host,
+            identity=identity,
+        )
         for m in line.rest()
     ]
 
@@ -70,6 +77,7 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
     on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
     stopped_by, starts_again = line.number("signal", 0), line.flag("starts-again")
+    cause = line.option("cause") or ""
     machine, reason = line.take(), line.text("was killed")
     return [
         ev.MachineLost(
@@ -81,6 +89,7 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
             out_of_memory=starved,
             stopped_by=stopped_by,
             starts_again=starts_again,
+            cause=cause,
         )
     ]
 

@@ -197,7 +197,12 @@ def test_links_are_asked_at_once_and_of_a_large_job_some(
     assert found.startswith("24 of 24 other machines cannot be reached")
 
     asked.clear()
-    monkeypatch.setattr(checks, "_answers", lambda address: asked.append(address) or True)
+
+    def answers(address: str) -> bool:
+        asked.append(address)
+        return True
+
+    monkeypatch.setattr(checks, "_answers", answers)
     many = [f"10.0.0.1:{port}" for port in range(4096)]
     assert checks.links(facts(tmp_path, *many)) == ""
     assert (len(asked), min(map(many.index, asked)), max(map(many.index, asked))) == (64, 0, 4032)
