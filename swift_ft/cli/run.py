@@ -43,6 +43,7 @@ from swift_ft.faults import Fault, check_faults, missed_faults
 from swift_ft.host.networks import become_root_for, lacking
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
+from swift_ft.launch.detection.kernel import warn_if_ended_together
 from swift_ft.launch.health.gate import check_names
 from swift_ft.launch.log_handlers import show_log
 from swift_ft.launch.machine import run_machine
@@ -194,6 +195,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, check: str = "") -> int:
     warn_if_newer()
+    warn_if_ended_together()
     config = config_from(args)
     if not args.no_python and not args.module and not is_readable_file(args.training_script):
         hint = " To scale a running job: swift-recover scale." if args.training_script == "scale" else ""

@@ -1,4 +1,4 @@
-"""The identity of this machine: what outlives its launcher, and a restart of the host."""
+"""The identity of this machine: a name that outlives its launcher, and a restart of the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def machine_identity(
     Args:
         index: number of this machine among those that one launcher starts on this host.
         environ: the launcher's variables.
-        host_name: of this host.
+        host_name: tells what this host is called.
     """
     node = next((environ[name] for name in _NODES if environ.get(name)), "")
     # A pod has a name of its own: the next pod on its node has another one, or the same is on another node.

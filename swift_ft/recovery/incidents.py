@@ -71,7 +71,7 @@ def incident_of(
 
     Args:
         course: the recovery. Its cause is that of its first failure.
-        known: the machines of the job.
+        known: who the machines are.
         earlier: the incidents before it.
         way: of what became of it, where that is not the recovery's own.
     """

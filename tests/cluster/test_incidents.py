@@ -113,6 +113,7 @@ def test_a_machine_that_fails_its_health_checks_stays_out(tmp_path: Path) -> Non
     assert "its third fan stands still" in failed["reason"]
     joined = [event["machine"] for event in done.events("MachineJoined")]
     assert sorted(joined) == sorted({*joined})
+    assert len({event["identity"] for event in done.events("MachineJoined")}) == len(joined)
     assert not any(name.startswith(lost.rpartition(".")[0]) and name != lost for name in joined)
 
 

@@ -265,8 +265,9 @@ class MachineAgent(ElasticAgent):
         membership, config = self._membership, self._settings.config
         if membership.host:  # it trains at this moment, and the checks would take its devices from it
             return
-        others = membership.follower.state.membership.addresses.values()
-        facts = facts_of(membership.machine, self._logs.folder, sorted(others), after_loss=after_loss)
+        state = membership.follower.state
+        others, workers = sorted(state.membership.addresses.values()), state.shape.workers_per_machine
+        facts = facts_of(membership.machine, self._logs.folder, others, workers, after_loss=after_loss)
         try:
             pass_gate(config.health_checks, facts)
         except UnhealthyMachineError as error:

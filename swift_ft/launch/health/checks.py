@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from swift_ft.host.accelerators import accelerators_expected
 from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.network.addresses import split_endpoint
 
@@ -55,8 +56,10 @@ def product(_: HealthFacts) -> str:
     return next((wrong for device in _devices() if (wrong := _product_on(device))), "")
 
 
-def devices(_: HealthFacts) -> str:
-    """The memory of each accelerator keeps a pattern."""
+def devices(facts: HealthFacts) -> str:
+    """Each worker has an accelerator, if workers use any, and the memory of each keeps a pattern."""
+    if missing := _missing(facts.workers):
+        return missing
     return next((wrong for device in _devices()[1:] if (wrong := _keeps_pattern(device))), "")
 
 
@@ -85,6 +88,18 @@ def _devices() -> list[torch.device]:
     kind = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count() if kind is not None else 0
     return [torch.device("cpu"), *(torch.device(str(kind), index) for index in range(count))]
+
+
+def _missing(workers: int) -> str:
+    """Fewer accelerators than workers, where the driver or a device is gone. Empty on a host without any."""
+    kind = torch.accelerator.current_accelerator()
+    count = len(_devices()) - 1
+    if kind is None or count >= workers or not (count or accelerators_expected()):
+        return ""
+    return (
+        f"torch sees {count} of {workers} accelerators ({kind.type}), one for each worker: look at "
+        "its driver's log; if workers share one, or use none, leave this check out"
+    )
 
 
 def _product_on(device: torch.device) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -61,6 +62,10 @@ def raises(_: HealthFacts) -> str:
 
 def finds(facts: HealthFacts) -> str:
     return f"fan 2 stands still on {facts.machine}"
+
+
+def counts(facts: HealthFacts) -> str:
+    return f"{facts.workers} workers"
 
 
 def test_a_healthy_machine_passes_all(tmp_path: Path) -> None:
@@ -206,3 +211,40 @@ def test_links_are_asked_at_once_and_of_a_large_job_some(
     many = [f"10.0.0.1:{port}" for port in range(4096)]
     assert checks.links(facts(tmp_path, *many)) == ""
     assert (len(asked), min(map(many.index, asked)), max(map(many.index, asked))) == (64, 0, 4032)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected", "words"),
+    [
+        (0, True, "torch sees 0 of 2 accelerators"),  # the driver is gone
+        (1, True, "torch sees 1 of 2 accelerators"),
+        (1, False, "torch sees 1 of 2 accelerators"),
+        (2, True, ""),
+        (0, False, ""),  # a job of the processor alone, with a torch that could do more
+    ],
+)
+def test_accelerators_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: int, expected: bool, words: str
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: visible)
+    monkeypatch.setattr(checks, "accelerators_expected", lambda: expected)
+    monkeypatch.setattr(checks, "_keeps_pattern", lambda _: "")
+    assert checks.devices(replace(facts(tmp_path), workers=2)).startswith(words)
+    assert bool(checks.devices(replace(facts(tmp_path), workers=2))) == bool(words)
+    assert checks.devices(facts(tmp_path)) == ""  # it is not known how many there should be
+
+
+def test_a_torch_for_the_processor_expects_no_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    monkeypatch.setattr(checks, "accelerators_expected", lambda: True)
+    assert checks.devices(replace(facts(tmp_path), workers=2)) == ""
+
+
+def test_a_check_is_told_how_many_workers_there_are(tmp_path: Path) -> None:
+    told = gate.facts_of("m-1.0", str(tmp_path), ["h:1"], 8, after_loss=False)
+    assert told == HealthFacts("m-1.0", after_loss=False, folder=str(tmp_path), others=("h:1",), workers=8)
+    with pytest.raises(UnhealthyMachineError, match="8 workers"):
+        pass_gate(f"{__name__}:counts", told)
