@@ -25,7 +25,7 @@ SwiftError
 │   └── JobEndedError             the job has ended, and all launchers say why
 ├── RendezvousLostError           the rendezvous store does not answer
 │   └── NotRestoredError          it was restarted, and what the run had there is not complete
-├── KeptOutError                  this machine takes no part in the run, and another one may: exit code 76
+├── KeptOutError                  this machine takes no part in the run, and another one may: exit code 78
 ├── SchedulerError                the scheduler could not be asked, or refuses
 └── FencedError                   this process belongs to a generation that is over
 """

@@ -144,7 +144,7 @@ exit codes:
   0      the run is complete
   1      the run gave up, or a fault of --inject never struck; one line says why
   2      a mistake that you can fix; one line per mistake
-  76     this machine is kept out: it differs from the others, or fails a health check
+  78     this machine is kept out: it differs from the others, or fails a health check
   other  the exit code of the script that failed
 """
 

@@ -18,6 +18,7 @@ import torch
 
 from benchmarks.lib.ports import free_port
 from swift_ft.cli import run
+from swift_ft.config import exit_codes
 from swift_ft.config.exit_codes import EXIT_KEPT_OUT
 from swift_ft.errors import UsageError
 from swift_ft.launch.health import checks, gate
@@ -99,6 +100,11 @@ def test_a_machine_that_is_kept_out_has_an_exit_code_of_its_own(
     monkeypatch.setattr(run, "_run", lambda _: pass_gate(f"{__name__}:finds", facts(tmp_path)))
     assert run.main(["--standalone", __file__]) == EXIT_KEPT_OUT
     assert "fan 2 stands still" in capsys.readouterr().err
+
+
+def test_no_two_exit_codes_are_the_same() -> None:
+    codes = [code for name, code in vars(exit_codes).items() if name.startswith("EXIT_")]
+    assert len({*codes}) == len(codes) > 4
 
 
 def test_what_a_check_prints_is_no_result(tmp_path: Path) -> None:
