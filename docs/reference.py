@@ -160,6 +160,7 @@ MEANINGS = {
     "sources_not_kept": "The disk for the program's sources is full: an edit changes what later workers run.",
     "script_misused": "The user can fix it in the script or the flags. The message says how.",
     "signal_ignored": "SIGUSR1 or SIGUSR2 came to a launcher, and these workers' scripts do not handle it.",
+    "ended_together": "Where a process has no memory left the kernel ends the launcher, too.",
     "torch_is_newer": "torch is newer than those that all tests were run on: what is not protected with it.",
     "file_request_failed": "A worker could not answer a request for a file or a copy that it serves.",
     "store_keys_replaced": "An S3 store refused the keys. The machine has other ones by now, and uses them.",

@@ -25,6 +25,7 @@ SwiftError
 │   └── JobEndedError             the job has ended, and all launchers say why
 ├── RendezvousLostError           the rendezvous store does not answer
 │   └── NotRestoredError          it was restarted, and what the run had there is not complete
+├── KeptOutError                  this machine takes no part in the run, and another one may: exit code 78
 ├── SchedulerError                the scheduler could not be asked, or refuses
 └── FencedError                   this process belongs to a generation that is over
 """
@@ -44,6 +45,7 @@ __all__ = [
     "GaveUpError",
     "IncompleteStateError",
     "JobEndedError",
+    "KeptOutError",
     "LogCorruptError",
     "LogMissingError",
     "LogTornError",
@@ -175,6 +177,13 @@ class RendezvousLostError(SwiftError):
 
 class NotRestoredError(RendezvousLostError):
     """The store was restarted, and cannot get back all that the run had there. It will not get better."""
+
+
+class KeptOutError(SwiftError):
+    """A machine differs from the others of the run, or is not healthy: another one fills its slot.
+
+    Ends its launcher with an exit code of its own, so that a scheduler does not take it for the run's end.
+    """
 
 
 class SchedulerError(SwiftError):

@@ -16,8 +16,8 @@
 #   SWIFT_RUN  command that starts swift-run there (default: swift-run)
 #   SSH        command that opens a connection (default: ssh with keep-alives, and without questions)
 #
-# Exit code: that of the launcher that ended last. 255 (ssh lost the host) and 143 (it left the run) count only
-# if there is no other.
+# Exit code: that of the launcher that ended last. 255 (ssh lost the host), 143 (it left the run) and 78 (it
+# was kept out) count only if there is no other.
 set -uo pipefail
 
 if [ $# -lt 2 ] || [ ! -r "$1" ]; then
@@ -101,7 +101,7 @@ while [ "${#host_of[@]}" -gt 0 ]; do
     echo "swift-ssh.sh: ${host_of[$ended]} ended with exit code $code" >&2
     unset "host_of[$ended]"
     case $code in
-    255 | 143) fallback=$code ;;
+    255 | 143 | 78) fallback=$code ;;
     *) result=$code ;;
     esac
 done

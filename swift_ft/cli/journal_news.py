@@ -95,6 +95,7 @@ def _of_event(change: StateChange) -> Iterator[_Told]:
 
 _AS_THEY_ARE: dict[type[ev.Event], str] = {
     ev.GuestDeclined: "guest_declined",
+    ev.HealthCheckFailed: "health_check_failed",
     ev.CommunicationFailed: "communication_failed",
     ev.CheckpointDamaged: "checkpoint_damaged",
     ev.HelpDeclined: "help_declined",

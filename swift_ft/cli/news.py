@@ -61,6 +61,8 @@ KINDS = {
         "A machine with workers counts as failed."),
     "spare_lost": NewsKind("warning", NEWS, "a spare machine is lost: {reason}", "name reason reporter",
         "A spare machine counts as failed."),
+    "health_check_failed": NewsKind("warning", NEWS, "{reason}", "name reason",
+        "A machine has failed a health check, and takes no part."),
     "spares_used_up": NewsKind("warning", SILENT, "no spare machine is left", "",
         "No spare is left: the next loss waits for a new machine."),
     "guest_declined": NewsKind("warning", NEWS, "{who} cannot run an empty slot, too: {reason}", "",

@@ -31,18 +31,19 @@ from swift_ft.cli.live import add_status_option, show_status
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.torchrun_options import check_program, launch_config, machines_in
 from swift_ft.cli.words import missed_in_words
-from swift_ft.config.exit_codes import EXIT_USAGE
+from swift_ft.config.exit_codes import EXIT_KEPT_OUT, EXIT_USAGE
 from swift_ft.config.run_config import MOST_ON_A_HOST, MOST_WORKERS, RunConfig
 from swift_ft.config.run_plan import plan_from_json
 from swift_ft.config.store_address import ETCD, TCP, StoreAddress
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
-from swift_ft.errors import RendezvousLostError, SwiftError, UsageError
+from swift_ft.errors import KeptOutError, RendezvousLostError, SwiftError, UsageError
 from swift_ft.faults import Fault, check_faults, missed_faults
 from swift_ft.host.networks import become_root_for, lacking
 from swift_ft.launch.cluster import Cluster
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
+from swift_ft.launch.detection.kernel import warn_if_ended_together
 from swift_ft.launch.health.gate import check_names
 from swift_ft.launch.log_handlers import show_log
 from swift_ft.launch.machine import run_machine
@@ -83,7 +84,7 @@ _MODULE = "swift_ft.cli.run"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point. Returns the exit code: 0, the script's own, or 2 for what the user can fix."""
+    """Entry point. Returns the exit code: 0, the script's own, or one of `config/exit_codes.py`."""
     args = parser().parse_args(argv)
     end_as_usual(at_once=args.status is not None)
     show_log("swift-run")
@@ -101,6 +102,8 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_USAGE
     except SwiftError as error:
         print(f"swift-run: {error}", file=sys.stderr)
+        if isinstance(error, KeptOutError):
+            return EXIT_KEPT_OUT
         return 1 if args.status is None else EXIT_USAGE
     except KeyboardInterrupt:  # before the run has begun
         print("swift-run: stopped by SIGINT", file=sys.stderr)
@@ -141,6 +144,7 @@ exit codes:
   0      the run is complete
   1      the run gave up, or a fault of --inject never struck; one line says why
   2      a mistake that you can fix; one line per mistake
+  78     this machine is kept out: it differs from the others, or fails a health check
   other  the exit code of the script that failed
 """
 
@@ -191,6 +195,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, check: str = "") -> int:
     warn_if_newer()
+    warn_if_ended_together()
     config = config_from(args)
     if not args.no_python and not args.module and not is_readable_file(args.training_script):
         hint = " To scale a running job: swift-recover scale." if args.training_script == "scale" else ""

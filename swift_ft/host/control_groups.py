@@ -48,6 +48,11 @@ class MemoryGroup:
         """The number of its processes that the kernel has ended for want of memory; None if unknown."""
         return fact_in(self.folder / ("memory.events" if self.unified else "memory.oom_control"), "oom_kill")
 
+    @property
+    def ends_together(self) -> bool:
+        """Whether the kernel ends all of its processes where it ends one for want of memory."""
+        return self.unified and self._number("memory.oom.group") == 1
+
     def _number(self, name: str) -> int | None:
         with contextlib.suppress(OSError, ValueError):  # "max" is no number
             return int((self.folder / name).read_text())

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from swift_ft.config.exit_codes import EXIT_FENCED, EXIT_USAGE
+from swift_ft.config.exit_codes import EXIT_FENCED, EXIT_KEPT_OUT, EXIT_RENDEZVOUS_LOST, EXIT_USAGE
 from swift_ft.config.store_address import TCP, StoreAddress
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.incarnations import has_begun
@@ -26,7 +26,7 @@ from swift_ft.coordination.journal import Journal, open_journal
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.coordination.runs import find_run
 from swift_ft.coordination.store_client import connect
-from swift_ft.errors import FencedError, RendezvousLostError, SwiftError, UsageError
+from swift_ft.errors import FencedError, KeptOutError, RendezvousLostError, SwiftError, UsageError
 from swift_ft.host.networks import Networks
 from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import run_machine
@@ -48,9 +48,6 @@ _logger = logging.getLogger(__name__)
 
 _GRACE_S = 5.0
 _CONNECT_S = 30.0
-
-_EXIT_RENDEZVOUS_LOST = 76
-"""Exit code of a machine that lost the rendezvous store."""
 _POLL_S = 0.02
 _STANDBY_ENDS_S = 2.0
 _LATER_S = 1.0
@@ -191,14 +188,14 @@ class Cluster:
             job = replace(self._job, preferred_slot=slot, index=index, settings=settings)
             verdict = run_machine(job)
             code = 0 if verdict.ok else verdict.exit_code
-        except UsageError as error:
+        except (KeptOutError, UsageError) as error:
             _logger.error("%s", error, extra={"event": "machine_refused"})  # noqa: TRY400  (the line is enough)
-            code = EXIT_USAGE
+            code = EXIT_KEPT_OUT if isinstance(error, KeptOutError) else EXIT_USAGE
         except FencedError as error:
             _logger.error("%s", error, extra={"event": "machine_fenced"})  # noqa: TRY400  (the line is enough)
             code = EXIT_FENCED
         except RendezvousLostError:
-            code = _EXIT_RENDEZVOUS_LOST  # all machines lose it: the supervisor says so once
+            code = EXIT_RENDEZVOUS_LOST  # all machines lose it: the supervisor says so once
         except Exception as error:
             name = "a spare machine" if slot is None else f"machine {slot}"
             text = f"{name}: {type(error).__name__}: {error}"
@@ -217,7 +214,7 @@ class Cluster:
             if pid not in self._agents:
                 continue
             index = self._agents.pop(pid)  # who replaces it gets its port
-            lost_store = os.WIFEXITED(status) and os.WEXITSTATUS(status) == _EXIT_RENDEZVOUS_LOST
+            lost_store = os.WIFEXITED(status) and os.WEXITSTATUS(status) == EXIT_RENDEZVOUS_LOST
             if lost_store and self._networks is not None:  # it may have been cut off, and the others not
                 if self._verdict() is None:
                     self._replace(index)

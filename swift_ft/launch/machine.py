@@ -23,6 +23,7 @@ from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.coordination.store_client import Admit, connect, how_to_restart
 from swift_ft.errors import SwiftError
+from swift_ft.host.identity import machine_identity
 from swift_ft.launch.agent.agent import MachineAgent
 from swift_ft.launch.agent.endpoint import AgentEndpoint
 from swift_ft.launch.agent.recordings import AgentRecordings
@@ -74,7 +75,7 @@ def run_machine(job: MachineJob) -> Verdict:
     """Run one machine until the job ends. Must be called while the process has a single thread.
 
     Raises:
-        UsageError: if this machine differs from the others of the job.
+        KeptOutError: this machine differs from the others of the job, or is not healthy.
     """
     os.environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"  # ranks follow from slots
     default_stop_signals()  # until this machine is in the journal there is nothing to hand over
@@ -209,6 +210,7 @@ def _rendezvous(
         ),
         domain=config.domain_of(job.index),
         host=job.host,
+        identity="" if job.host else machine_identity(job.index),
         reach=partial(reach, secret=settings.secret, purpose=RELAY, timeout_s=timings.HEAD_SILENCE_S),
         fanout=config.relay_fanout,
         append_s=config.rendezvous_timeout_s,

@@ -8,7 +8,6 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.audits import Audits, Interval, Judgement, Mark, Wrong, judged_since
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.membership import base_of
 from swift_ft.recovery.topology import is_whole_model
 from swift_ft.units import named
 
@@ -107,8 +106,9 @@ def _may_take(state: State, audits: Audits, slot: int, machine: str) -> bool:
     """Another spare decides on a difference, if there is one."""
     if (finding := audits.findings.get(slot)) is None:
         return True
-    own = base_of(machine)  # it may have come back under another name
-    another = base_of(finding.machine) != own or {*map(base_of, auditors(state))} == {own}
+    identity_of = state.membership.identity_of
+    own = identity_of(machine)  # it may have come back under another name
+    another = identity_of(finding.machine) != own or {*map(identity_of, auditors(state))} == {own}
     return another and may_judge(state, audits, slot)
 
 
@@ -206,7 +206,8 @@ def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> l
 def _name_now(state: State, machine: str) -> str:
     """The present name of a machine, which may have come back under another one."""
     present = sorted({*state.membership.spares, *state.membership.slots})
-    return next((name for name in present if base_of(name) == base_of(machine)), machine)
+    identity_of = state.membership.identity_of
+    return next((name for name in present if identity_of(name) == identity_of(machine)), machine)
 
 
 def _has_gone_back_for(state: State, judgement: Judgement) -> bool:

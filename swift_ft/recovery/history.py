@@ -204,7 +204,7 @@ class History:
         over = state.phase == Phase.ENDED and before.phase != Phase.ENDED
         failed = over and state.verdict is not None and not state.verdict.ok
         if ended is not None:
-            found = incident_of(self.courses[-1], self.incidents)
+            found = incident_of(self.courses[-1], state.membership, self.incidents)
         elif failed and self._current is not None:
             found = incident_of_end(self._current, before, entry, self.incidents)
         elif failed or (

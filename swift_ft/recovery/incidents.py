@@ -10,7 +10,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import ADVICE, Cause, cause_of, evidence_of
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
-from swift_ft.recovery.membership import base_of
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.recoveries import Course
 
@@ -64,12 +64,15 @@ _ENDS_BY_ITSELF = (
 """Events that say themselves why they end a run. Others end it because of the loss before them."""
 
 
-def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> Incident | None:
+def incident_of(
+    course: Course, known: Membership, earlier: Sequence[Incident], way: str = ""
+) -> Incident | None:
     """The incident that a recovery was about; None if all of it was on purpose.
 
     Args:
         course: the recovery. Its cause is that of its first failure; that of a machine that was late, if
             the first failure was one of communication.
+        known: who the machines are.
         earlier: the incidents before it.
         way: of what became of it, where that is not the recovery's own.
     """
@@ -88,6 +91,7 @@ def incident_of(course: Course, earlier: Sequence[Incident], way: str = "") -> I
         others.remove(reason)
     return _incident(
         replace(teller, at=first.at),
+        known,
         earlier,
         cause=cause,
         evidence=evidence,
@@ -112,7 +116,7 @@ def incident_of_end(
         earlier: the incidents before it.
     """
     if not isinstance(entry.event, _ENDS_BY_ITSELF):
-        return incident_of(course, earlier, ENDED)
+        return incident_of(course, before.membership, earlier, ENDED)
     last = incident_of_event(before, entry, earlier, ended=True)
     if last is None or course.failure is None or course.failure is entry:
         return last
@@ -126,6 +130,7 @@ def incident_of_end(
     reasons.pop(last.reason, None)
     return _incident(
         entry,
+        before.membership,
         earlier,
         cause=cause,
         evidence=evidence,
@@ -164,6 +169,7 @@ def incident_of_event(
     machines = (machine,) if machine else tuple(getattr(event, "machines", ()))
     return _incident(
         entry,
+        before.membership,
         earlier,
         cause=cause_of(event),
         evidence=evidence_of(event),
@@ -175,6 +181,7 @@ def incident_of_event(
 
 def _incident(
     first: Entry,
+    known: Membership,
     earlier: Sequence[Incident],
     *,
     cause: Cause,
@@ -199,7 +206,7 @@ def _incident(
         way=way,
         seconds=seconds,
         iterations_lost=iterations_lost,
-        times=_times(cause, machines, earlier),
+        times=_times(cause, machines, known, earlier),
         advice=ADVICE[cause],
     )
 
@@ -208,8 +215,8 @@ def _reason_of(event: ev.Event) -> str:
     return getattr(event, "reason", "")
 
 
-def _times(cause: Cause, machines: Sequence[str], earlier: Sequence[Incident]) -> int:
+def _times(cause: Cause, machines: Sequence[str], known: Membership, earlier: Sequence[Incident]) -> int:
     """A machine keeps its identity under all its names."""
-    here = {base_of(machine) for machine in machines}
+    here = {*map(known.identity_of, machines)}
     alike = (one for one in earlier if one.cause == cause)
-    return 1 + sum(bool(here & {base_of(machine) for machine in one.machines}) for one in alike)
+    return 1 + sum(not here.isdisjoint(map(known.identity_of, one.machines)) for one in alike)

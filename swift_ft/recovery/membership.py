@@ -74,12 +74,16 @@ class Membership:
     fenced: Map[str, None] = field(default_factory=Map)
     """Lost machines. They return under another name, or not at all."""
     refused: Map[str, str] = field(default_factory=Map)
-    """Machines that differ from the job, with the reason. They never return."""
+    """Machines that differ from the job, or are not healthy, with the reason. They never return."""
+    identities: Map[str, str] = field(default_factory=Map)
+    """By :func:`base_of` its names: a machine's identity, if it has said one. Never forgotten."""
+    bearers: Map[str, str] = field(default_factory=Map)
+    """By identity: the machine that has joined with it last."""
     silenced: Map[str, int] = field(default_factory=Map)
-    """By machine, under all its names: how often others have lost sight of it. Forgotten once it is a member
+    """By :meth:`identity_of` a machine: how often others have lost sight of it. Forgotten once it is a member
     when a checkpoint is committed."""
     losses: Map[str, Losses] = field(default_factory=Map)
-    """By machine, under all its names: how often it was lost with workers. Never forgotten."""
+    """By :meth:`identity_of` a machine: how often it was lost by its own fault. Never forgotten."""
     silent: Map[str, None] = field(default_factory=Map)
     """By machine, under all its names: those of which nothing was heard, until they join again."""
     draining: Map[str, int] = field(default_factory=Map)
@@ -112,18 +116,47 @@ class Membership:
 
     def silence(self, machine: str) -> Membership:
         """Note that others have lost sight of a machine."""
-        base = base_of(machine)
-        return replace(self, silenced=self.silenced.set(base, self.silenced.get(base, 0) + 1))
+        identity = self.identity_of(machine)
+        return replace(self, silenced=self.silenced.set(identity, self.silenced.get(identity, 0) + 1))
 
     def fell_silent(self, machine: str) -> Membership:
         """Note that nothing was heard of a machine. If it ever joins again, it was only frozen."""
         return replace(self, silent=self.silent.set(base_of(machine), None))
 
+    def identity_of(self, machine: str) -> str:
+        """A word for a machine's hardware: the same under all names, also of another launcher there."""
+        base = base_of(machine)
+        return self.identities.get(base, base)
+
+    def identify(self, machine: str, said: str) -> Membership:
+        """Note what a machine that joins says of its identity; nothing if that is empty.
+
+        Two that are there at the same time are two machines, whatever they say: the second one gets a number.
+        """
+        if not said:
+            return self
+        base = base_of(machine)
+        identity, number = self.identities.get(base, said), 1
+        while base not in self.identities and self._has_bearer(identity):
+            number += 1
+            identity = f"{said} ({number})"
+        return replace(
+            self,
+            identities=self.identities.set(base, identity),
+            bearers=self.bearers.set(identity, machine),
+        )
+
+    def _has_bearer(self, identity: str) -> bool:
+        bearer = self.bearers.get(identity, "")
+        return bearer in self.slots or bearer in self.spares
+
     def note_loss(self, machine: str) -> Membership:
-        """Note that a machine with workers was lost."""
-        base, domain = base_of(machine), self.domains.get(self.slots[machine], "")
-        before = self.losses.get(base, Losses(0))
-        return replace(self, losses=self.losses.set(base, Losses(before.count + 1, domain)))
+        """Note that a member, or a spare, was lost by its own fault."""
+        spare, slot = self.spares.get(machine), self.slots.get(machine, -1)
+        domain = spare.domain if spare is not None else self.domains.get(slot, "")
+        identity = self.identity_of(machine)
+        count = self.losses.get(identity, Losses(0)).count + 1
+        return replace(self, losses=self.losses.set(identity, Losses(count, domain)))
 
     def often_lost(self, machine: str, domain: str = "") -> int:
         """The losses of a machine that come too often for chance: its own, or those of several of its domain.
@@ -132,7 +165,7 @@ class Membership:
             machine: under any of its names.
             domain: its failure domain; empty if it is one of its own.
         """
-        own = self.losses.get(base_of(machine), Losses(0)).count
+        own = self.losses.get(self.identity_of(machine), Losses(0)).count
         if not domain:
             return own if own >= OFTEN else 0
         of_domain = [losses.count for losses in self.losses.values() if losses.domain == domain]

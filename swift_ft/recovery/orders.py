@@ -10,7 +10,7 @@ from enum import StrEnum
 from swift_ft.recovery.guests import leaving
 from swift_ft.recovery.handlers.worlds import all_offered
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.membership import Losses, base_of
+from swift_ft.recovery.membership import Losses
 
 WATCHED_EACH = 3
 """Machines that each machine watches. Where one in sixteen is lost at once, one in 4,096 of these has lost
@@ -199,9 +199,10 @@ def _kept_out_s(state: State, machine: str) -> float:
     costs all others a recovery. A machine whose workers die may come back at once while it is needed.
     """
     membership = state.membership
-    times = membership.silenced.get(base_of(machine), 0)
+    identity = membership.identity_of(machine)
+    times = membership.silenced.get(identity, 0)
     if len(membership.members) == state.shape.machines:
-        domain = membership.losses.get(base_of(machine), Losses(0)).domain
+        domain = membership.losses.get(identity, Losses(0)).domain
         times = max(times, membership.often_lost(machine, domain) - 1)
     return min(_KEPT_OUT_S * 2 ** (times - 2), _KEPT_OUT_AT_MOST_S) if times > 1 else 0.0
 

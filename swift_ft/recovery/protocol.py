@@ -40,6 +40,7 @@ TABLE = (
     ((FORMING,),               ev.JobOpened,            (STAY,)),
     ((FORMING,),               ev.MachineJoined,        (STAY, AGREEING)),   # the last empty slot is filled
     ((AGREEING, RECOVERING, LIVE), ev.MachineJoined,    (STAY,)),            # as a spare
+    (ANY,                      ev.HealthCheckFailed,    (STAY,)),
     ((FORMING,),               ev.StatusReported,       (STAY,)),            # a late one
     ((AGREEING,),              ev.StatusReported,       (STAY, RECOVERING, LIVE, FORMING, ENDED)),  # the last
     ((AGREEING,),              ev.SessionlessWorkers,   (STAY, FORMING)),    # all processes start again
@@ -97,6 +98,7 @@ TRANSITIONS: Mapping[tuple[Phase, type[ev.Event]], frozenset[Phase]] = {
 _HANDLERS: Mapping[type[Any], Callable[[State, Any], State]] = {
     ev.JobOpened: membership.job_opened,
     ev.MachineJoined: membership.machine_joined,
+    ev.HealthCheckFailed: membership.health_check_failed,
     ev.MachineLost: membership.machine_lost,
     ev.WorkerCameBack: membership.worker_came_back,
     ev.DrainRequested: membership.drain_requested,

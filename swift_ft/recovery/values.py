@@ -59,4 +59,10 @@ def _defaults(kind: type, name: str, default: Any, count: int) -> Iterable[Any]:
 def _fields_of(kind: type) -> tuple[tuple[str, Callable[[Any, Any], None], Any], ...]:
     """The name, the setter of the slot, and the default of each field."""
     fields = dataclasses.fields(kind)
-    return tuple((field.name, getattr(kind, field.name).__set__, field.default) for field in fields)
+    return tuple((field.name, getattr(kind, field.name).__set__, _default_of(field)) for field in fields)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    """One for all values, which are frozen, and so is what they hold."""
+    made_by = field.default_factory
+    return field.default if made_by is dataclasses.MISSING else made_by()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from swift_ft.config.exit_codes import EXIT_KEPT_OUT
 from swift_ft.units import format_seconds
 from tests.support.cluster import (
     ITERATIONS,
@@ -375,7 +376,7 @@ def test_wrong_number_of_machines(tmp_path: Path) -> None:
     second = subprocess.run(
         [*base, "--nnodes", "3", str(BARE)], env=env, capture_output=True, text=True, timeout=60, check=False
     )
-    assert second.returncode == 2
+    assert second.returncode == EXIT_KEPT_OUT
     assert "--nnodes is 3 here and 2 in the job" in second.stderr
     assert first.poll() is None
     first.send_signal(signal.SIGTERM)

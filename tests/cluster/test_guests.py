@@ -83,6 +83,18 @@ def reference_of(factory: pytest.TempPathFactory, machines: int) -> ClusterRun:
     return run_cluster(folder, machines=machines, script=training(folder, iterations=LONG))
 
 
+def test_a_guest_is_not_checked(tmp_path: Path) -> None:
+    """Its host has passed, and the checks would take devices from survivors who wait for the guest."""
+    checks = ["--health-checks", "tests.support.health:noted_and_good_twice"]
+    fault = "kill machine=1 iteration=4 point=forward microbatch=1"
+    run = run_cluster(tmp_path, machines=2, inject=fault, flags=[*ALONE, *checks])
+    assert run.code == 0, run.output[-3000:]
+    assert [slots for _, slots in ways(run)] == [(1,)]
+    assert "machine 0 runs the workers of machine 1, too" in run.output
+    assert len({*(tmp_path / "checked").read_text().splitlines()}) == 2
+    assert not run.events("HealthCheckFailed")
+
+
 def start(hosts: Hosts, name: str, node: int, nodes: str, *more: str) -> None:
     hosts.start(name, node, "--nnodes", nodes, "--elastic-wait", "0.5", *more)
 

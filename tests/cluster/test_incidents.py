@@ -113,15 +113,22 @@ def test_an_error_that_comes_again_ends_the_run_at_once(
 def test_a_machine_that_fails_its_health_checks_stays_out(tmp_path: Path) -> None:
     """It may not come back after its loss. Without the check it would wait as a spare."""
     flags = ["--health-checks", "disk,product,tests.support.health:good_until_lost"]
+    (tmp_path / "waits").touch()
+    flags += ["--on-event", f"grep -q health_check_failed && touch {tmp_path / 'said'} || true"]
     done, incident = run(tmp_path, "killed", *flags)
     assert done.code == 0, done.output[-3000:]
     assert (tmp_path / "struck").exists()
+    assert (tmp_path / "said").exists()
     assert incident["slots"] == [1]
     lost = incident["machines"][0]
     assert f"machine {lost} stays out, after its loss: " in done.output
     assert "good_until_lost: its third fan stands still. Repair it" in done.output
+    (failed,) = done.events("HealthCheckFailed")
+    assert failed["machine"] == f"{lost.rpartition('.')[0]}.1"
+    assert "its third fan stands still" in failed["reason"]
     joined = [event["machine"] for event in done.events("MachineJoined")]
     assert sorted(joined) == sorted({*joined})
+    assert len({event["identity"] for event in done.events("MachineJoined")}) == len(joined)
     assert not any(name.startswith(lost.rpartition(".")[0]) and name != lost for name in joined)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from swift_ft.config.exit_codes import EXIT_KEPT_OUT
 from swift_ft.launch.detection.sentinel import WATCH
 from swift_ft.network import Certificates, JobSecret, RefusedError, connect
 from tests.cluster.test_strangers import listening_ports
@@ -74,7 +75,7 @@ def test_a_machine_with_a_certificate_of_another_authority_is_refused_and_the_ru
     assert let_in(ports, JobSecret.of_token(TOKEN, ours)) == 3  # the agents
     assert let_in(ports, JobSecret.of_token(TOKEN)) == let_in(ports, JobSecret.of_token(TOKEN, theirs)) == 0
 
-    assert hosts.start("foreign", 3, *flags_of(theirs)).wait(60) == 2
+    assert hosts.start("foreign", 3, *flags_of(theirs)).wait(60) == EXIT_KEPT_OUT
     told = [line for line in hosts.output("foreign").splitlines() if line.startswith("swift-run: ")]
     assert len(told) == 1, told
     assert "the authorities (--tls-ca)" in told[0]

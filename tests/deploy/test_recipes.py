@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from argparse import ArgumentParser, _SubParsersAction
@@ -17,6 +18,7 @@ from kubeflow_trainer_api.models.jobset_v1alpha2_job_set import JobsetV1alpha2Jo
 from swift_ft.cli import store
 from swift_ft.cli.recover.main import parser as recover_parser
 from swift_ft.cli.run import parser as run_parser
+from swift_ft.config.exit_codes import EXIT_KEPT_OUT, EXIT_USAGE
 from tests.deploy.recipes import DEPLOY, MANIFESTS, PAGES, flags_in, manifests, scripts
 
 SCRIPTS = scripts()
@@ -121,6 +123,13 @@ def test_both_ways_have_the_same_pods() -> None:
     assert budget["spec"]["minAvailable"] == machines < plain["replicas"]
     limit_s = SCRIPTS["drain.sh"].split("--timeout ")[1].split()[0]
     assert int(limit_s) < one["terminationGracePeriodSeconds"]
+
+
+def test_a_machine_that_is_kept_out_ends_no_job() -> None:
+    [replicated] = job_set()["spec"]["replicatedJobs"]
+    rules = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
+    codes = {code: rule["action"] for rule in rules for code in rule.get("onExitCodes", {}).get("values", ())}
+    assert codes == {EXIT_USAGE: "FailJob", EXIT_KEPT_OUT: "Ignore", 128 + signal.SIGTERM: "Ignore"}
 
 
 # --------------------------------------------------------------------------------------------- flags

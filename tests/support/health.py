@@ -1,6 +1,9 @@
-"""A health check of tests."""
+"""Health checks of tests."""
 
 from __future__ import annotations
+
+import os
+from pathlib import Path
 
 from swift_ft.extend import HealthFacts
 
@@ -8,3 +11,11 @@ from swift_ft.extend import HealthFacts
 def good_until_lost(facts: HealthFacts) -> str:
     """A machine that was lost once is not taken again."""
     return "its third fan stands still" if facts.after_loss else ""
+
+
+def noted_and_good_twice(facts: HealthFacts) -> str:
+    """Only the first two machines that are checked pass. All are noted in ``checked``."""
+    noted = Path(os.environ["SWIFT_TEST_FOLDER"]) / "checked"
+    with noted.open("a") as file:
+        file.write(f"{facts.machine}\n")
+    return "its door is open" if len(noted.read_text().splitlines()) > 2 else ""

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, Rend
 
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
-from swift_ft.errors import FencedError, RendezvousLostError, UsageError
+from swift_ft.errors import FencedError, KeptOutError, RendezvousLostError, UsageError
 from swift_ft.launch import signals
 from swift_ft.launch.agent.audits import Auditor
 from swift_ft.launch.agent.guests import FormingDeadline, Guests
@@ -33,7 +33,7 @@ from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
-from swift_ft.launch.health.gate import facts_of, pass_gate
+from swift_ft.launch.health.gate import UnhealthyMachineError, facts_of, pass_gate
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
@@ -162,7 +162,7 @@ class MachineAgent(ElasticAgent):
                     self._membership.journal.note(progress_key(rank), facts)
         except signals.SignalException as error:
             return self._hand_over(error.sigval)
-        except (UsageError, FencedError):  # the machine was refused, or is out: the journal says so
+        except (KeptOutError, UsageError, FencedError):  # the journal says so, or it was never in it
             raise
         except _LauncherGoneError:  # nobody is left to hear of it, and a report would wait for the store
             raise
@@ -257,15 +257,23 @@ class MachineAgent(ElasticAgent):
         self._membership.join(self._port.address)
 
     def _show_health(self, *, after_loss: bool) -> None:
-        """Pass the health checks that are asked for.
+        """Pass the health checks that are asked for. A guest has passed them as its host.
 
         Raises:
             UnhealthyMachineError: it has failed one. Its place is another machine's.
         """
         membership, config = self._membership, self._settings.config
-        others = membership.follower.state.membership.addresses.values()
-        facts = facts_of(membership.machine, self._logs.folder, sorted(others), after_loss=after_loss)
-        pass_gate(config.health_checks, facts)
+        if membership.host:  # it trains at this moment, and the checks would take its devices from it
+            return
+        state = membership.follower.state
+        others, workers = sorted(state.membership.addresses.values()), state.shape.workers_per_machine
+        facts = facts_of(membership.machine, self._logs.folder, others, workers, after_loss=after_loss)
+        try:
+            pass_gate(config.health_checks, facts)
+        except UnhealthyMachineError as error:
+            with contextlib.suppress(RendezvousLostError):
+                membership.stay_out(str(error), after_loss=after_loss)
+            raise
 
     def _handle(self, source: Any, read: Callable[[], None] | None) -> None:
         if source is self._wake:
@@ -303,7 +311,7 @@ class MachineAgent(ElasticAgent):
                 return self._result(ok=verdict is not None and verdict.ok)
             case AgentTodo.REFUSED:
                 self._stop()
-                raise UsageError(order.reason)
+                raise KeptOutError(order.reason)
             case AgentTodo.LEAVE:
                 return self._leave()
             case AgentTodo.RETIRE:
@@ -329,7 +337,8 @@ class MachineAgent(ElasticAgent):
             case AgentTodo.WAIT if self._has_lost_bootstrap(state):
                 server = membership.bootstrap.server
                 self._watch.report_loss(
-                    f"its workers' init_process_group needs a store that was lost with {server}"
+                    f"its workers' init_process_group needs a store that was lost with {server}",
+                    Cause.RUNTIME,
                 )
             case AgentTodo.WAIT:
                 self._prepare(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 from swift_ft.config import detection_timings as timings
 from swift_ft.host.control_groups import GROUPS, PROC, fact_in, memory_groups
 from swift_ft.units import format_bytes
+
+_logger = logging.getLogger(__name__)
 
 STOPPED_BY_SIGNAL = "T"
 """The kernel's letter for a process that a signal has stopped. A debugger's stop has another one."""
@@ -73,3 +76,14 @@ class OomKills:
     def _count(self) -> int:
         count = fact_in(self._host, "oom_kill") if self._group is None else self._group.oom_kills
         return count or 0
+
+
+def warn_if_ended_together(proc: Path = PROC, groups: Path = GROUPS) -> None:
+    """Say, at the start, that a worker without memory takes this launcher with it, which could tell why."""
+    if any(group.ends_together for group in memory_groups(proc, groups)):
+        _logger.warning(
+            "where a process here has no memory left the kernel ends all of them, and the others see a lost "
+            "machine and no cause (memory.oom.group is 1): set singleProcessOOMKill in the kubelet's "
+            "configuration, or OOMPolicy=continue in a unit of systemd",
+            extra={"event": "ended_together"},
+        )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 
+from swift_ft.host.accelerators import accelerators_expected
 from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.network.addresses import split_endpoint
 
@@ -19,6 +21,8 @@ _SIDE = 512
 _ODD = 0x9E3779B97F
 """Its multiples have ones and zeros in all places."""
 _CONNECT_S = 5.0
+_MOST_ASKED = 64
+"""Of a large job a machine asks some, from its first to its last address."""
 _EDAC = Path("/sys/devices/system/edac/mc")
 
 
@@ -52,17 +56,22 @@ def product(_: HealthFacts) -> str:
     return next((wrong for device in _devices() if (wrong := _product_on(device))), "")
 
 
-def devices(_: HealthFacts) -> str:
-    """The memory of each accelerator keeps a pattern."""
+def devices(facts: HealthFacts) -> str:
+    """Each worker has an accelerator, if workers use any, and the memory of each keeps a pattern."""
+    if missing := _missing(facts.workers):
+        return missing
     return next((wrong for device in _devices()[1:] if (wrong := _keeps_pattern(device))), "")
 
 
 def links(facts: HealthFacts) -> str:
     """Most other machines can be reached. One of them may have been lost, and nobody knows it yet."""
-    failed = [address for address in facts.others if not _answers(address)]
-    if len(failed) < 2 or 2 * len(failed) <= len(facts.others):
+    asked = facts.others[:: -(-len(facts.others) // _MOST_ASKED) or 1]
+    with ThreadPoolExecutor(_MOST_ASKED) as at_once:  # one that is gone answers only after its time
+        answers = at_once.map(_answers, asked)
+        failed = [address for address, answer in zip(asked, answers, strict=True) if not answer]
+    if len(failed) < 2 or 2 * len(failed) <= len(asked):
         return ""
-    return f"{len(failed)} of {len(facts.others)} other machines cannot be reached, such as {failed[0]}"
+    return f"{len(failed)} of {len(asked)} other machines cannot be reached, such as {failed[0]}"
 
 
 SHIPPED: dict[str, HealthCheck] = {
@@ -79,6 +88,18 @@ def _devices() -> list[torch.device]:
     kind = torch.accelerator.current_accelerator()
     count = torch.accelerator.device_count() if kind is not None else 0
     return [torch.device("cpu"), *(torch.device(str(kind), index) for index in range(count))]
+
+
+def _missing(workers: int) -> str:
+    """Fewer accelerators than workers, where the driver or a device is gone. Empty on a host without any."""
+    kind = torch.accelerator.current_accelerator()
+    count = len(_devices()) - 1
+    if kind is None or count >= workers or not (count or accelerators_expected()):
+        return ""
+    return (
+        f"torch sees {count} of {workers} accelerators ({kind.type}), one for each worker: look at "
+        "its driver's log; if workers share one, or use none, leave this check out"
+    )
 
 
 def _product_on(device: torch.device) -> str:

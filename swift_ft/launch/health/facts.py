@@ -15,12 +15,14 @@ class HealthFacts:
         after_loss: it was lost in this run, and comes back.
         folder: in which its workers write: the folder of ``--log-dir``, or that of temporary files.
         others: addresses (``host:port``) of machines that take part, to which it will connect.
+        workers: that run on it, with an accelerator each if they use any; 0 if that is unknown.
     """
 
     machine: str
     after_loss: bool
     folder: str
     others: tuple[str, ...] = ()
+    workers: int = 0
 
 
 HealthCheck = Callable[[HealthFacts], str]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from swift_ft.errors import UsageError, first_line
+from swift_ft.errors import KeptOutError, UsageError, first_line
 from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.observe.waits import waiting
 
@@ -30,7 +30,7 @@ _MOST_WORDS = 1000
 """Of what one check says, in characters."""
 
 
-class UnhealthyMachineError(UsageError):
+class UnhealthyMachineError(KeptOutError):
     """A machine has failed a health check, and takes no part."""
 
 
@@ -163,9 +163,11 @@ def _unhealthy(facts: HealthFacts, why: str) -> UnhealthyMachineError:
     )
 
 
-def facts_of(machine: str, log_dir: str, others: Sequence[str], *, after_loss: bool) -> HealthFacts:
+def facts_of(
+    machine: str, log_dir: str, others: Sequence[str], workers: int, *, after_loss: bool
+) -> HealthFacts:
     """The facts of this machine."""
-    return HealthFacts(machine, after_loss, log_dir or tempfile.gettempdir(), tuple(others))
+    return HealthFacts(machine, after_loss, log_dir or tempfile.gettempdir(), tuple(others), workers)
 
 
 def main() -> None:

@@ -65,6 +65,7 @@ class JournalRendezvous(RendezvousHandler):
         trace: learns of each change before all others do.
         setup: what this machine must have in common with all others, as it is now.
         domain: this machine's failure domain; empty if it is one of its own.
+        identity: a name of this machine's hardware; empty if nothing tells it.
         on_entries: called in the follower's thread with the entries of each block of the journal.
         on_snapshot: called in the follower's thread with a snapshot that stands for entries of the journal.
         compacts: this machine may delete old blocks of the journal, if that is its duty.
@@ -97,6 +98,7 @@ class JournalRendezvous(RendezvousHandler):
         setup: Callable[[], tuple[str, ...]],
         domain: str = "",
         host: str = "",
+        identity: str = "",
         on_entries: Callable[[Sequence[Entry]], None] | None = None,
         on_snapshot: Callable[[JournalSnapshot], None] | None = None,
         compacts: bool = True,
@@ -128,6 +130,7 @@ class JournalRendezvous(RendezvousHandler):
         self._setup = setup
         self._domain = domain
         self.host = host
+        self._identity = identity
         self._joined_with = setup()
         self._base_name = name
         self._incarnation = 0
@@ -251,8 +254,18 @@ class JournalRendezvous(RendezvousHandler):
                 setup=self._joined_with,
                 domain=self._domain,
                 host=self.host,
+                identity=self._identity,
             )
         )
+
+    def stay_out(self, reason: str, *, after_loss: bool) -> None:
+        """Say that this machine takes no part, instead of :meth:`join`, or of :meth:`rejoin` after a loss."""
+        if after_loss:
+            self._take_next_name()
+        if self._meeting is not None:  # nobody is met, and the event needs the way to the journal
+            self.relay.meet(None)
+            self._meeting = None
+        self.journal.append(ev.HealthCheckFailed(machine=self.machine, reason=reason))
 
     def has_changed(self) -> bool:
         """Whether this machine is not what it was when it joined: someone edited the script, for example."""
@@ -260,12 +273,15 @@ class JournalRendezvous(RendezvousHandler):
 
     def rejoin(self, address: str) -> None:
         """Offer this machine again, under a new name: the old one is fenced."""
+        self._take_next_name()
+        self.join(address)
+
+    def _take_next_name(self) -> None:
         self._incarnation += 1
         self._kept.put_machine(self.machine)  # it sets them again itself, under its new name
         self.machine = f"{self._base_name}.{self._incarnation}"
         self.started_in = None
         self.relay.look(self.follower.state, self.machine)
-        self.join(address)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The place in which this machine is to start its workers now; rank and size count machines.

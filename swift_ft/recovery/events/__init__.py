@@ -37,6 +37,7 @@ from swift_ft.recovery.events.layouts import (
 from swift_ft.recovery.events.machines import (
     DrainRequested,
     GuestDeclined,
+    HealthCheckFailed,
     JobOpened,
     MachineJoined,
     MachineLost,
@@ -81,6 +82,7 @@ __all__ = [
     "FaultInjected",
     "GroupAwaited",
     "GuestDeclined",
+    "HealthCheckFailed",
     "HelpDeclined",
     "JobClosed",
     "JobOpened",
@@ -111,6 +113,7 @@ __all__ = [
 Event = (
     JobOpened
     | MachineJoined
+    | HealthCheckFailed
     | MachineLost
     | DrainRequested
     | GuestDeclined

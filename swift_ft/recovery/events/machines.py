@@ -44,6 +44,7 @@ class MachineJoined:
     whose ``setup`` is not that of :class:`JobOpened` is refused. Machines of one ``domain`` may be lost
     together; one without a name is a failure domain of its own. A guest is a second machine on the hardware
     of its ``host``, which fills a slot for as long as no machine of its own comes; it is lost with its host.
+    ``identity`` names its hardware, and outlives its launcher; it is empty where that is unknown.
     """
 
     machine: str
@@ -52,6 +53,15 @@ class MachineJoined:
     setup: tuple[str, ...] = ()
     domain: str = ""
     host: str = ""
+    identity: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheckFailed:
+    """A machine stays out, under the name by which it was to join: it has failed a health check."""
+
+    machine: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from swift_ft.recovery.handlers.generations import end_job, open_generation
 from swift_ft.recovery.handlers.worlds import give_up_change
 from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
 from swift_ft.recovery.maps import kept
-from swift_ft.recovery.membership import Membership, base_of
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.values import replace
 
 
@@ -92,8 +92,10 @@ def _seen_again(membership: Membership) -> Membership:
     """All members have saved their part, so all others reach them."""
     if not membership.silenced:
         return membership
-    members = {base_of(machine) for machine in membership.slots}
-    return replace(membership, silenced=kept(membership.silenced, lambda base, _: base not in members))
+    members = {*map(membership.identity_of, membership.slots)}
+    return replace(
+        membership, silenced=kept(membership.silenced, lambda identity, _: identity not in members)
+    )
 
 
 def _kept_beside(

@@ -8,6 +8,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
+from swift_ft.recovery.causes import Cause, cause_of
 from swift_ft.recovery.early_ends import why_incomplete
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
@@ -25,6 +26,8 @@ from swift_ft.recovery.membership import Spare, base_of
 from swift_ft.recovery.repeats import error_to_note, why_again
 from swift_ft.recovery.values import replace
 
+_OF_THE_MACHINE = frozenset({Cause.MACHINE, Cause.DEVICE, Cause.NETWORK})
+"""Causes of losses that another machine in its place would not have met."""
 _MOST_DIFFERED = 8
 """Steps that the state names: the journal has all of them."""
 
@@ -74,12 +77,17 @@ def machine_joined(state: State, event: ev.MachineJoined) -> State:
         membership = replace(membership, silent=membership.silent.delete(base))
     spare = Spare(membership.arrivals, event.preferred_slot, event.domain)
     membership = replace(
-        membership,
+        membership.identify(event.machine, event.identity),
         spares=membership.spares.set(event.machine, spare),
         arrivals=membership.arrivals + 1,
         addresses=membership.addresses.set(event.machine, event.address),
     )
     return relieve_guests(fill_slots(replace(state, membership=membership)))
+
+
+def health_check_failed(state: State, event: ev.HealthCheckFailed) -> State:
+    """Refuse a machine that says itself that it is not healthy."""
+    return state if state.membership.knows(event.machine) else refuse(state, event.machine, event.reason)
 
 
 def machine_lost(state: State, event: ev.MachineLost) -> State:
@@ -130,16 +138,12 @@ def _lose_with_guests(state: State, event: ev.MachineLost) -> State:
 
 def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     """Fence a machine and empty its slot; ``last`` unless others are lost with it."""
-    state = _fence(state, event.machine)
+    state = _fence(_charge(state, event), event.machine)
     membership, slot = state.membership, state.slot_of(event.machine)
     # A spare's loss interrupts nothing, nor that of a machine whose script has ended with success.
     if slot is None or slot in membership.exited:
         return state
-    is_failure = not (event.on_request or event.starts_again)
-    if is_failure and event.machine not in membership.hosts:
-        membership = membership.note_loss(event.machine)
-        state = replace(state, membership=membership)
-    failures = state.tries.failures + is_failure
+    failures = state.tries.failures + _is_failure(event)
     limit = state.shape.max_failures
     if limit is not None and failures > limit:
         return end_job(
@@ -164,6 +168,21 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     if unheard >= 2 * MAX_TRIES:
         return end_job(state, f"{why}; all workers were started again in between, and no way back is left")
     return restart_all(state, why)
+
+
+def _is_failure(event: ev.MachineLost) -> bool:
+    return not (event.on_request or event.starts_again)
+
+
+def _charge(state: State, event: ev.MachineLost) -> State:
+    """Count a loss for the machine, if it may be broken. Its program's errors would meet it anywhere."""
+    membership, slot = state.membership, state.slot_of(event.machine)
+    is_there = slot not in membership.exited if slot is not None else event.machine in membership.spares
+    if not is_there or event.machine in membership.hosts:
+        return state
+    if not _is_failure(event) or cause_of(event) not in _OF_THE_MACHINE:
+        return state
+    return replace(state, membership=membership.note_loss(event.machine))
 
 
 def _fence(state: State, machine: str) -> State:
@@ -257,7 +276,7 @@ def _fails_before_it_trains(state: State, slot: int) -> bool:
 
 def _lose_newcomer(state: State, event: ev.ScriptFailed) -> State:
     """A newcomer cannot begin: its machine counts as lost. A guest's host has no room for another one."""
-    lost = ev.MachineLost(machine=event.machine, reason=event.reason)
+    lost = ev.MachineLost(machine=event.machine, reason=event.reason, cause=cause_of(event))
     host = state.membership.hosts.get(event.machine)
     if host is None:
         return machine_lost(state, lost)

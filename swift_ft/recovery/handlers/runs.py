@@ -96,21 +96,32 @@ def _joins(state: State, run: Sequence[ev.MachineJoined]) -> tuple[State, int]:
     membership = state.membership
     least = state.shape.machines - len(membership.members)  # spares that fill all slots
     spares, addresses = membership.spares.mutate(), membership.addresses.mutate()
+    identities, bearers = membership.identities.mutate(), membership.bearers.mutate()
     arrivals, count = membership.arrivals, 0
     for event in run:
         # These change more than the spares, or are refused: their own handler decides.
-        if event.host or event.setup != state.shape.setup or base_of(event.machine) in membership.silent:
+        base, identity = base_of(event.machine), event.identity
+        if event.host or event.setup != state.shape.setup or base in membership.silent:
             break
         if not (membership.knows(event.machine) or event.machine in spares):
-            if len(spares) + 1 >= least:
+            if len(spares) + 1 >= least or (identity and (base in identities or identity in bearers)):
                 break
+            if identity:
+                identities[base], bearers[identity] = identity, event.machine
             spares[event.machine] = Spare(arrivals, event.preferred_slot, event.domain)
             addresses[event.machine] = event.address
             arrivals += 1
         count += 1
     if arrivals == membership.arrivals:
         return state, count
-    membership = replace(membership, spares=spares.finish(), addresses=addresses.finish(), arrivals=arrivals)
+    membership = replace(
+        membership,
+        spares=spares.finish(),
+        addresses=addresses.finish(),
+        identities=identities.finish(),
+        bearers=bearers.finish(),
+        arrivals=arrivals,
+    )
     return replace(state, membership=membership), count
 
 

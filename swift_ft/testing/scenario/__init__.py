@@ -7,9 +7,11 @@ of the world that was planned last.
 
     open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9] [min=2]
            [on-loss=shrink]
-    join M ... [slot=1] [on=M] [torch=2.9]
+    join M ... [slot=1] [on=M] [torch=2.9] [identity=host1]
     lost M ["why"] [by=M] [silent] [on-request] [out-of-memory] [signal=15] [starts-again]
+           [cause="native code"]
     drain M                                sessionless M                  declined M ["why"]
+    unhealthy M ["why"]
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [undoable=0,1] [no-update] [cannot-resend]

@@ -53,9 +53,16 @@ def _open(line: Line, _: State) -> list[ev.Event]:
 def _join(line: Line, _: State) -> list[ev.Event]:
     slot = line.option("slot")
     preferred = None if slot is None else int(slot)
-    setup, host = _setup(line), line.option("on") or ""
+    setup, host, identity = _setup(line), line.option("on") or "", line.option("identity") or ""
     return [
-        ev.MachineJoined(machine=m, preferred_slot=preferred, address=f"{m}:1", setup=setup, host=host)
+        ev.MachineJoined(
+            machine=m,
+            preferred_slot=preferred,
+            address=f"{m}:1",
+            setup=setup,
+            host=host,
+            identity=identity,
+        )
         for m in line.rest()
     ]
 
@@ -65,10 +72,15 @@ def _setup(line: Line) -> tuple[str, ...]:
     return () if torch is None else (f"torch: {torch}",)
 
 
+def _unhealthy(line: Line, _: State) -> list[ev.Event]:
+    return [ev.HealthCheckFailed(machine=line.take(), reason=line.text("a fan stands still"))]
+
+
 def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
     on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
     stopped_by, starts_again = line.number("signal", 0), line.flag("starts-again")
+    cause = line.option("cause") or ""
     machine, reason = line.take(), line.text("was killed")
     return [
         ev.MachineLost(
@@ -80,6 +92,7 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
             out_of_memory=starved,
             stopped_by=stopped_by,
             starts_again=starts_again,
+            cause=cause,
         )
     ]
 
@@ -450,6 +463,7 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "declined": _declined,
     "request-machines": _request_machines,
     "join": _join,
+    "unhealthy": _unhealthy,
     "lost": _lost,
     "came-back": _came_back,
     "drain": _drain,

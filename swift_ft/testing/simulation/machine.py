@@ -112,6 +112,7 @@ class Machine:
             setup=self.world.setup,
             domain=self.world.domain_of(self.base),
             host=self._host,
+            identity="" if self._host else f"host of {self.base}",
         )
         self.world.heads.send(self, event, repr(self))
 

@@ -62,7 +62,16 @@ def go_wrong() -> None:
     os.kill(os.getpid(), {"segfault": signal.SIGSEGV, "killed": signal.SIGKILL}[HOW])
 
 
+def wait_for_the_others() -> None:
+    """Hold the run until ``said`` is there, where the test has made ``waits``."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and (FOLDER / "waits").exists() and not (FOLDER / "said").exists():
+        time.sleep(0.1)
+
+
 for step in session.steps(8):
+    if rank == 1 and step.index == AT + 1:
+        wait_for_the_others()
     with step:
         if rank == 1 and step.index == AT:
             go_wrong()

@@ -18,15 +18,15 @@ def joined(name: str) -> ev.MachineJoined:
     return ev.MachineJoined(machine=name, preferred_slot=None, address=f"{name}:1")
 
 
-def lost(name: str, reporter: str) -> ev.MachineLost:
-    return ev.MachineLost(machine=name, reason="its agent cannot be reached", reporter=reporter)
+def lost(name: str, reporter: str, cause: str = "") -> ev.MachineLost:
+    return ev.MachineLost(machine=name, reason="its agent cannot be reached", reporter=reporter, cause=cause)
 
 
-def after_losses(count: int, reporter: str = "good.0") -> State:
+def after_losses(count: int, reporter: str = "good.0", cause: str = "") -> State:
     """Machine ``m`` was lost so often, as a spare that joined again each time."""
     events: list[ev.Event] = [OPENED, joined("good.0"), joined("other.0")]
     for incarnation in range(count):
-        events += [joined(f"m.{incarnation}"), lost(f"m.{incarnation}", reporter)]
+        events += [joined(f"m.{incarnation}"), lost(f"m.{incarnation}", reporter, cause)]
     return reduce(step, events, State())
 
 
@@ -38,8 +38,9 @@ def test_a_machine_that_others_lose_sight_of_stays_away_for_longer_and_longer(
     assert (order.todo, order.wait_s) == (AgentTodo.REJOIN, wait_s)
 
 
-def test_a_machine_that_reports_its_own_losses_joins_again_at_once() -> None:
-    assert agent_order(after_losses(9, reporter=""), machine="m.8", started_in=None).wait_s == 0
+def test_a_machine_whose_workers_end_by_their_own_errors_joins_again_at_once() -> None:
+    state = after_losses(9, reporter="", cause="native code")
+    assert agent_order(state, machine="m.8", started_in=None).wait_s == 0
 
 
 def often_lost(name: str, times: int, domain: str = "") -> list[ev.Event]:

@@ -145,6 +145,7 @@ JOINS = st.lists(
         address=st.sampled_from(["x:1", "y:1"]),
         setup=st.sampled_from([("torch: 2",), ("torch: 2",), ("torch: 3",)]),
         host=st.sampled_from(["", "", "A.0"]),
+        identity=st.sampled_from(["", "one", "two", "three"]),
     ),
     min_size=1,
     max_size=8,

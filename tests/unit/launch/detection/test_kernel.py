@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.config import detection_timings as timings
-from swift_ft.launch.detection.kernel import OomKills
+from swift_ft.launch.detection.kernel import OomKills, warn_if_ended_together
 
 VERSION_2, VERSION_1 = "0::/job\n", "9:name=systemd:/\n4:memory:/job\n0::/\n"
 
@@ -44,3 +44,28 @@ def test_without_control_groups_the_host_counts(tmp_path: Path) -> None:
     assert kills.why() == "the kernel was out of memory"
     (tmp_path / "vmstat").unlink()
     assert OomKills(tmp_path, tmp_path / "none").why() == ""
+
+
+@pytest.mark.parametrize(
+    ("groups", "name", "said", "warned"),
+    [
+        (VERSION_2, "cgroup", "1", True),  # a container's own, as the kubelet sets it
+        (VERSION_2, "cgroup/job", "1", True),
+        (VERSION_2, "cgroup/job", "0", False),
+        (VERSION_2, "cgroup/job", None, False),
+        (VERSION_1, "cgroup/memory/job", "1", False),  # which has no such file
+    ],
+)
+def test_a_group_whose_processes_end_together_is_warned_of(
+    tmp_path: Path, groups: str, name: str, said: str | None, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The launcher ends with the worker, so nobody is left who could tell of the memory."""
+    folder = tmp_path / name
+    folder.mkdir(parents=True)
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(groups)
+    (folder / ("memory.max" if groups == VERSION_2 else "memory.limit_in_bytes")).write_text("2000000000\n")
+    if said is not None:
+        (folder / "memory.oom.group").write_text(f"{said}\n")
+    warn_if_ended_together(tmp_path, tmp_path / "cgroup")
+    assert ["singleProcessOOMKill" in line for line in caplog.messages] == [True] * warned

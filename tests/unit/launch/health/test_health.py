@@ -7,7 +7,9 @@ import ctypes
 import os
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +17,9 @@ import pytest
 import torch
 
 from benchmarks.lib.ports import free_port
+from swift_ft.cli import run
+from swift_ft.config import exit_codes
+from swift_ft.config.exit_codes import EXIT_KEPT_OUT
 from swift_ft.errors import UsageError
 from swift_ft.launch.health import checks, gate
 from swift_ft.launch.health.facts import HealthFacts
@@ -60,6 +65,10 @@ def finds(facts: HealthFacts) -> str:
     return f"fan 2 stands still on {facts.machine}"
 
 
+def counts(facts: HealthFacts) -> str:
+    return f"{facts.workers} workers"
+
+
 def test_a_healthy_machine_passes_all(tmp_path: Path) -> None:
     assert [*checks.SHIPPED] == [*gate._SHIPPED]
     pass_gate(ALL, facts(tmp_path))
@@ -82,6 +91,20 @@ def test_a_check_of_ones_own_keeps_a_machine_out(tmp_path: Path, name: str, word
         pass_gate(f"disk, {__name__}:{name}", facts(tmp_path), limit_s=20.0)
     assert str(stays_out.value).startswith("machine m-1.0 stays out, after its loss: ")
     assert words in str(stays_out.value)
+
+
+def test_a_machine_that_is_kept_out_has_an_exit_code_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others go on, so a scheduler must not take it for a mistake that ends the run."""
+    monkeypatch.setattr(run, "_run", lambda _: pass_gate(f"{__name__}:finds", facts(tmp_path)))
+    assert run.main(["--standalone", __file__]) == EXIT_KEPT_OUT
+    assert "fan 2 stands still" in capsys.readouterr().err
+
+
+def test_no_two_exit_codes_are_the_same() -> None:
+    codes = [code for name, code in vars(exit_codes).items() if name.startswith("EXIT_")]
+    assert len({*codes}) == len(codes) > 4
 
 
 def test_what_a_check_prints_is_no_result(tmp_path: Path) -> None:
@@ -166,3 +189,68 @@ def test_links_fail_where_most_do_not_answer(tmp_path: Path) -> None:
     gone = [f"127.0.0.1:{free_port()}" for _ in range(3)]
     assert checks.links(facts(tmp_path, gone[0])) == ""  # it may be the lost one
     assert checks.links(facts(tmp_path, *gone)).startswith("3 of 3 other machines cannot be reached")
+
+
+def test_links_are_asked_at_once_and_of_a_large_job_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, machines that are gone would take longer than all checks may."""
+    asked: list[str] = []
+    together = threading.Barrier(24)
+
+    def is_gone(address: str) -> bool:
+        asked.append(address)
+        together.wait(60)
+        return False
+
+    monkeypatch.setattr(checks, "_answers", is_gone)
+    found = checks.links(facts(tmp_path, *(f"10.0.0.1:{port}" for port in range(24))))
+    assert found.startswith("24 of 24 other machines cannot be reached")
+
+    asked.clear()
+
+    def answers(address: str) -> bool:
+        asked.append(address)
+        return True
+
+    monkeypatch.setattr(checks, "_answers", answers)
+    many = [f"10.0.0.1:{port}" for port in range(4096)]
+    assert checks.links(facts(tmp_path, *many)) == ""
+    assert (len(asked), min(map(many.index, asked)), max(map(many.index, asked))) == (64, 0, 4032)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected", "words"),
+    [
+        (0, True, "torch sees 0 of 2 accelerators"),  # the driver is gone
+        (1, True, "torch sees 1 of 2 accelerators"),
+        (1, False, "torch sees 1 of 2 accelerators"),
+        (2, True, ""),
+        (0, False, ""),  # a job of the processor alone, with a torch that could do more
+    ],
+)
+def test_accelerators_that_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, visible: int, expected: bool, words: str
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: visible)
+    monkeypatch.setattr(checks, "accelerators_expected", lambda: expected)
+    monkeypatch.setattr(checks, "_keeps_pattern", lambda _: "")
+    assert checks.devices(replace(facts(tmp_path), workers=2)).startswith(words)
+    assert bool(checks.devices(replace(facts(tmp_path), workers=2))) == bool(words)
+    assert checks.devices(facts(tmp_path)) == ""  # it is not known how many there should be
+
+
+def test_a_torch_for_the_processor_expects_no_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None)
+    monkeypatch.setattr(checks, "accelerators_expected", lambda: True)
+    assert checks.devices(replace(facts(tmp_path), workers=2)) == ""
+
+
+def test_a_check_is_told_how_many_workers_there_are(tmp_path: Path) -> None:
+    told = gate.facts_of("m-1.0", str(tmp_path), ["h:1"], 8, after_loss=False)
+    assert told == HealthFacts("m-1.0", after_loss=False, folder=str(tmp_path), others=("h:1",), workers=8)
+    with pytest.raises(UnhealthyMachineError, match="8 workers"):
+        pass_gate(f"{__name__}:counts", told)
