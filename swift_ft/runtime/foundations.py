@@ -256,16 +256,17 @@ class Foundations:
         """Make the objects that hold the training state and can bring it back."""
         self.status = WorkerStatus()
         self._in_memory = self._new_memory_checkpoints()
+        self._rollback = Rollback(self._state, self._settings.check_step)
         self.between = Between(
             self._context.rank,
             self._state,
             self._rendezvous,
             self._writer,
             seed=self._settings.seed,
+            note_variables=self._rollback.note_variables_and_flags,
             on_difference=self._differs,
         )
         self.phases = ScriptPhases()
-        self._rollback = Rollback(self._state, self._settings.check_step)
         self._completeness = Completeness(self._state)
         self._sharded = ShardedModels(self._state.modules.values())
         self._replicas = Replicas(
