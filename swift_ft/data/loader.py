@@ -40,8 +40,8 @@ class LoaderBatches:
         length: batches of an epoch, where the loader has no length: it is read so far and no further.
 
     Raises:
-        UsageError: for a loader without a length, without a batch, or with workers that outlive an epoch; by a
-            batch that an epoch does not have.
+        UsageError: for a loader without a length, without a batch, or with workers that outlive an epoch; by
+            a batch that an epoch does not have.
     """
 
     def __init__(self, loader: Any, *, seed: int = 0, length: int | None = None) -> None:
@@ -56,8 +56,8 @@ class LoaderBatches:
             raise UsageError("The loader has no batch.")
         if getattr(loader, "persistent_workers", False):
             raise UsageError(
-                "LoaderBatches begins the workers of a loader anew in each epoch, so that what they draw at random "
-                "can be repeated: leave out persistent_workers=True."
+                "LoaderBatches begins the workers of a loader anew in each epoch, so that what they draw at "
+                "random can be repeated: leave out persistent_workers=True."
             )
         self._ends = length is None  # an epoch ends where the loader's does
         self._loader = loader
@@ -111,7 +111,7 @@ class LoaderBatches:
         place, state = self._loaded if self._loaded is not None else (start, None)
         self._loaded = None
         from_state = state is not None and start < place <= index
-        self._position.begin(start // self._length, anew=not follows)
+        self._position.begin(start // self._length, jumps=not follows)
         seed = derive_seed(self._seed, start)
         with random_numbers_of(seed), self._position.giving():
             set_epoch(self._loader, start // self._length)

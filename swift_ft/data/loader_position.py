@@ -44,15 +44,15 @@ class LoaderPosition:
         self._objects: list[Namespace] = []
         self._begins: dict[int, list[_Variable]] = {}  # of the last two epochs
 
-    def begin(self, epoch: int, *, anew: bool) -> None:
+    def begin(self, epoch: int, *, jumps: bool) -> None:
         """A pass over an epoch begins.
 
         Args:
             epoch: counted from 0.
-            anew: it does not follow the end of the one before.
+            jumps: it does not follow the end of the one before.
         """
         self._objects = [Namespace("", one) for one in _objects_of(self._loader)]
-        if anew and self._begins:
+        if jumps and self._begins:
             self._put_back(self._begins.get(epoch, next(iter(self._begins.values()))))
         self._begins = {n: begin for n, begin in self._begins.items() if n in (epoch - 1, epoch)}
         self._begins[epoch] = self._variables(whole=True)
@@ -167,7 +167,7 @@ def _are_same(one: list[Any], other: list[Any]) -> bool:
 
 
 def _contents(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """What may change in a value in place: itself, and containers in it."""
+    """All that may change in a value in place: itself, and containers in it."""
     yield value
     if depth and isinstance(value, CONTAINERS):
         for inner in _content_of(value):

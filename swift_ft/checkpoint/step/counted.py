@@ -1,7 +1,7 @@
 """Variables of a script's objects that a loader changes as it gives batches, such as a data set's counter.
 
-They go with the loader's place and not with the step: an iterator that has moved on stays where it is. So they
-are neither put back nor handed over.
+They go with the loader's place and not with the step: an iterator that has moved on stays where it is. So
+they are neither put back nor handed over.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Counted:
-    """What one loader counts.
+    """The variables in which one loader counts.
 
     Attributes:
         things: containers and generators in such variables, by ``id()``.

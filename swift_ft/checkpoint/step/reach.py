@@ -47,7 +47,7 @@ MISSING: Any = object()
 """The value of a variable that does not exist."""
 
 _OF_SAMPLES = ("torch.utils.data.", "torchdata.", "torchvision.", "swift_ft.data.")
-"""How the modules of libraries begin whose objects lead to data sets of the script."""
+"""Names of libraries, as far as modules begin with them, whose objects lead to data sets of a script."""
 _HOLDS_OF_SCRIPT = frozenset(
     {
         *("loader", "source", "order", "dataset", "datasets", "sampler", "batch_sampler", "options"),
@@ -245,7 +245,7 @@ def reach(
 
 
 def passed_on(value: Any) -> Iterator[tuple[str, Any]]:
-    """What an object of a library that makes batches or samples holds of the script: data sets, functions."""
+    """The script's data sets and functions that a library's object holds to make batches or samples."""
     if not type(value).__module__.startswith(_OF_SAMPLES) or isinstance(value, type):
         return
     for name, one in getattr(value, "__dict__", {}).items():

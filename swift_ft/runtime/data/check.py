@@ -161,9 +161,10 @@ class BatchCheck:
         for tensor in tensors_in(values):
             number = storage_id(local(tensor))
             if number in self._ahead and number not in self._ahead_before:  # else it may be a constant
+                name, _ = self._ahead[number]
                 raise UsageError(
-                    f"{self._ahead[number][0]} holds a batch that came from the iterator beside it before its step. When a step is "
-                    f"repeated, the batch is put back and the iterator is not. {_REMEDY}",
+                    f"{name} holds a batch that came from the iterator beside it before its step. When a "
+                    f"step is repeated, the batch is put back and the iterator is not. {_REMEDY}",
                     alike=True,
                 )
 
@@ -214,8 +215,8 @@ class BatchCheck:
                 alike=True,
             )
         _logger.warning(
-            "Training continues in iteration %d, and the script %s: unless its position in the data is a part of "
-            "Session(state), it begins with its first batch again",
+            "Training continues in iteration %d, and the script %s: unless its position in the data is a "
+            "part of Session(state), it begins with its first batch again",
             iteration,
             f"has an iterator ({', '.join(names)})" if self._index_read else "has not asked for step.index",
             extra={"event": "batch_position_unknown", "iteration": iteration},

@@ -25,7 +25,7 @@ from swift_ft.torch_core.tensors import storage_id, tensors_in
 _SESSION = str(Path(__file__).parents[2] / "session.py")
 """Whose generators are a session's steps."""
 _NO_HOLDERS = (type, ModuleType, FunctionType, nn.Module, Optimizer, Dataset, Sampler)
-"""What gives samples may read them from an iterator: its loader's place is what counts."""
+"""A data set may read its samples from an iterator: there, its loader's place is what counts."""
 _DEPTH = 1
 """Of objects in objects that may hold one: a trainer's prefetcher."""
 _LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")

@@ -1,4 +1,4 @@
-"""Functions between two steps that keep what they know in plain variables: a repetition begins as they did."""
+"""Functions between two steps that keep what they know in variables: a repetition begins as they did."""
 
 from __future__ import annotations
 

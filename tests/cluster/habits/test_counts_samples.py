@@ -15,7 +15,7 @@ SET = ["a level", "a level by index"]
 
 @pytest.mark.parametrize("habit", [*COUNTED, *SET])
 def test_replicas(habit: str, tmp_path: Path) -> None:
-    """In the first epoch of six batches, and in the second one: a survivor, then its replacement's partner."""
+    """In the first epoch of six batches, and in the second one."""
     faults = "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 iteration=8 point=reduce"
     assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
 

@@ -2,8 +2,8 @@
 
 by_iterator.py KIND STORE CHECK [reads | prefetches | trainer]
 
-Nothing tells it that an iteration is repeated, so it gives that iteration the next batch. One script reads the
-step's index for its rate. Others keep the next batch in an object, beside the iterator.
+Nothing tells it that an iteration is repeated, so it gives that iteration the next batch. One script reads
+the step's index for its rate. Others keep the next batch in an object, beside the iterator.
 """
 
 import sys

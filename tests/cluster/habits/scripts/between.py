@@ -47,7 +47,7 @@ def main() -> None:
     best, bad, reached, seen = float("inf"), 0, [0], []
 
     def die_once(where: str) -> None:
-        if HABIT == where and rank == 0 and session.iteration == 8 and FIRST:
+        if where == HABIT and rank == 0 and session.iteration == 8 and FIRST:
             die()
 
     def validate() -> float:
