@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.data.batch_source import random_numbers_of, samplers_of, set_epoch
+from swift_ft.data.loader_position import LoaderPosition
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 from swift_ft.torch_core.tensors import tensors_in, version_of
@@ -29,6 +30,9 @@ class LoaderBatches:
     What is drawn at random, by a sampler for example, depends on the seed and on the place in the epoch only.
     The state of a ``StatefulDataLoader`` does not hold what its workers draw.
 
+    What the data set, a sampler or a ``collate_fn`` counts in itself as it gives batches goes with the place
+    in the epoch: it is neither put back with a step nor handed to a replacement, which reads the epoch.
+
     Args:
         loader: with the same batches in each pass over the same epoch. ``set_epoch`` of its sampler or its
             dataset is called where there is one.
@@ -36,7 +40,8 @@ class LoaderBatches:
         length: batches of an epoch, where the loader has no length: it is read so far and no further.
 
     Raises:
-        UsageError: for a loader without a length, or without a batch; by a batch that an epoch does not have.
+        UsageError: for a loader without a length, without a batch, or with workers that outlive an epoch; by
+            a batch that an epoch does not have.
     """
 
     def __init__(self, loader: Any, *, seed: int = 0, length: int | None = None) -> None:
@@ -49,6 +54,12 @@ class LoaderBatches:
             ) from error
         if self._length == 0:
             raise UsageError("The loader has no batch.")
+        if getattr(loader, "persistent_workers", False):
+            raise UsageError(
+                "LoaderBatches begins the workers of a loader anew in each epoch, so that what they draw at "
+                "random can be repeated: leave out persistent_workers=True."
+            )
+        self._ends = length is None  # an epoch ends where the loader's does
         self._loader = loader
         self._seed = seed
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
@@ -56,6 +67,7 @@ class LoaderBatches:
         self._loaded: tuple[int, Any] | None = None  # a state of the loader, before which batch
         self._iterator: Iterator[Any] | None = None
         self._next = 0  # the batch that the iterator gives next
+        self._position = LoaderPosition(loader)
 
     def __getitem__(self, index: int) -> Any:
         """The batch of an iteration, counted from 0. The first epoch is followed by the second, and so on."""
@@ -91,22 +103,33 @@ class LoaderBatches:
 
     def _seek(self, index: int) -> None:
         """Begin anew: where a state was loaded for, or at the beginning of the epoch."""
-        self._iterator = None
         start = index - index % self._length
+        follows = self._next == index == start
+        if follows and self._iterator is not None and self._ends:
+            self._finish()
+        self._iterator = None
         place, state = self._loaded if self._loaded is not None else (start, None)
         self._loaded = None
         from_state = state is not None and start < place <= index
-        set_epoch(self._loader, start // self._length)
-        seed_samplers(self._loader, derive_seed(self._seed, start))
-        with random_numbers_of(derive_seed(self._seed, start)):
+        self._position.begin(start // self._length, jumps=not follows)
+        seed = derive_seed(self._seed, start)
+        with random_numbers_of(seed), self._position.giving():
+            set_epoch(self._loader, start // self._length)
+            seed_generators(self._loader, seed)
             if from_state:
                 self._loader.load_state_dict(state)
             self._iterator = iter(self._loader)
         self._next = place if from_state else start
 
+    def _finish(self) -> None:
+        """An epoch is over: what an iterable data set does behind its last sample is done, too."""
+        assert self._iterator is not None
+        with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
+            next(self._iterator, _END)
+
     def _take(self) -> Any:
         assert self._iterator is not None
-        with random_numbers_of(derive_seed(self._seed, self._next)):
+        with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
             batch = next(self._iterator, _END)
         if batch is _END:
             raise UsageError(
@@ -144,8 +167,13 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def seed_samplers(loader: Any, seed: int) -> None:
-    """Give the samplers that draw at random a generator of their own, so that an epoch can be repeated."""
+def seed_generators(loader: Any, seed: int) -> None:
+    """Seed a loader's generator, from which its workers' seeds come, and those of its samplers.
+
+    Samplers that draw at random are given one of their own, so that an epoch can be repeated.
+    """
+    if (own := getattr(loader, "generator", None)) is not None:
+        own.manual_seed(seed)
     for sampler in samplers_of(loader):
         if hasattr(sampler, "generator"):
             sampler.generator = sampler.generator or torch.Generator()

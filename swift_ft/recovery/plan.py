@@ -176,7 +176,7 @@ def make_plan(
         return _fall_back(statuses, committed, memory, fallback_reason)
 
     if layers is not None:
-        return _by_layer(statuses, layers) or _fall_back(
+        return _by_layer(statuses, layers, committed) or _fall_back(
             statuses, committed, memory, why_no_layers(statuses, layers)
         )
     topology = Topology.of(statuses, workers_per_machine)
@@ -195,11 +195,13 @@ def make_plan(
         transfers=transfers,
         warm_up=_needs_warm_up(statuses),
         parallel_replays=_parallel_replays(tasks, statuses) if allow_helpers else (),
-        parts_from=_parts_from(statuses, targets, resume),
+        parts_from=_parts_from(statuses, targets, resume, committed),
     )
 
 
-def _by_layer(statuses: Mapping[int, StatusReported], layers: Mapping[int, Sequence[int]]) -> Plan | None:
+def _by_layer(
+    statuses: Mapping[int, StatusReported], layers: Mapping[int, Sequence[int]], committed: int | None
+) -> Plan | None:
     """The plan of pipelines that are replicas of each other: nothing is replayed. None if it cannot be."""
     if (found := reconcile_layers(statuses, layers)) is None:
         return None
@@ -223,7 +225,7 @@ def _by_layer(statuses: Mapping[int, StatusReported], layers: Mapping[int, Seque
         tasks=tasks,
         transfers=found.transfers,
         warm_up=_needs_warm_up(statuses),
-        parts_from=_parts_from(statuses, targets, at),
+        parts_from=_parts_from(statuses, targets, at, committed),
     )
 
 
@@ -348,16 +350,18 @@ def _assign_tasks(
 
 
 def _parts_from(
-    statuses: Mapping[int, StatusReported], targets: Mapping[int, Target], resume: int
+    statuses: Mapping[int, StatusReported], targets: Mapping[int, Target], resume: int, committed: int | None
 ) -> int | None:
     """From where the script's parts before the consensus iteration are done again.
 
     No worker begins that iteration before all have done them, as far as it communicates. A worker
     beyond it cannot go back: then they are not done again. A worker that is rebuilt, or takes over a
     replica's state, may not have done those in which it alone had something to do, such as writing a file.
+    Where all have saved the checkpoint of the consensus iteration, all have done them: it comes after them,
+    and who loads it has what follows from them.
     """
     live = _live_iterations(targets)
-    if any(iteration > resume for iteration in live.values()):
+    if resume == committed or any(iteration > resume for iteration in live.values()):
         return None
     here = [s for rank, s in statuses.items() if rank in live and s.iteration == resume]
     some_are_rebuilt = any(not s.live or (s.iteration or 0) < resume for s in statuses.values())

@@ -34,7 +34,7 @@ from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeper, Housekeeping
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
 from swift_ft.runtime.data.check import BatchBoard, BatchCheck
-from swift_ft.runtime.data.iterators import iterators_of_script, may_keep_position
+from swift_ft.runtime.data.iterators import iterators_of_script, kept_ahead, may_keep_position
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.measures.profiler import Profiler
@@ -115,6 +115,7 @@ class Foundations:
             keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
             has_position=any(may_keep_position(name, part) for name, part in self._state.small.items()),
             iterators=iterators_of_script,
+            kept_ahead=kept_ahead,
         )
         self._progress = ProgressBoard(agent_channel(), ProgressReader(self._run_keys), context.rank)
         by = f"worker {context.rank}"
@@ -256,16 +257,17 @@ class Foundations:
         """Make the objects that hold the training state and can bring it back."""
         self.status = WorkerStatus()
         self._in_memory = self._new_memory_checkpoints()
+        self._rollback = Rollback(self._state, self._settings.check_step)
         self.between = Between(
             self._context.rank,
             self._state,
             self._rendezvous,
             self._writer,
             seed=self._settings.seed,
+            note_variables=self._rollback.note_variables_and_flags,
             on_difference=self._differs,
         )
         self.phases = ScriptPhases()
-        self._rollback = Rollback(self._state, self._settings.check_step)
         self._completeness = Completeness(self._state)
         self._sharded = ShardedModels(self._state.modules.values())
         self._replicas = Replicas(

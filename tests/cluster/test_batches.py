@@ -13,11 +13,14 @@ INDEXED = Path(__file__).parent / "scripts" / "train_indexed.py"
 BY_ITERATOR = Path(__file__).parent / "scripts" / "by_iterator.py"
 
 
-def run_by_iterator(folder: Path, kind: str, fault: str, check: str = "check") -> ClusterRun:
-    script = [str(BY_ITERATOR), kind, str(folder / "store"), check]
-    return run_cluster(folder, inject=f"kill {fault}", machines=2, script=script)
+def run_by_iterator(
+    folder: Path, kind: str, fault: str, check: str = "check", *habit: str, machines: int = 2
+) -> ClusterRun:
+    script = [str(BY_ITERATOR), kind, str(folder / "store"), check, *habit]
+    return run_cluster(folder, inject=fault and f"kill {fault}", machines=machines, script=script)
 
 
+@pytest.mark.parametrize("habit", ["", "reads"])
 @pytest.mark.parametrize(
     ("kind", "fault"),
     [
@@ -27,10 +30,29 @@ def run_by_iterator(folder: Path, kind: str, fault: str, check: str = "check") -
         pytest.param("ddp", "machine=0 iteration=4 point=between", id="a new replica begins anew"),
     ],
 )
-def test_batches_of_an_iterator(kind: str, fault: str, tmp_path: Path) -> None:
-    run = run_by_iterator(tmp_path, kind, fault)
+def test_batches_of_an_iterator(kind: str, fault: str, habit: str, tmp_path: Path) -> None:
+    """Also where the script reads the index for something else."""
+    run = run_by_iterator(tmp_path, kind, fault, "check", habit)
     assert run.code == 2, run.output[-3000:]
-    assert "Look batches up by step.index" in one_line(run)
+    assert "from an iterator (data)" in run.output  # in the first steps
+    lines = [line for line in run.output.splitlines() if line.startswith("swift-run: ")]
+    assert lines
+    assert all("Look batches up by step.index" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "habit", "name"),
+    [
+        ("pipeline", "prefetches", "prefetcher.next_input"),
+        ("pipeline", "trainer", "trainer.prefetcher.next_input"),
+        ("ddp", "prefetches", "prefetcher.next_input"),
+    ],
+)
+def test_a_batch_that_is_kept_beside_its_iterator(kind: str, habit: str, name: str, tmp_path: Path) -> None:
+    """Only one of them would go back with a step: it is refused in the first steps."""
+    run = run_by_iterator(tmp_path, kind, "", "check", habit, machines=3)
+    assert run.code == 2, run.output[-3000:]
+    assert f"{name} holds a batch that came from the iterator beside it" in one_line(run)
 
 
 def test_batches_that_may_differ(tmp_path: Path) -> None:

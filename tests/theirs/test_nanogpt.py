@@ -11,13 +11,15 @@ from tests.support.cluster import EXAMPLES, ClusterRun, run_cluster
 from tests.support.integrations import assert_same_file
 
 INTEGRATIONS = EXAMPLES / "integrations"
+DIES = Path(__file__).parent / "scripts" / "nanogpt_dies.py"
 FILES = ("rank0.pt", "rank1.pt", "best.pt")
 
 
-def run_nanogpt(folder: Path, inject: str = "") -> ClusterRun:
+def run_nanogpt(
+    folder: Path, inject: str = "", script: Path = INTEGRATIONS / "nanogpt_swift.py"
+) -> ClusterRun:
     places = ["--out", str(folder / "out"), "--store", str(folder / "store"), "--iterations", "16"]
-    script = [str(INTEGRATIONS / "nanogpt_swift.py"), *places]
-    run = run_cluster(folder, machines=2, inject=inject, script=script)
+    run = run_cluster(folder, machines=2, inject=inject, script=[str(script), *places])
     assert run.code == 0, run.output[-6000:]
     return run
 
@@ -39,6 +41,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
 def test_a_loss(at: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
     run = run_nanogpt(tmp_path, f"kill {at}")
     assert [recovery["mode"] for recovery in run.recoveries] == ["replica"], run.output[-3000:]
+    for name in FILES:
+        assert_same_file(run, undisturbed, name)
+
+
+def test_a_loss_as_the_best_model_is_saved(tmp_path: Path, undisturbed: ClusterRun) -> None:
+    """The other worker has noted its loss, and is in the next step."""
+    run = run_nanogpt(tmp_path, script=DIES)
+    (recovery,) = run.recoveries
+    assert recovery["slots"] == [0], run.output[-3000:]
     for name in FILES:
         assert_same_file(run, undisturbed, name)
 

@@ -114,6 +114,15 @@ def read_state(generator: Any) -> Any:
     return generator.getstate()
 
 
+def same_state(one: Any, other: Any) -> bool:
+    """Whether two results of :func:`read_state` are the same."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same_state(one[key], other[key]) for key in one)
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else bool(one == other)
+
+
 def write_state(generator: Any, state: Any) -> None:
     """The inverse of :func:`read_state`."""
     if isinstance(generator, torch.Generator):

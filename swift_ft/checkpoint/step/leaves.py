@@ -17,6 +17,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_copied,
     is_understood,
     read_state,
+    same_state,
     write_state,
 )
 from swift_ft.torch_core.tensors import same_bits
@@ -31,6 +32,10 @@ _MOST_IN_ALL = 2**18
 
 class Leaf(Protocol):
     """A value and what was in it."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is not as it was."""
 
     def put_back(self) -> None:
         """As it was."""
@@ -55,6 +60,11 @@ class Leaves:
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self._found.values())
+
+    @property
+    def by_number(self) -> dict[int, Leaf]:
+        """By the ``id()`` of the value."""
+        return self._found
 
     def _leaf_of(self, value: Any, most_bytes: int) -> Leaf | None:
         if isinstance(value, torch.Tensor):
@@ -103,6 +113,11 @@ class _Tensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._value = tensor, tensor.detach().clone()
 
+    @property
+    def changed(self) -> bool:
+        same = self._tensor.shape == self._value.shape and same_bits(self._tensor.detach(), self._value)
+        return not same
+
     @torch.no_grad()
     def put_back(self) -> None:
         if self._tensor.shape != self._value.shape and not self._tensor.requires_grad:
@@ -116,6 +131,10 @@ class _Array:
     def __init__(self, array: np.ndarray) -> None:
         self._array, self._value = array, array.copy()
 
+    @property
+    def changed(self) -> bool:
+        return self._array.shape != self._value.shape or self._array.tobytes() != self._value.tobytes()
+
     def put_back(self) -> None:
         if self._array.shape == self._value.shape:
             self._array[...] = self._value
@@ -124,6 +143,10 @@ class _Array:
 class _Generator:
     def __init__(self, generator: Any) -> None:
         self._generator, self._state = generator, read_state(generator)
+
+    @property
+    def changed(self) -> bool:
+        return not same_state(read_state(self._generator), self._state)
 
     def put_back(self) -> None:
         write_state(self._generator, self._state)
@@ -135,6 +158,12 @@ class _Container:
     def __init__(self, container: Any, whole: bool) -> None:
         self._container, self._length = container, len(container)
         self._value = _shallow(container) if whole else None
+
+    @property
+    def changed(self) -> bool:
+        if self._value is None:
+            return len(self._container) != self._length
+        return not _same(self._container, self._value)
 
     def put_back(self) -> None:
         if self._value is None:

@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
+from swift_ft.checkpoint.step.counted import counted_in
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     FIXED_EXACTLY,
@@ -34,6 +35,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     is_understood,
 )
+from swift_ft.checkpoint.step.leaves import content_in
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.module_hooks import hooks_of
@@ -43,6 +45,16 @@ OF_BUFFERS = "(buffers)"
 """In the path of a namespace of buffers that no ``state_dict()`` has."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
+
+_OF_SAMPLES = ("torch.utils.data.", "torchdata.", "torchvision.", "swift_ft.data.")
+"""Names of libraries, as far as modules begin with them, whose objects lead to data sets of a script."""
+_HOLDS_OF_SCRIPT = frozenset(
+    {
+        *("loader", "source", "order", "dataset", "datasets", "sampler", "batch_sampler", "options"),
+        *("collate_fn", "transform", "target_transform", "transforms"),
+    }
+)
+"""Their attributes that do, an underscore before them or not."""
 
 _MOST_NAMESPACES = 20_000
 _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
@@ -54,17 +66,20 @@ class Namespace:
     """Something that has variables.
 
     Args:
-        path: how the script would get there, such as ``model.head``.
-        owner: the object, class, module or function; a dictionary of variables stands for itself.
         hidden: names that belong to torch or to this package.
         private: how such names begin.
+
+    Attributes:
+        path: how the script would get there, such as ``model.head``.
+        owner: the object, class, module or function; a dictionary of variables stands for itself.
+        variables: their values now, by name.
     """
 
     def __init__(
         self, path: str, owner: Any, hidden: frozenset[str] = frozenset(), private: str = "__"
     ) -> None:
         self.path = path
-        self._owner = owner
+        self.owner = owner
         self._hidden = hidden
         self._private = private
         self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else _variables_of(owner)
@@ -77,8 +92,8 @@ class Namespace:
     @property
     def module(self) -> nn.Module | None:
         """The module of torch whose attributes it has; None if it is of something else, or of a wrapper."""
-        is_module = isinstance(self._owner, nn.Module) and not is_torchs_wrapper(self._owner)
-        return self._owner if is_module else None
+        is_module = isinstance(self.owner, nn.Module) and not is_torchs_wrapper(self.owner)
+        return self.owner if is_module else None
 
     def may_lose(self, name: str) -> bool:
         """Whether a variable that is new may be deleted. What a module or a class has is mostly its code.
@@ -86,25 +101,26 @@ class Namespace:
         A class that inherits a variable gets one of its own as it counts, as in ``type(self).calls += 1``:
         so does each class that ``fully_shard`` makes.
         """
-        if isinstance(self._owner, type):
-            return any(name in vars(base) for base in self._owner.__mro__[1:])
-        return not isinstance(self._owner, dict | ModuleType)
+        if isinstance(self.owner, type):
+            return any(name in vars(base) for base in self.owner.__mro__[1:])
+        return not isinstance(self.owner, dict | ModuleType)
 
     def names(self) -> list[str]:
         """The names of its variables. What a module of Python's has is mostly its code, and left out."""
+        hidden = self._hidden | counted_in(self.owner)
         own = (name for name in self.variables if not name.startswith(self._private))
-        found = [name for name in own if name not in self._hidden]
-        if isinstance(self._owner, ModuleType):
+        found = [name for name in own if name not in hidden]
+        if isinstance(self.owner, ModuleType):
             return [name for name in found if not isinstance(self.variables[name], _CODE)]
         return found
 
     def write(self, name: str, value: Any) -> None:
         """Give a variable a value; :data:`MISSING` deletes it."""
-        if isinstance(self._owner, type):
+        if isinstance(self.owner, type):
             if value is not MISSING:
-                setattr(self._owner, name, value)
+                setattr(self.owner, name, value)
             elif name in self.variables:
-                delattr(self._owner, name)
+                delattr(self.owner, name)
             return
         variables = self.variables
         assert isinstance(variables, MutableMapping)
@@ -223,7 +239,20 @@ def reach(
         elif is_namespace(value):
             seen[id(value)] = value
             todo.extend(_look_into(path, value, found))
+        else:
+            todo.extend((f"{path}.{name}", one, False) for name, one in passed_on(value))
     return found
+
+
+def passed_on(value: Any) -> Iterator[tuple[str, Any]]:
+    """The script's data sets and functions that a library's object holds to make batches or samples."""
+    if not type(value).__module__.startswith(_OF_SAMPLES) or isinstance(value, type):
+        return
+    for name, one in getattr(value, "__dict__", {}).items():
+        if name.lstrip("_") in _HOLDS_OF_SCRIPT:
+            several = isinstance(one, list | tuple | dict) and len(one) <= MOST_ELEMENTS
+            inner = content_in(one) if several else (one,)
+            yield from ((f"{name}[{i}]" if several else name, part) for i, part in enumerate(inner))
 
 
 def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, bool]]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from swift_ft.checkpoint.step.counted import counted_in, is_counted, number_of_counted
 from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
     CONTAINERS,
@@ -55,7 +56,7 @@ class NotedVariables:
         cells: what is in cells.
         loop: variables of the functions that run the loop, by function and name.
         codes: the code of these functions.
-        leaves: values that change in place.
+        leaves: values that change in place, by ``id()``.
         flags: whether parameters require gradients.
         large: tensors in attributes of modules that are too large for a copy, by name.
     """
@@ -66,14 +67,17 @@ class NotedVariables:
     cells: list[tuple[CellType, Any]]
     loop: dict[tuple[str, str], Any]
     codes: dict[str, CodeType]
-    leaves: list[Leaf]
+    leaves: dict[int, Leaf]
     flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
     large: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
-        known: dict[int, set[str]] = {id(namespace): set() for namespace in self.namespaces}
+        # A loader may have been found to count in more since this was noted.
+        known = {id(namespace): counted_in(namespace.owner) for namespace in self.namespaces}
         for (namespace, name), value in zip(self.slots, self.values, strict=True):
+            if name in known[id(namespace)]:
+                continue
             known[id(namespace)].add(name)
             now = namespace.variables.get(name, MISSING)
             if now is value or value is _OPAQUE or not (now is MISSING or is_understood(now)):
@@ -96,8 +100,9 @@ class NotedVariables:
                 if of == function and name in now and now[name] is not value and is_understood(now[name])
             }
             set_variables(frame, changed)
-        for leaf in self.leaves:
-            leaf.put_back()
+        for number, leaf in self.leaves.items():
+            if not is_counted(number):
+                leaf.put_back()
         for parameter, flag in self.flags:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
@@ -123,6 +128,7 @@ class ScriptVariables:
         self._reach = Reach([], [], [], {})
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
+        self._counted = 0  # variables in which loaders count, at the last look
         self._small: list[Any] = []  # containers
         self._protected: set[int] = set()  # storages of large state, which is put back in other ways
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
@@ -145,6 +151,8 @@ class ScriptVariables:
             parameters: whose flags are noted, too.
         """
         self._parameters.update(map(id, parameters))
+        if self._counted != number_of_counted():
+            self.look()
         if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
             self._note_slots()
         frames = loop_frames(self.epochs)
@@ -175,7 +183,7 @@ class ScriptVariables:
             cells=_noted_cells(cells),
             loop={place: _noted(value) for place, value in loop.items()},
             codes={function: frame.f_code for function, frame in frames.items()},
-            leaves=[*leaves],
+            leaves=leaves.by_number,
             large=self._large_of([(*slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
@@ -241,6 +249,7 @@ class ScriptVariables:
 
     def look(self) -> None:
         """Look for all that the script can reach: some milliseconds."""
+        self._counted = number_of_counted()
         frames = loop_frames(self.epochs)
         modules = _modules_of(frames)
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch.distributed as dist
 
 from swift_ft.data.batch_source import random_numbers_of, set_epoch
-from swift_ft.data.loader import KeptBatch, copied, seed_samplers
+from swift_ft.data.loader import KeptBatch, copied, seed_generators
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 from swift_ft.integrations.lightning.host import part
@@ -103,7 +103,7 @@ class RepeatableFetcher(_fetchers._DataFetcher):  # type: ignore[misc,name-defin
     def _begin(self) -> None:
         for loader in self._combined_loader.flattened:
             set_epoch(loader, self._epoch())
-            seed_samplers(loader, derive_seed(self._seed, self.passes))
+            seed_generators(loader, derive_seed(self._seed, self.passes))
         with self._random(-1):
             iter(self._inner)
         self._place = (self.passes, 0)

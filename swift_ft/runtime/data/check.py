@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import torch
 
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.data.shares import Change, shares_at
-from swift_ft.errors import ChangedBatchError
+from swift_ft.errors import ChangedBatchError, UsageError
 from swift_ft.runtime.data.digest import BatchDigest
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_core.shards import local
+from swift_ft.torch_core.tensors import storage_id, tensors_in
 
 _logger = logging.getLogger(__name__)
 
@@ -28,6 +32,10 @@ _REMEDY = (
 )
 
 
+KeptAhead = Mapping[int, tuple[str, torch.Tensor]]
+"""Tensors by their memory, and their names."""
+_LOOKS = 4
+"""Steps of a process in which batches are looked for that were kept ahead."""
 _CHUNK = 64
 """Iterations under one key of the rendezvous store."""
 
@@ -41,6 +49,7 @@ class BatchCheck:
         keep: iterations before the last committed checkpoint that may still be repeated.
         has_position: an object of the session's state may say which batch comes next.
         iterators: finds the names of iterators that the script may take its batches from.
+        kept_ahead: finds tensors that objects keep beside such an iterator, and how the script calls them.
 
     Attributes:
         asked: the script has asked for the index of a step, of any so far.
@@ -54,6 +63,7 @@ class BatchCheck:
         keep: int,
         has_position: bool = False,
         iterators: Callable[[], Sequence[str]] = list,
+        kept_ahead: Callable[[], KeptAhead] = dict,
     ) -> None:
         # Owner of all fields: the training thread.
         self.enabled = enabled
@@ -62,6 +72,10 @@ class BatchCheck:
         self._has_position = has_position
         self._iterators = iterators
         self._looked_for_iterators = False
+        self._find_ahead = kept_ahead
+        self._looks_left = _LOOKS
+        self._ahead: KeptAhead | None = None  # as the step began; None where nobody looked
+        self._ahead_before: KeptAhead | None = None  # and the one before it
         self._iteration: int | None = None  # None outside of `with step:`
         self._given = 0  # in this step
         self._index_read = self.asked = False
@@ -76,6 +90,7 @@ class BatchCheck:
     def begin(self, iteration: int, committed: int) -> None:
         """The step of an iteration begins; the last committed checkpoint is of the other one."""
         self._iteration, self._given, self._index_read = iteration, 0, False
+        self._look_for_kept_ahead()
         self._publish_arrived()
         self._board.drop_before(committed - self._keep)
 
@@ -104,6 +119,7 @@ class BatchCheck:
         digest = BatchDigest(values)
         if digest.empty:
             return
+        self._refuse_kept_ahead(values)
         number, self._given = self._given, self._given + 1
         known = self._board.of(iteration, shares_at(self._changes, iteration))
         if number < len(known):
@@ -127,6 +143,31 @@ class BatchCheck:
             self._warn_of_iterators()
         self._fresh = False
 
+    def _look_for_kept_ahead(self) -> None:
+        looks = self.enabled and self._looks_left > 0
+        self._looks_left -= looks
+        self._ahead_before, self._ahead = self._ahead, self._find_ahead() if looks else None
+
+    def _refuse_kept_ahead(self, values: Any) -> None:
+        """In the first steps: a batch was kept beside the iterator before the step that it is given in.
+
+        The batch goes back with a repeated step and the iterator does not, so that the next one is left out.
+
+        Raises:
+            UsageError: names what kept it.
+        """
+        if self._ahead is None or self._ahead_before is None:
+            return
+        for tensor in tensors_in(values):
+            number = storage_id(local(tensor))
+            if number in self._ahead and number not in self._ahead_before:  # else it may be a constant
+                name, _ = self._ahead[number]
+                raise UsageError(
+                    f"{name} holds a batch that came from the iterator beside it before its step. When a "
+                    f"step is repeated, the batch is put back and the iterator is not. {_REMEDY}",
+                    alike=True,
+                )
+
     def _begins_anew(self, iteration: int, digest: BatchDigest) -> bool:
         """Whether the script has begun to iterate over its data once more, in a replacement.
 
@@ -134,34 +175,39 @@ class BatchCheck:
         coincidence if a script that ignores the step's index begins with the first batch of all.
         """
         first = self._board.first
-        if first is None or not first.varies or iteration <= first.iteration or self._index_read:
+        if first is None or not first.varies or iteration <= first.iteration:
             return False
-        return digest.value == first.digest
+        # By index, it is the first one of another epoch, unless there is an iterator that might give it.
+        return digest.value == first.digest and (not self._index_read or bool(self._iterators()))
 
     def _warn_of_iterators(self) -> None:
         """In the first steps of a run, not first when a machine is lost."""
         first = self._board.first
-        if self._looked_for_iterators or self._index_read or first is None or not first.varies:
+        if self._looked_for_iterators or first is None or not first.varies:
             return
         self._looked_for_iterators = True
         if names := self._iterators():
             _logger.warning(
-                "the batches come from an iterator (%s): it goes on when a step is repeated after a loss, "
-                "which is an error then. %s",
+                "%s an iterator (%s): it goes on when a step is repeated after a loss, and begins anew in a "
+                "replacement. %s",
+                "batches may come from" if self._index_read else "the batches come from",
                 ", ".join(names),
                 _REMEDY,
                 extra={"event": "batches_of_iterator", "names": names},
             )
 
     def _warn_of_resumption(self, iteration: int) -> None:
-        """A resumed run has no digests of the earlier one: if its script ignores the index, say so.
+        """A resumed run has no digests of the earlier one: if its script may ignore the index, say so.
 
         Raises:
             ChangedBatchError: an iterator has begun with the first batch again.
         """
-        if not (self._fresh and iteration > 0 and self._board.first is None) or self._index_read:
+        if not (self._fresh and iteration > 0 and self._board.first is None):
             return
-        if not self._has_position and (names := self._iterators()):
+        names = self._iterators()
+        if self._index_read and not names:
+            return
+        if not self._has_position and not self._index_read and names:
             raise ChangedBatchError(
                 f"Training continues in iteration {iteration}, and the batches come from an iterator "
                 f"({', '.join(names)}), which begins with the first one. {_REMEDY}",
@@ -169,9 +215,10 @@ class BatchCheck:
                 alike=True,
             )
         _logger.warning(
-            "Training continues in iteration %d, and the script has not asked for step.index: unless its "
-            "position in the data is a part of Session(state), it begins with its first batch again",
+            "Training continues in iteration %d, and the script %s: unless its position in the data is a "
+            "part of Session(state), it begins with its first batch again",
             iteration,
+            f"has an iterator ({', '.join(names)})" if self._index_read else "has not asked for step.index",
             extra={"event": "batch_position_unknown", "iteration": iteration},
         )
 

@@ -6,31 +6,85 @@ import gc
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from types import GeneratorType
+from types import FunctionType, GeneratorType, ModuleType
 from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import Dataset, Sampler
 
 from swift_ft.checkpoint.completeness import is_companion
 from swift_ft.data.loader import LoaderBatches
 from swift_ft.errors import UsageError
 from swift_ft.program.loop_frame import loop_frame
-from swift_ft.program.own_code import is_own_file
+from swift_ft.program.own_code import is_own_class, is_own_file
+from swift_ft.torch_core.shards import local
+from swift_ft.torch_core.tensors import storage_id, tensors_in
 
 _SESSION = str(Path(__file__).parents[2] / "session.py")
 """Whose generators are a session's steps."""
+_NO_HOLDERS = (type, ModuleType, FunctionType, nn.Module, Optimizer, Dataset, Sampler)
+"""A data set may read its samples from an iterator: there, its loader's place is what counts."""
+_DEPTH = 1
+"""Of objects in objects that may hold one: a trainer's prefetcher."""
 _LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
 
 
 def iterators_of_script() -> list[str]:
     """Names of the variables that hold one, in the function that runs the loop and in its module.
 
+    Also in attributes of objects of the script's own that they hold, such as ``self.batches`` of a trainer.
     ``zip`` stands for the loop's own, as in ``for step, batch in zip(session.steps(n), loader)``.
     """
-    frame = loop_frame()
-    if frame is None:
+    if loop_frame() is None:
         return []
-    variables = {**frame.f_globals, **frame.f_locals}
-    found = [name for name, value in variables.items() if _gives_batches(value)]
+    found = [name for name, value in _variables() if _gives_batches(value)]
+    found += [f"{name}.{attribute}" for name, holder in _holders() for attribute in _iterators_in(holder)]
     return [*found, "zip"] if _zips_steps() else found
+
+
+def kept_ahead() -> dict[int, tuple[str, torch.Tensor]]:
+    """Tensors that an object of the script's own keeps beside an iterator, by their memory, and their names.
+
+    So does one that fetches the next batch while a step computes.
+    """
+    found: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, holder in _holders():
+        if not _iterators_in(holder):
+            continue
+        for attribute, value in _attributes(holder).items():
+            for tensor in tensors_in(value):
+                if tensor.grad_fn is None and not isinstance(tensor, nn.Parameter):
+                    found[storage_id(local(tensor))] = f"{name}.{attribute}", tensor
+    return found
+
+
+def _variables() -> Iterator[tuple[str, Any]]:
+    """Of the function that runs the loop and of its module."""
+    if (frame := loop_frame()) is not None:
+        yield from {**frame.f_globals, **frame.f_locals}.items()
+
+
+def _holders() -> Iterator[tuple[str, Any]]:
+    """Objects of the script's own in these variables, and in attributes of such objects."""
+    todo, seen = [(name, value, _DEPTH) for name, value in _variables()], set[int]()
+    while todo:
+        name, value, depth = todo.pop(0)
+        if id(value) in seen or isinstance(value, _NO_HOLDERS) or not is_own_class(type(value)):
+            continue
+        seen.add(id(value))
+        yield name, value
+        if depth:
+            todo += [(f"{name}.{inner}", one, depth - 1) for inner, one in _attributes(value).items()]
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
+    return getattr(holder, "__dict__", {})
+
+
+def _iterators_in(holder: Any) -> list[str]:
+    return [name for name, value in _attributes(holder).items() if _gives_batches(value)]
 
 
 def loader_goes_on() -> bool:

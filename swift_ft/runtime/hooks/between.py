@@ -28,7 +28,7 @@ from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.observe.waits import waiting
-from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, ModuleModes
+from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, ModuleModes, NoteVariables
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
@@ -107,6 +107,7 @@ class Between:
         state: what the session protects.
         rendezvous: where results are read that were noted.
         writer: notes results there.
+        note_variables: notes the script's variables, and returns what puts them back.
         on_difference: called in the writer's thread, when another worker had another result.
 
     Attributes:
@@ -125,6 +126,7 @@ class Between:
         writer: BackgroundWriter,
         *,
         seed: int,
+        note_variables: NoteVariables,
         on_difference: Callable[[], None] = lambda: None,
     ) -> None:
         self._rank = rank
@@ -132,11 +134,12 @@ class Between:
         self._rendezvous = rendezvous
         self._writer = writer
         self._seed = seed
+        self._note_variables = note_variables
         self._on_difference = on_difference
         self.differs: UsageError | None = None  # owner: the writer's thread; others read
         self._hooks: list[Hook] = []
-        self._before: dict[int, ChangeableState] = {}  # by position: what the state was before its `then`
-        self._before_at = -1
+        self._before: dict[tuple[int, int], ChangeableState] = {}  # by iteration and position
+        self._running: ChangeableState | None = None  # what was before the hook that runs
         self._modes: ModuleModes | None = None  # of the hook that runs
         self.stop = Stop()
         self.repeats = self.applying = False
@@ -197,6 +200,7 @@ class Between:
             if hook.then is not None:
                 self._note(hook, iteration, position, generation, _SKIPPED)
             return
+        self._running = self._note_before(iteration, position)
         self._modes = ModuleModes(self._state)
         seed = derive_seed(self._seed, iteration, -1, position)
         seed_torch(seed)
@@ -214,27 +218,30 @@ class Between:
             return
         noted = _written(hook, result)
         self._note(hook, iteration, position, generation, noted)
-        if self._before_at != iteration:
-            self._before, self._before_at = {}, iteration
-        self._before[position] = ChangeableState(self._state)
         phases.phase = ScriptPhase.OUTSIDE  # what follows must need no other worker
         self._apply(hook, noted)
 
     def interrupted(self) -> None:
-        """A hook was interrupted: modules are as they were before it."""
+        """A hook was interrupted: modules and the script's variables are as they were before it."""
+        if self._running is not None:
+            self._running.restore()
         self._leave(interrupted=True)
+
+    def _note_before(self, iteration: int, position: int) -> ChangeableState:
+        """Note what a hook may change. Of the last two iterations: one that is complete may be taken back."""
+        self._before = {place: noted for place, noted in self._before.items() if place[0] >= iteration - 1}
+        self._before[iteration, position] = noted = ChangeableState(self._state, self._note_variables)
+        return noted
 
     def _leave(self, *, interrupted: bool) -> None:
         if self._modes is not None:
             self._modes.restore(buffers=interrupted)
-        self._modes = None
+        self._modes = self._running = None
 
     def go_back(self, iteration: int, position: int) -> None:
         """To the state before a hook and all that follow it."""
-        if self._before_at != iteration:
-            return
-        later = [p for p in self._before if p >= position]
-        if later:
+        later = [place for place in self._before if place >= (iteration, position)]
+        if later and min(later)[0] == iteration:
             self._before[min(later)].restore()
         for place in later:
             del self._before[place]
@@ -262,6 +269,7 @@ class Between:
             if self.log is not None:
                 self.log.note(iteration, position, noted)
             if noted != _SKIPPED:
+                self._note_before(iteration, position)
                 self._apply(hook, noted)
 
     def _noted(self, iteration: int, position: int) -> str | None:

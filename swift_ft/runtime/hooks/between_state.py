@@ -6,7 +6,7 @@ See `runtime/hooks/between.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +18,9 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.tensors import same_bits, version_of
+
+NoteVariables = Callable[[], Callable[[], None]]
+"""Notes the variables of the script, and returns what puts them back."""
 
 
 class ModuleModes:
@@ -79,17 +82,19 @@ class FixedState:
 
 
 class ChangeableState:
-    """The state that a hook's ``then`` may change: small state, and hyper-parameters of optimizers."""
+    """All that a hook and its ``then`` may change: small state, hyper-parameters, variables of the script."""
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, state: TrainingState, note_variables: NoteVariables) -> None:
         self._state = state
+        self._put_variables_back = note_variables()
         self._small = state.snapshot()
         self._groups = HyperParameters(state.optimizers.values())
 
     def restore(self) -> None:
         """As it was."""
         self._state.restore(self._small)
-        self._groups.put_back()
+        self._put_variables_back()
+        self._groups.put_back()  # after schedulers, which set rates
 
 
 def _hyper_parameters(state: TrainingState) -> dict[str, list[dict[str, Any]]]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
+from swift_ft.checkpoint.step.counted import counted_in
 from swift_ft.data import IndexedBatches, LoaderBatches
 from swift_ft.errors import UsageError
 
@@ -154,6 +155,12 @@ def distributed(kind: Any, **options: Any) -> Any:
     return kind(Squares(), 2, sampler=sampler, **options)
 
 
+def of_a_generator(kind: Any, **options: Any) -> Any:
+    """A sampler without one of its own: the loader's goes on, and its workers' seeds come from it."""
+    sampler: Any = DistributedSampler(Noise(), num_replicas=2, rank=1, seed=4)
+    return kind(Noise(), 2, sampler=sampler, generator=torch.Generator(), **options)
+
+
 def with_replacement(kind: Any, **options: Any) -> Any:
     return kind(Squares(), 4, sampler=RandomSampler(Squares(), replacement=True), **options)
 
@@ -169,7 +176,7 @@ def test_a_loader_over_a_stream() -> None:
     assert found == [a, b, c, a, c, b, c]
 
 
-@pytest.mark.parametrize("make", [shuffled, distributed, with_replacement])
+@pytest.mark.parametrize("make", [shuffled, distributed, of_a_generator, with_replacement])
 @pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_jumps_in_a_loader(make: Any, stateful: bool, num_workers: int) -> None:
@@ -181,6 +188,38 @@ def test_jumps_in_a_loader(make: Any, stateful: bool, num_workers: int) -> None:
     batches = LoaderBatches(make(kind, num_workers=num_workers), seed=2)
     for index in JUMPS:
         assert same(batches[index], expected[index]), index
+
+
+def test_workers_that_outlive_an_epoch() -> None:
+    with pytest.raises(UsageError, match="leave out persistent_workers"):
+        LoaderBatches(DataLoader(Squares(), 4, num_workers=1, persistent_workers=True))
+
+
+class Resumed(Sized):
+    """As torchdata shows it: it goes on from where the last reader was, and the next epoch from the begin."""
+
+    def __init__(self) -> None:
+        self.place, self.level, self.waiting = 0, 1, list[int]()
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while self.place < 10:
+            self.place += 1
+            self.waiting.append(self.place)
+            yield torch.tensor(self.place * self.level)
+        self.place = 0
+        self.waiting.clear()
+
+
+def test_a_data_set_that_counts() -> None:
+    dataset = Resumed()
+    batches = LoaderBatches(DataLoader(dataset, 4))
+    found = [batches[index].tolist() for index in (0, 1, 2, 3, 4, 0, 5, 4)]
+    a, b, c = [1, 2, 3, 4], [5, 6, 7, 8], [9, 10]
+    assert found == [a, b, c, a, b, a, c, b]
+    assert counted_in(dataset) == {"place", "waiting"}
+    dataset.level = 2  # the script's own
+    assert batches[5].tolist() == [18, 20]
+    assert counted_in(dataset) == {"place", "waiting"}
 
 
 def test_a_batch_that_the_script_has_changed() -> None:

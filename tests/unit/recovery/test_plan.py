@@ -755,3 +755,10 @@ def parts(at: int, done: int | None, due: int = 0) -> StatusReported:
 )
 def test_parts_between_two_steps(statuses: tuple[StatusReported, ...], parts_from: int | None) -> None:
     assert pipeline(*statuses).parts_from == parts_from
+
+
+def test_parts_that_a_checkpoint_has() -> None:
+    """All have done them before they saved it, the lost one too, which begins with what followed."""
+    statuses = NEW, parts(47, None, 2), parts(47, None, 2)
+    assert pipeline(*statuses, committed=46).parts_from == 0
+    assert pipeline(*statuses, committed=47).parts_from is None

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from swift_ft.coordination.background_writer import BackgroundWriter
-from swift_ft.errors import ChangedBatchError
+from swift_ft.errors import ChangedBatchError, UsageError
 from swift_ft.runtime.data.check import BatchBoard, BatchCheck
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_core.tensors import storage_id
 
 
 class Rendezvous:
@@ -35,10 +36,15 @@ class Rendezvous:
 class Worker:
     """A process of a worker, which gives batches to its model."""
 
-    def __init__(self, rendezvous: Rendezvous, *, joined: bool = False) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, *, joined: bool = False, iterators: tuple[str, ...] = ()
+    ) -> None:
         store, writer = cast(RendezvousStore, rendezvous), cast(BackgroundWriter, rendezvous)
         board = BatchBoard(store, writer, 3, joined=joined)
-        self.check = BatchCheck(board, enabled=True, keep=20)
+        self.ahead: dict[int, tuple[str, torch.Tensor]] = {}
+        self.check = BatchCheck(
+            board, enabled=True, keep=20, iterators=lambda: iterators, kept_ahead=lambda: self.ahead
+        )
 
     def step(self, iteration: int, *batches: int, committed: int = 0, reads: bool = False) -> None:
         self.check.begin(iteration, committed)
@@ -130,13 +136,50 @@ def test_the_first_batch_may_come_again(constant: bool, arguments: dict[str, Any
     Worker(lost_in(5, constant=constant), joined=True).step(5, 0, **arguments)
 
 
-@pytest.mark.parametrize(("reads", "warnings"), [(True, 0), (False, 1)])
-def test_a_resumed_script(reads: bool, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
-    """There is nothing to compare with."""
+def test_a_script_that_reads_the_index_for_something_else() -> None:
+    """Its batches come from an iterator all the same."""
+    with pytest.raises(ChangedBatchError, match="the very first batch again, for iteration 5"):
+        Worker(lost_in(5), joined=True, iterators=("data",)).step(5, 0, reads=True)
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_warning_in_the_first_steps(reads: bool, caplog: pytest.LogCaptureFixture) -> None:
+    worker = Worker(Rendezvous(), iterators=("data",))
+    for iteration in range(4):
+        worker.step(iteration, iteration, reads=reads)
+    assert [r.__dict__["event"] for r in caplog.records] == ["batches_of_iterator"]
+    assert ("batches may come" in caplog.text) == reads
+
+
+def test_a_batch_that_was_kept_ahead() -> None:
+    """From the second step on; one that is always the same is no batch."""
     worker = Worker(Rendezvous())
+
+    def step(iteration: int, given: torch.Tensor, kept: torch.Tensor) -> None:
+        worker.ahead = {storage_id(one): ("self.next", one) for one in (constant, kept)}
+        worker.check.begin(iteration, 0)
+        worker.check.given(((given[:1], constant), {}))
+        worker.check.end()
+
+    constant, batches = torch.ones(2), [torch.full((2,), float(index)) for index in range(8)]
+    step(0, batches[0], batches[0])
+    step(1, batches[1], batches[2])
+    with pytest.raises(UsageError, match=r"self\.next holds a batch .* step\.index"):
+        step(2, batches[3], batches[3])
+
+
+@pytest.mark.parametrize(
+    ("reads", "iterators", "warnings"), [(True, (), 0), (False, (), 1), (True, ("data",), 1)]
+)
+def test_a_resumed_script(
+    reads: bool, iterators: tuple[str, ...], warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is nothing to compare with."""
+    worker = Worker(Rendezvous(), iterators=iterators)
     for iteration in (300, 301):
         worker.step(iteration, iteration, reads=reads)
-    assert [r.__dict__["event"] for r in caplog.records] == ["batch_position_unknown"] * warnings
+    events = [r.__dict__["event"] for r in caplog.records if r.__dict__["event"] != "batches_of_iterator"]
+    assert events == ["batch_position_unknown"] * warnings
 
 
 def test_what_is_not_needed_is_deleted() -> None:

@@ -19,6 +19,7 @@ from swift_ft.data import LoaderBatches
 from swift_ft.errors import UsageError
 from swift_ft.runtime.data.iterators import (
     iterators_of_script,
+    kept_ahead,
     loader_goes_on,
     may_keep_position,
     refuse_counted_steps,
@@ -100,6 +101,28 @@ def test_steps_and_batches_side_by_side(side_by_side: bool) -> None:
     loop: Any = zip(steps(2), [7, 8], strict=False) if side_by_side else enumerate(steps(2))
     seen = [iterators_of_script() for _ in loop]
     assert [("zip" in names) for names in seen] == [side_by_side, side_by_side]
+
+
+class Prefetcher:
+    """In the manner of apex."""
+
+    def __init__(self, batches: list[torch.Tensor]) -> None:
+        self.loader, self.next_input = iter(batches), batches[0]
+
+
+class Trainer:
+    def __init__(self, batches: list[torch.Tensor]) -> None:
+        self.prefetcher = Prefetcher(batches)
+
+
+def test_an_object_that_holds_one() -> None:
+    first, second = torch.ones(2), torch.zeros(2)
+    prefetcher, trainer = Prefetcher([first]), Trainer([second])
+    assert {"prefetcher.loader", "trainer.prefetcher.loader"} <= {*iterators_of_script()}
+    names = {id(tensor): name for name, tensor in kept_ahead().values()}
+    assert names[id(first)] == "prefetcher.next_input"
+    assert names[id(second)] == "trainer.prefetcher.next_input"
+    del prefetcher, trainer
 
 
 class Position:

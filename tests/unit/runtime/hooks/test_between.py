@@ -47,17 +47,23 @@ class Worker:
         parts = {"model": self.model, "optimizer": self.optimizer, "plateau": self.plateau}
         self.phases = ScriptPhases()
         self.differed = False
+        self.best = 0.0  # a variable of the script
         self.between = Between(
             rank,
             TrainingState(parts),
             store,  # type: ignore[arg-type]
             AtOnce(store),
             seed=0,
+            note_variables=self._note_best,
             on_difference=self._differs,
         )
 
     def _differs(self) -> None:
         self.differed = True
+
+    def _note_best(self) -> Callable[[], None]:
+        best = self.best
+        return lambda: vars(self).update(best=best)
 
     @property
     def rate(self) -> float:
@@ -130,6 +136,40 @@ def test_the_way_back(worker: Worker) -> None:
     worker.between.go_back(4, 0)
     assert worker.rate == rates[0]
     assert worker.plateau.state_dict() == before
+
+
+def test_variables_go_the_way_back(worker: Worker, store: Store) -> None:
+    """Of hooks that ran and of results that were taken over; a complete iteration may be taken back."""
+
+    def count(of: Worker, _: object = None) -> None:
+        of.best += 1
+
+    replaying = Worker(store)
+    for one in (worker, replaying):
+        one.add(partial(count, one))
+        one.add(int, then=partial(count, one))
+    worker.run(1, 0)
+    worker.run(1, 1)
+    worker.run(2, 0)
+    worker.between.go_back(1, 1)
+    assert worker.best == 1
+    worker.run(1, 1)
+    replaying.between.take_over(1, 2)
+    assert replaying.best == 1
+    replaying.between.go_back(1, 0)
+    assert replaying.best == 0
+
+
+def test_variables_after_an_interruption(worker: Worker) -> None:
+    def breaks() -> None:
+        worker.best = 1.0
+        raise RuntimeError("a connection broke")
+
+    worker.add(breaks)
+    with pytest.raises(RuntimeError, match="broke"):
+        worker.run(1)
+    worker.between.interrupted()
+    assert worker.best == 0
 
 
 def test_a_repetition_has_the_last_word(store: Store, worker: Worker) -> None:

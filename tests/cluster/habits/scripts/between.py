@@ -1,0 +1,99 @@
+"""Replicas, or the stages of a pipeline, whose functions between two steps keep what they know in variables.
+
+between.py STORE HABIT [pipeline]
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+
+import swift_ft
+from swift_ft.config.worker_context import WorkerContext
+from tests.support.habits import leave
+from tests.support.machines import die
+
+STORE, HABIT = sys.argv[1:3]
+PIPELINE = sys.argv[3:] == ["pipeline"]
+FIRST = WorkerContext.from_env().started_in == 1
+LOSSES = {2: 3.0, 4: 4.0, 6: 5.0, 8: 2.0, 10: 2.5}
+"""Of the validations, by iteration: two in a row are worse than the best one before."""
+
+
+def batch(index: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * index + (0 if PIPELINE else rank)))
+
+
+def main() -> None:
+    folder = Path(os.environ["SWIFT_TEST_FOLDER"])
+    torch.manual_seed(rank if PIPELINE else 0)
+    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    model: nn.Module = net if PIPELINE else DistributedDataParallel(net)
+    optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(net.parameters(), lr=1e-2))
+    session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=4)
+    schedule: Any = None
+    if PIPELINE:
+        stage = PipelineStage(net, rank, 2, torch.device("cpu"))
+        schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
+        session.attach_pipeline(schedule)
+    else:
+        session.attach_ddp(model)
+    best, bad, reached, seen = float("inf"), 0, [0], []
+
+    def die_once(where: str) -> None:
+        if where == HABIT and rank == 0 and session.iteration == 8 and FIRST:
+            die()
+
+    def validate() -> float:
+        loss = torch.tensor(LOSSES[session.iteration] / 2)
+        dist.all_reduce(loss)
+        return loss.item()
+
+    def judge(loss: float) -> None:
+        nonlocal best, bad
+        if loss < best:
+            best, bad = loss, 0
+            die_once("lost as it is saved")
+            if rank == 0:
+                (folder / "out").mkdir(exist_ok=True)
+                torch.save([session.iteration, best], folder / "out" / "best.pt")
+        else:
+            bad += 1
+        reached[0] += 1
+        seen.append(loss)
+        if bad == 2 and HABIT != "in the function itself":
+            optimizer.param_groups[0]["lr"] *= 0.5
+
+    def judge_at_once() -> None:
+        judge(validate())
+
+    if HABIT == "in the function itself":
+        session.between(judge_at_once, every=2)
+    else:
+        session.between(validate, every=2, then=judge)
+    for step in session.steps(10):
+        with step:
+            x = batch(step.index)
+            if not PIPELINE:
+                (model(x).square().mean() * (1 + bad)).backward()
+            elif rank == 0:
+                schedule.step(x)
+            else:
+                schedule.step(target=x)
+            optimizer.step()
+            optimizer.zero_grad()
+    rates = [group["lr"] for group in optimizer.param_groups]
+    facts = {"best": best, "bad": bad, "reached": reached[0], "seen": seen, "rates": rates}
+    leave(rank, {"model": net.state_dict(), "optimizer": optimizer.state_dict(), **facts})
+
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+main()
+dist.destroy_process_group()
