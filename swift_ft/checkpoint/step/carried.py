@@ -24,7 +24,7 @@ from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.references import UNKNOWN, References
-from swift_ft.checkpoint.step.script import ScriptVariables, root_of
+from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, set_variables
 
@@ -391,9 +391,9 @@ class CarriedVariables:
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables
-        small = variables.state.small.keys()  # they say themselves what is their state
+        small = variables.state.small.keys()  # they say themselves what is their state, not what they hold
         for namespace, name in variables.slots:
-            if root_of(namespace.path) not in small:
+            if namespace.path not in small:
                 yield (namespace.path, name), namespace.variables.get(name, MISSING)
         for path, cell in variables.cells:
             yield (_CELLS, path), content_of(cell)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from swift_ft.checkpoint.step.containers import content_in, plain
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     FIXED_EXACTLY,
@@ -80,12 +81,12 @@ class Copier:
         if len(value) > MOST_ELEMENTS:
             return self._history(value)
         inner = []
-        for element in value.values() if isinstance(value, dict) else value:
+        for element in value if isinstance(value, tuple) else content_in(value):
             if (copied := self.copy(element)) is UNKNOWN:
                 return UNKNOWN
             inner.append(copied)
         if isinstance(value, dict):
-            keys = [*map(self._references.of_key, value)]
+            keys = [*map(self._references.of_key, plain(value))]
             unknown = any(key is UNKNOWN for key in keys)
             return UNKNOWN if unknown else dict(zip(keys, inner, strict=True))
         if isinstance(value, set) and not all(map(is_fixed, value)):
@@ -94,8 +95,11 @@ class Copier:
 
     def _history(self, value: Any) -> Any:
         """Many plain values, which share nothing."""
+        if len(value) > _MOST_OF_HISTORY:
+            return UNKNOWN
+        value = value if isinstance(value, tuple | deque) else plain(value)
         parts = (value, value.values()) if isinstance(value, dict) else (value,)
-        if len(value) > _MOST_OF_HISTORY or not all(map(is_plain, parts)):
+        if not all(map(is_plain, parts)):
             return UNKNOWN
         if isinstance(value, dict) and self._references.are_in(value):
             return UNKNOWN
@@ -117,8 +121,8 @@ def _copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def _container_like(value: Any, content: Any) -> Any:
     if isinstance(value, deque):
         return deque(content, value.maxlen)
-    plain: type = next(kind for kind in (list, tuple, set, dict) if isinstance(value, kind))
-    return plain(content)
+    kind: type = next(kind for kind in (list, tuple, set, dict) if isinstance(value, kind))
+    return kind(content)
 
 
 def is_plain(elements: Collection[Any]) -> bool:

@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
+from swift_ft.checkpoint.step.containers import content_in, items_in
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     FIXED_EXACTLY,
@@ -41,6 +42,8 @@ from swift_ft.torch_core.optimizers import BOOKKEEPING
 
 OF_BUFFERS = "(buffers)"
 """In the path of a namespace of buffers that no ``state_dict()`` has."""
+OF_ATTRIBUTES = "(attributes)"
+"""In the path of a namespace of a container that has attributes as well."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 
@@ -58,16 +61,24 @@ class Namespace:
         owner: the object, class, module or function; a dictionary of variables stands for itself.
         hidden: names that belong to torch or to this package.
         private: how such names begin.
+        attributes: of a dictionary, its attributes are meant, and not its entries.
     """
 
     def __init__(
-        self, path: str, owner: Any, hidden: frozenset[str] = frozenset(), private: str = "__"
+        self,
+        path: str,
+        owner: Any,
+        hidden: frozenset[str] = frozenset(),
+        private: str = "__",
+        *,
+        attributes: bool = False,
     ) -> None:
         self.path = path
         self._owner = owner
         self._hidden = hidden
         self._private = private
-        self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else _variables_of(owner)
+        self._is_dict = isinstance(owner, dict) and not attributes
+        self.variables: Mapping[str, Any] = owner if self._is_dict else _variables_of(owner)
 
     @property
     def is_of_buffers(self) -> bool:
@@ -88,7 +99,7 @@ class Namespace:
         """
         if isinstance(self._owner, type):
             return any(name in vars(base) for base in self._owner.__mro__[1:])
-        return not isinstance(self._owner, dict | ModuleType)
+        return not (self._is_dict or isinstance(self._owner, ModuleType))
 
     def names(self) -> list[str]:
         """The names of its variables. What a module of Python's has is mostly its code, and left out."""
@@ -152,7 +163,7 @@ def is_mixed(container: Any) -> bool:
         isinstance(container, dict)
         and len(container) <= MOST_ELEMENTS
         and all(isinstance(key, str) for key in container)
-        and not all(map(is_understood, container.values()))
+        and not all(map(is_understood, content_in(container)))
     )
 
 
@@ -203,6 +214,8 @@ def reach(
             elif in_container:
                 found.leaves.append(value)
             todo.extend((inner, element, True) for inner, element in _elements(path, value))
+            if is_namespace(value) and getattr(value, "__dict__", None) is not value:
+                todo.extend(_look_into(path, value, found))
         elif isinstance(value, tuple):
             todo.extend((f"{path}[{i}]", element, True) for i, element in enumerate(value[:MOST_ELEMENTS]))
         elif isinstance(value, (torch.Tensor, np.ndarray, *GENERATORS)):
@@ -241,7 +254,8 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
                 yield path if wraps else f"{path}.{name}", child, False
     else:
         hidden = _hidden_in_optimizers() if isinstance(value, Optimizer) else frozenset[str]()
-        namespace = Namespace(path, value, hidden)
+        at = f"{path}.{OF_ATTRIBUTES}" if is_mixed(value) else path  # of its entries there is another one
+        namespace = Namespace(at, value, hidden, attributes=True)
     if isinstance(value, nn.Module | Optimizer):
         yield from ((f"{path}.{name}", hook, False) for name, hook in hooks_of(value))
     if namespace is not None:
@@ -311,10 +325,7 @@ def content_of(cell: CellType) -> Any:
 def _elements(path: str, container: Any) -> Iterator[tuple[str, Any]]:
     if len(container) > MOST_ELEMENTS or isinstance(container, bytearray):
         return
-    if isinstance(container, dict):
-        named: Iterable[tuple[Any, Any]] = container.items()
-    else:
-        named = enumerate(container)
+    named = items_in(container)
     yield from ((f"{path}[{key!r}]", value) for key, value in named if type(value) not in FIXED_EXACTLY)
 
 

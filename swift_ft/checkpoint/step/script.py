@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
     CONTAINERS,
@@ -26,18 +27,20 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     is_understood,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph, content_in
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import storage_id, tensors_in
+from swift_ft.torch_core.tensors import same_bits, storage_id, tensors_in
 
 _OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
 _OF_LOOP_BYTES = 2**16
 """Larger tensors that the loop's own variables hold are batches and results, as a rule."""
 
+_VARIABLE = "(variable)"
+"""Before the name of a variable that is that of a part of the state, which is something else."""
 _FEW = 64
 """Elements of a container that is looked through in each step for things that are new in it."""
 _MOST_MADE_SINCE = 10_000
@@ -194,10 +197,19 @@ class ScriptVariables:
         return next((one for one in self._reach.namespaces if one.path == path), None)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules of torch that were found, by path, but those that a part of the state answers for."""
+        """The modules of torch that were found, by path."""
         for namespace in self._reach.namespaces:
-            if (module := namespace.module) is not None and root_of(namespace.path) not in self.state.small:
+            if (module := namespace.module) is not None:
                 yield namespace.path, module
+
+    def part_saves(self, path: str, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether the part of the state through which a path leads has copies of tensors in its own state."""
+        part = self.state.small.get(root_of(path))
+        saved = [*tensors_in(part.state_dict())] if part is not None else []
+        return bool(saved) and all(
+            any(one.shape == tensor.shape and same_bits(one, local(tensor).to(one.device)) for one in saved)
+            for tensor in tensors
+        )
 
     def _large_of(self, found: list[tuple[Namespace, str, Any]]) -> dict[str, torch.Tensor]:
         return {
@@ -260,19 +272,23 @@ class ScriptVariables:
         self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]
     ) -> Iterator[tuple[str, Any]]:
         """The state's parts first: what they reach has their names. Then from the outermost function on."""
-        yield from self.state.modules.items()
-        yield from self.state.optimizers.items()
-        yield from self.state.small.items()
+        parts = {**self.state.modules, **self.state.optimizers, **self.state.small}
+        yield from parts.items()
+
+        def named(variables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+            for name, value in variables.items():
+                # Another object than the part of this name must not have its path.
+                other = prefix + name in parts and parts[prefix + name] is not value
+                yield f"{_VARIABLE} {prefix}{name}" if other else prefix + name, value
+
         for function, frame in frames.items():
             # An epoch's function is called anew each time: what it holds must not have the name of another.
             apart = function == PASSES_ON or (function == LOOP and EPOCHS in frames)
             prefix = f"{frame.f_code.co_name}()." if apart else ""
-            yield from ((prefix + name, value) for name, value in frame.f_locals.items())
+            yield from named(frame.f_locals, prefix)
         for path, variables in modules.items():
             prefix = path and f"{path}."
-            yield from (
-                (prefix + name, value) for name, value in variables.items() if not name.startswith("__")
-            )
+            yield from named({k: v for k, v in variables.items() if not k.startswith("__")}, prefix)
 
     def _parameters_of_state(self) -> Iterator[torch.Tensor]:
         yield from self.state.named_parameters().values()

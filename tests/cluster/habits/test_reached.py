@@ -9,8 +9,18 @@ import pytest
 from tests.support.habits import assert_put_back, refusal
 
 SCRIPT = Path(__file__).parent / "scripts" / "reached.py"
-SOME = ["a hook", "behind a generator", "a target", "a recurrent state", "two files away"]
+SOME = [
+    "a hook",
+    "behind a generator",
+    "a target",
+    "a recurrent state",
+    "two files away",
+    "a dictionary that averages",
+    "behind a part",
+]
 OTHERS = [
+    "named as a part",
+    "a list with attributes",
     "a global of another file",
     "a remembered result",
     "beside a lock",
