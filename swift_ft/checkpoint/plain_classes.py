@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from swift_ft.program.own_code import is_own_module
+
 
 class NotPlainError(Exception):
     """A value that cannot be read back.
@@ -53,11 +55,16 @@ class KnownClasses:
     Args:
         classes: those of the values that it has itself.
         homes: names of modules whose other enums, dataclasses and named tuples it knows as well.
+            Those of the script's own files are always among them.
     """
 
     def __init__(self, classes: Iterable[type] = (), homes: Iterable[str] = ()) -> None:
         self._homes = frozenset(homes)
         self._classes: dict[str, type | None] = {}
+        self.add(classes)
+
+    def add(self, classes: Iterable[type]) -> None:
+        """Know more classes: those of values that every process has before it reads anything."""
         for one in classes:
             name = name_of(one)
             other = self._classes.setdefault(name, one)
@@ -69,7 +76,7 @@ class KnownClasses:
         if name in self._classes:
             return self._classes[name]
         home, _, path = name.partition(":")
-        if home not in self._homes:
+        if home not in self._homes and not is_own_module(home):
             return None
         found: Any = sys.modules.get(home)
         for part in path.split("."):

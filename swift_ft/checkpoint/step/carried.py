@@ -17,7 +17,7 @@ import torch
 import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
-from swift_ft.checkpoint.plain_values import Encoder
+from swift_ft.checkpoint.plain_values import Encoder, classes_in
 from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed
 from swift_ft.checkpoint.step.outside import Outside
@@ -100,6 +100,9 @@ class CarriedVariables:
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
         self._start = self._all_now()
+        for value in self._start.values():
+            if not isinstance(value, Trace):
+                self._variables.state.known.add(classes_in(value))
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""

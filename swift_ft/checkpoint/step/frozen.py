@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from swift_ft.checkpoint.plain_classes import kind_of
 from swift_ft.checkpoint.step.containers import content_in, plain
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
@@ -118,10 +119,18 @@ def _copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return copied.requires_grad_(tensor.requires_grad)
 
 
+def tuple_like(value: tuple[Any, ...], content: Iterable[Any]) -> tuple[Any, ...]:
+    """A tuple, or a named tuple of the class of another one."""
+    kind = type(value) if kind_of(type(value)) == "namedtuple" else tuple
+    return tuple.__new__(kind, content)
+
+
 def _container_like(value: Any, content: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple_like(value, content)
     if isinstance(value, deque):
         return deque(content, value.maxlen)
-    kind: type = next(kind for kind in (list, tuple, set, dict) if isinstance(value, kind))
+    kind: type = next(kind for kind in (list, set, dict) if isinstance(value, kind))
     return kind(content)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.containers import fill, plain
-from swift_ft.checkpoint.step.frozen import GENERATOR, Copier, frozen
+from swift_ft.checkpoint.step.frozen import GENERATOR, Copier, frozen, tuple_like
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, write_state
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import PARAMETER, UNKNOWN, References
@@ -118,7 +118,7 @@ class Placing:
         if any(one is UNKNOWN for one in inner):
             return UNKNOWN
         kept = there is now and all(map(operator.is_, now, inner))
-        return now if kept else tuple(inner)
+        return now if kept else tuple_like(value, inner)
 
     def _fill(self, here: Any, value: Any) -> None:
         if isinstance(here, dict):

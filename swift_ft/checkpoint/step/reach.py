@@ -9,13 +9,22 @@ Objects of libraries are not namespaces: what is in them is theirs.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -35,6 +44,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     is_understood,
 )
+from swift_ft.program.own_code import is_own_class
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.module_hooks import hooks_of
@@ -51,6 +61,11 @@ _MOST_NAMESPACES = 20_000
 _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 _CACHE = type(functools.cache(int))
 """Of functions that remember their results."""
+
+_LEADING: tuple[type, ...] = (
+    *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, _CACHE),
+    *(nn.Module, Optimizer, ModuleType, FunctionType, type, argparse.Namespace, SimpleNamespace),
+)
 
 
 class Namespace:
@@ -184,6 +199,13 @@ class Reach:
     cells: list[tuple[str, CellType]]
     seen: dict[int, Any]
 
+    def add(self, other: Reach) -> None:
+        """What was found elsewhere."""
+        self.namespaces += other.namespaces
+        self.leaves += other.leaves
+        self.cells += other.cells
+        self.seen |= other.seen
+
 
 def reach(
     roots: Iterable[tuple[str, Any]],
@@ -217,6 +239,8 @@ def reach(
             if is_namespace(value) and getattr(value, "__dict__", None) is not value:
                 todo.extend(_look_into(path, value, found))
         elif isinstance(value, tuple):
+            if in_container:
+                seen[id(value)] = value
             todo.extend((f"{path}[{i}]", element, True) for i, element in enumerate(value[:MOST_ELEMENTS]))
         elif isinstance(value, (torch.Tensor, np.ndarray, *GENERATORS)):
             if in_container:
@@ -237,6 +261,11 @@ def reach(
             seen[id(value)] = value
             todo.extend(_look_into(path, value, found))
     return found
+
+
+def leads_nowhere(kind: type) -> bool:
+    """Whether no object of a class is looked into: of a library's, and of what never changes in itself."""
+    return kind not in _LEADING and not issubclass(kind, _LEADING) and not is_own_class(kind)
 
 
 def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, bool]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FrameType
@@ -23,12 +24,13 @@ from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
     CONTAINERS,
     FIXED_EXACTLY,
+    MOST_ELEMENTS,
     is_copied,
     is_object,
     is_understood,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph
-from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
+from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, leads_nowhere, reach
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
 from swift_ft.torch_core.shards import local
@@ -41,8 +43,15 @@ _OF_LOOP_BYTES = 2**16
 
 _VARIABLE = "(variable)"
 """Before the name of a variable that is that of a part of the state, which is something else."""
+_MOST_LOOKED_THROUGH = 2**14
+"""Elements of all containers of more than 64 that are looked through in each step for new ones."""
 _FEW = 64
-"""Elements of a container that is looked through in each step for things that are new in it."""
+_MANY_NEW = 32
+"""New things in containers that had better be found by a look, which finds them once for all steps."""
+_MOST_NEW = 64
+"""Of them that a step looks into: each takes ten or twenty microseconds."""
+_LOOKS_APART = 16
+"""Steps between two looks for that reason."""
 _MOST_MADE_SINCE = 10_000
 """Elements of new containers, as a batch may be, that are looked through in each step."""
 
@@ -126,7 +135,8 @@ class ScriptVariables:
         self._reach = Reach([], [], [], {})
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
-        self._small: list[Any] = []  # containers
+        self._looked_through: list[Any] = []  # containers whose new elements are found in each step
+        self._steps_since_look = self._new = 0
         self._protected: set[int] = set()  # storages of large state, which is put back in other ways
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
         self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
@@ -148,13 +158,16 @@ class ScriptVariables:
             parameters: whose flags are noted, too.
         """
         self._parameters.update(map(id, parameters))
+        self._steps_since_look += 1
+        if self._new > _MANY_NEW and self._steps_since_look >= _LOOKS_APART:
+            self.look()
         if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
             self._note_slots()
         frames = loop_frames(self.epochs)
         loop = _variables_in(frames)
         slots, raw = self.slots, [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
         others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
-        late = self._made_since([*(raw[index] for index in others), *loop.values()])
+        late, inner = self._made_since([*(raw[index] for index in others), *loop.values()])
         if late.namespaces:
             slots = [
                 *slots,
@@ -168,7 +181,7 @@ class ScriptVariables:
             values[index] = _noted(raw[index])
         leaves = Leaves()
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
-        self._copy(in_place, MOST_BYTES, leaves)
+        self._copy([*in_place, *inner], MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
         self.unnoted = leaves.unnoted
         return NotedVariables(
@@ -183,14 +196,25 @@ class ScriptVariables:
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
 
-    def _made_since(self, values: Iterable[Any]) -> Reach:
-        """Things that the script has made since the last look, such as a new meter, and what is in them."""
-        seen = self._reach.seen
-        new = [value for value in values if id(value) not in seen and _leads_on(value)]
-        elements = (element for one in self._small for element in content_in(one))
-        inner = [e for e in elements if type(e) not in FIXED_EXACTLY and id(e) not in seen]
-        roots = [*(("", value) for value in new), *([("", inner)] if inner else [])]
-        return reach(roots, seen, _MOST_MADE_SINCE) if roots else Reach([], [], [], {})
+    def _made_since(self, values: Iterable[Any]) -> tuple[Reach, list[Any]]:
+        """Things that the script has made since the last look, such as a new meter, and what is in them.
+
+        Returns:
+            All that was found, and the leaves among it that containers of before hold.
+        """
+        seen, found = self._reach.seen, Reach([], [], [], {})
+        inner: list[Any] = []
+        for one in self._looked_through:
+            content = content_in(one)
+            if not FIXED_EXACTLY.issuperset(map(type, content)) and len(one) <= MOST_ELEMENTS:
+                inner += [e for e in content if id(e) not in seen and not leads_nowhere(type(e))]
+        self._new = len(inner)
+        if inner:
+            found = reach([("", inner[:_MOST_NEW])], seen, _MOST_MADE_SINCE)
+        held = [*found.leaves]
+        if new := [value for value in values if id(value) not in seen and _leads_on(value)]:
+            found.add(reach((("", value) for value in new), ChainMap(found.seen, seen), _MOST_MADE_SINCE))
+        return found, held
 
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
@@ -260,7 +284,8 @@ class ScriptVariables:
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
         containers = (one for one in self._reach.seen.values() if isinstance(one, CONTAINERS))
-        self._small = [one for one in containers if len(one) <= _FEW and not isinstance(one, bytearray)]
+        self._looked_through = [*_few_enough(one for one in containers if not isinstance(one, bytearray))]
+        self._steps_since_look = self._new = 0
         self._note_slots()
         unsaved = [namespace.variables[name] for namespace, name in self.slots if namespace.is_of_buffers]
         self._protected = {storage_id(tensor) for tensor in self._large()}
@@ -352,6 +377,18 @@ def _is_small(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return is_copied(value, _OF_LOOP_BYTES)
     return is_understood(value)
+
+
+def _few_enough(containers: Iterable[Any]) -> Iterator[Any]:
+    """Those that a step has the time to look through."""
+    left = _MOST_LOOKED_THROUGH
+    for one in containers:
+        length = len(one)
+        if length > _FEW:
+            left -= length if length <= MOST_ELEMENTS else 0
+            if length > MOST_ELEMENTS or left < 0:
+                continue
+        yield one
 
 
 def _leads_on(value: Any) -> bool:

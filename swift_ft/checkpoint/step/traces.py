@@ -83,7 +83,8 @@ def _in_words(value: Any) -> str:
         return f"{kind} of {format_bytes(value.nbytes)}"
     if isinstance(value, (tuple, *CONTAINERS)):
         return f"a {type(value).__name__} of {len(value):,} elements"
-    return ""
+    # One that never changes in itself, of a class whose objects are not read back.
+    return f"of {type(value).__module__}.{type(value).__qualname__}" if is_fixed(value) else ""
 
 
 class _Tracer:

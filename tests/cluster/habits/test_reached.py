@@ -40,6 +40,12 @@ def test_replicas(habit: str, tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
 
 
+def test_a_new_element_of_a_long_container(tmp_path: Path) -> None:
+    """No look for all that there is, as at a checkpoint, comes before the loss."""
+    loss = "kill machine=1 iteration=6 point=reduce"
+    assert_put_back(tmp_path, SCRIPT, "a class that is seen first in step 5", inject=loss)
+
+
 def test_a_module_outside_of_the_state(tmp_path: Path) -> None:
     line = refusal(tmp_path, SCRIPT, "a target outside")
     assert "target" in line

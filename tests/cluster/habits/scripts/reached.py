@@ -24,6 +24,7 @@ from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
 ITERATIONS = 8
+NEW = "a class that is seen first in step 5"
 
 
 @dataclass(slots=True)
@@ -121,12 +122,13 @@ def main() -> None:
         state["target"] = target
     trainer, named = Trainer(), Meter()
     state["named" if HABIT == "named as a part" else "trainer"] = trainer
-    session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
+    session = swift_ft.Session(state, store=STORE, checkpoint_every=100 if HABIT == NEW else 3)
     session.attach_ddp(model)
     tracker()["count"] = 0  # what is made in a step is not there yet where a replacement begins
     context: dict[str, Any] = {"lock": threading.Lock(), "count": 0}
     args, slotted, meter, seen = argparse.Namespace(count=0), Slotted(), Meter(), 0
     history, meters = History(), Meters(count=1.0)
+    prototypes = {number: torch.zeros(2) for number in range(80)}
     for step, x in passed_on(session):
         with step:
             seen += 1
@@ -143,7 +145,10 @@ def main() -> None:
             net.get_buffer("scale").add_(1)
             history.add(float(x.mean()))
             meters.update({"count": 1.0})
+            if step.index >= 5:
+                prototypes.setdefault(80, torch.ones(2)).mul_(0.9).add_(x.mean().abs())
             count: dict[str, float] = {
+                NEW: float(prototypes.get(80, torch.ones(2)).sum()),
                 "a list with attributes": history.total,
                 "behind a part": trainer.callbacks[0].count,
                 "named as a part": named.count,

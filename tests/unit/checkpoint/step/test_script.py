@@ -207,6 +207,30 @@ def test_containers_of_the_scripts_own_classes(net: Net, rollback: Rollback) -> 
     assert (list.copy(cells), vars(cells)) == ([4], {})
 
 
+@pytest.mark.parametrize(("there", "new"), [(0, 3), (80, 3), (1000, 3), (80, 40)])
+def test_new_elements_of_containers(there: int, new: int, net: Net, rollback: Rollback) -> None:
+    """The last look is some steps ago. Where there are many new ones, a look comes in time."""
+    ring: deque[Any] = deque((Helper() for _ in range(there)), maxlen=1020)
+    sums = dict.fromkeys(range(there), torch.zeros(1))
+    net.lock = [ring, sums]
+    rollback.begin(0)
+    for iteration in range(1, 23):
+        rollback.begin(iteration)
+        if iteration == 5:
+            ring.extend([Helper() for _ in range(new)])
+            sums.update({there + number: torch.zeros(1) for number in range(new)})
+    before = [helper.count for helper in ring]
+    for helper in ring:
+        helper.count += 1
+        helper.names["a"].append(2)
+    for tensor in [*sums.values()][there:]:
+        tensor.add_(1)
+    rollback.back()
+    assert [helper.count for helper in ring] == before
+    assert all(helper.names["a"] == [1] for helper in ring)
+    assert not any(map(float, sums.values()))
+
+
 def test_variables_of_the_scripts_modules(rollback: Rollback) -> None:
     global of_module
     rollback.begin(0)
