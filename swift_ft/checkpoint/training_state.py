@@ -138,7 +138,7 @@ class TrainingState:
         parts = [*self.small.values(), *self.optimizers.values()]
         parts += [inner for module in self.modules.values() for inner in module.modules()]
         homes = {"__main__", *(type(part).__module__ for part in parts)}
-        return KnownClasses(classes_in(self._beginning()), homes)
+        return KnownClasses(classes_in(self._beginning()), homes, own_files=True)
 
     def _beginning(self) -> dict[str, Any]:
         """The values that are not tensors of models and optimizers, before the first step."""

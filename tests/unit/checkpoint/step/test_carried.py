@@ -23,6 +23,11 @@ from swift_ft.errors import TopologyMismatchError
 from swift_ft.optim import wrap_optimizer
 
 
+class Window(NamedTuple):
+    scales: torch.Tensor
+    sizes: list[int]
+
+
 class Net(nn.Module):
     calls = 0
 
@@ -35,6 +40,7 @@ class Net(nn.Module):
         self.table = np.zeros(3)
         self.place = f"log-of-{rank}"
         self.status: HTTPStatus | None = None
+        self.window = Window(torch.zeros(2), [])
         self.noise = torch.Generator().manual_seed(1)
         self.dice = random.Random(2)
         self.held = [self.head.weight]
@@ -119,11 +125,6 @@ def test_back_to_a_state_of_before(one: Process) -> None:
     assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
 
 
-class Window(NamedTuple):
-    scales: torch.Tensor
-    sizes: list[int]
-
-
 @pytest.mark.parametrize("there_at_the_start", [True, False])
 def test_an_enum_of_a_library(there_at_the_start: bool, caplog: pytest.LogCaptureFixture) -> None:
     """Its class is looked for among those of the values that the script begins with. Else a line names it."""
@@ -137,10 +138,9 @@ def test_an_enum_of_a_library(there_at_the_start: bool, caplog: pytest.LogCaptur
 
 
 def test_a_named_tuple_of_what_changes(one: Process, other: Process) -> None:
-    vars(other.net)["window"] = there = Window(torch.zeros(2), [])
-    vars(one.net)["window"] = Window(torch.ones(2), [1])
+    there, one.net.window = other.net.window, Window(torch.ones(2), [1])
     other.state.take_over(one.saved())
-    found = vars(other.net)["window"]
+    found = other.net.window
     assert type(found) is Window
     assert found.scales is there.scales
     assert (found.scales.tolist(), found.sizes) == ([1, 1], [1])
