@@ -406,7 +406,7 @@ class CarriedVariables:
 
 
 def _with_own(saved: Saved, own: frozenset[Place], of_own: Saved) -> tuple[Saved, frozenset[Place]]:
-    """What is taken over, and the places that keep what is there."""
+    """The values to take over, and the places that keep what is there."""
     taken = {path: dict(values) for path, values in saved.items()}
     given = {(path, name): value for path, values in of_own.items() for name, value in values.items()}
     for path, name in own & given.keys():

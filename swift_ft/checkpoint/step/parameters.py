@@ -203,7 +203,7 @@ class ParameterWatch:
         return [name for tensor, name in self._names.items() if tensor in found]
 
     def _changed_since_update(self) -> set[torch.Tensor]:
-        """What has changed after its optimizer's step, and has no copy that makes an undo needless."""
+        """Parameters that changed after their optimizer's step, and have no copy for it."""
         unlike: dict[torch.Tensor, bool] = {}
         for noted in self._as_updated.values():
             changed = {*Sampler().take(noted.tensors).differing(noted)}

@@ -200,7 +200,7 @@ class Reach:
     seen: dict[int, Any]
 
     def add(self, other: Reach) -> None:
-        """What was found elsewhere."""
+        """Add another one's findings."""
         self.namespaces += other.namespaces
         self.leaves += other.leaves
         self.cells += other.cells
