@@ -10,6 +10,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from swift_ft.program.own_code import is_own_module
+
 
 class NotPlainError(Exception):
     """A value that cannot be read back.
@@ -53,11 +55,19 @@ class KnownClasses:
     Args:
         classes: those of the values that it has itself.
         homes: names of modules whose other enums, dataclasses and named tuples it knows as well.
+        own_files: so it does with those of all files of the script that are imported by then.
     """
 
-    def __init__(self, classes: Iterable[type] = (), homes: Iterable[str] = ()) -> None:
+    def __init__(
+        self, classes: Iterable[type] = (), homes: Iterable[str] = (), *, own_files: bool = False
+    ) -> None:
         self._homes = frozenset(homes)
+        self._own_files = own_files
         self._classes: dict[str, type | None] = {}
+        self.add(classes)
+
+    def add(self, classes: Iterable[type]) -> None:
+        """Know more classes: those of values that every process has before it reads anything."""
         for one in classes:
             name = name_of(one)
             other = self._classes.setdefault(name, one)
@@ -69,7 +79,7 @@ class KnownClasses:
         if name in self._classes:
             return self._classes[name]
         home, _, path = name.partition(":")
-        if home not in self._homes:
+        if home not in self._homes and not (self._own_files and is_own_module(home)):
             return None
         found: Any = sys.modules.get(home)
         for part in path.split("."):

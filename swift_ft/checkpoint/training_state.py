@@ -138,7 +138,7 @@ class TrainingState:
         parts = [*self.small.values(), *self.optimizers.values()]
         parts += [inner for module in self.modules.values() for inner in module.modules()]
         homes = {"__main__", *(type(part).__module__ for part in parts)}
-        return KnownClasses(classes_in(self._beginning()), homes)
+        return KnownClasses(classes_in(self._beginning()), homes, own_files=True)
 
     def _beginning(self) -> dict[str, Any]:
         """The values that are not tensors of models and optimizers, before the first step."""
@@ -318,9 +318,9 @@ class TrainingState:
                     value = values if part is None else rebuilt(values, part, owners[int(index)])
                     state.setdefault(int(index), {})[field] = value
             load_optimizer(optimizer, {"state": state, "param_groups": groups})
-        self.restore(plain["small"])
         if self.carried is not None and "carried" in plain:
             self.carried.take_over(plain["carried"])
+        self.restore(plain["small"])  # after the variables: a part may set some of what it holds itself
         if not (expected := plain.get("digests")):  # an earlier version, or verify="none"
             return []
         return differing(tensor_digests(self.named_tensors()), expected)

@@ -409,6 +409,12 @@ def variables(rank: int) -> str:
     return f"variables/{rank}"
 
 
+@_kind("each worker with replicas", "its replacement")
+def variables_kept(rank: int) -> str:
+    """Digests of its script's variables, and small ones themselves, as of its last checkpoints."""
+    return f"variables/kept/{rank}"
+
+
 # -------------------------------------------------------------------------------- workers: the pipeline
 
 

@@ -390,6 +390,7 @@ class Assembly(Foundations):
                 copy=self._in_memory.load,
                 layout=self._layout_of(layers),
                 end_segment=self.log.roll,
+                note_variables=self._replicas.note_variables,
                 exact=lambda: self.attached.exact,
                 saving=self._history.saving,
             ),

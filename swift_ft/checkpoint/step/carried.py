@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
-from swift_ft.checkpoint.plain_values import Encoder
+from swift_ft.checkpoint.plain_values import Encoder, classes_in
 from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.references import UNKNOWN, References
-from swift_ft.checkpoint.step.script import ScriptVariables, root_of
+from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, set_variables
 
@@ -57,10 +57,12 @@ class Arrived:
     Attributes:
         saved: by path and name.
         own: what each replica has for itself: it is not taken from another one.
+        of_own: what the lost worker of this rank had of it.
     """
 
     saved: Saved
     own: frozenset[Place]
+    of_own: Saved = field(default_factory=dict)
 
 
 class CarriedVariables:
@@ -71,7 +73,7 @@ class CarriedVariables:
         outside: tells of what cannot travel.
 
     Attributes:
-        own: of :class:`Arrived`, for what is taken over now.
+        own, of_own: of :class:`Arrived`, for what is taken over now.
         alike: what was found to be equal on all replicas.
         arrived: what was taken over since the last step; None if nothing was.
     """
@@ -88,6 +90,7 @@ class CarriedVariables:
         self._generators: dict[Place, tuple[Any, int]] = {}
         self._at_epoch: dict[Place, Any] = {}  # as the steps of this epoch began
         self.own: frozenset[Place] = frozenset()
+        self.of_own: Saved = {}
         self.alike: frozenset[Place] = frozenset()
         self.arrived: Arrived | None = None
         self._unlike_at_top: list[str] = []  # of what was taken over last
@@ -97,6 +100,9 @@ class CarriedVariables:
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
         self._start = self._all_now()
+        for value in self._start.values():
+            if not isinstance(value, Trace):
+                self._variables.state.known.add(classes_in(value))
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
@@ -119,9 +125,10 @@ class CarriedVariables:
 
     def take_over_again(self, arrived: Arrived) -> None:
         """As :meth:`take_over`, of what has arrived at another time."""
-        before, self.own = self.own, arrived.own
+        before = self.own, self.of_own
+        self.own, self.of_own = arrived.own, arrived.of_own
         self.take_over(arrived.saved)
-        self.own = before
+        self.own, self.of_own = before
 
     def say_what_is_unlike(self) -> None:
         """Name what the lines at the top of the epoch have set to other values than those taken over."""
@@ -174,11 +181,36 @@ class CarriedVariables:
 
     def digests(self) -> dict[str, int]:
         """A digest of each value that is not that of the start, by path and name, a line feed between."""
+        return self.digests_of(self.to_save())
+
+    def digests_of(self, saved: Saved) -> dict[str, int]:
+        """As :meth:`digests`, of what :meth:`to_save` has returned. Any thread may ask for it."""
         return {
             f"{path}\n{name}": self._digest(value)
-            for path, values in self.to_save().items()
+            for path, values in saved.items()
             for name, value in values.items()
         }
+
+    def packed(self, saved: Saved, most_bytes: int) -> bytes:
+        """Those of the saved values that are small, as bytes. Any thread may ask for it.
+
+        Args:
+            saved: by :meth:`to_save`.
+            most_bytes: of all together; what does not fit is left out.
+        """
+        small: dict[str, dict[str, Any]] = {}
+        for path, values in saved.items():
+            for name, value in values.items():
+                size = len(self._variables.state.pack(value))
+                if size <= most_bytes:
+                    most_bytes -= size
+                    small.setdefault(path, {})[name] = value
+        return self._variables.state.pack(small)
+
+    def unpacked(self, data: bytes) -> Saved:
+        """The inverse of :meth:`packed`."""
+        found: Saved = self._variables.state.unpack(data)
+        return found
 
     def digests_of_earlier(self, saved: Saved) -> dict[str, int]:
         """A digest of each variable that was there before the first step, by its name.
@@ -220,7 +252,8 @@ class CarriedVariables:
 
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
-        self.arrived = Arrived(saved, self.own)
+        self.arrived = Arrived(saved, self.own, self.of_own)
+        saved, left = _with_own(saved, self.own, self.of_own)
         self._unlike_at_top.clear()
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
@@ -237,7 +270,7 @@ class CarriedVariables:
                         value = self._of_epoch((path, name), value, alike=alike)
                     if value is UNKNOWN or isinstance(value, Trace):
                         continue
-                if (path, name) in self.own:
+                if (path, name) in left:
                     continue
                 if isinstance(value, dict) and _UNSAVED in value:
                     self._say_not_taken((path, name), value[_UNSAVED])
@@ -247,7 +280,7 @@ class CarriedVariables:
             before = self._start.get(place, MISSING if self._made_in_a_step(place) else UNKNOWN)
             before = self._made_before.get(place, before)
             in_saved = place[1] in saved.get(place[0], ())
-            if before is UNKNOWN or in_saved or place in self.own:
+            if before is UNKNOWN or in_saved or place in left:
                 continue
             self._put_back(placing, place, value, before)
 
@@ -361,15 +394,24 @@ class CarriedVariables:
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables
-        small = variables.state.small.keys()  # they say themselves what is their state
+        small = variables.state.small.keys()  # they say themselves what is their state, not what they hold
         for namespace, name in variables.slots:
-            if root_of(namespace.path) not in small:
+            if namespace.path not in small:
                 yield (namespace.path, name), namespace.variables.get(name, MISSING)
         for path, cell in variables.cells:
             yield (_CELLS, path), content_of(cell)
         yield from variables.of_loop().items()
         for name, parameter in variables.state.named_parameters().items():
             yield (_FLAGS, name), parameter.requires_grad
+
+
+def _with_own(saved: Saved, own: frozenset[Place], of_own: Saved) -> tuple[Saved, frozenset[Place]]:
+    """The values to take over, and the places that keep what is there."""
+    taken = {path: dict(values) for path, values in saved.items()}
+    given = {(path, name): value for path, values in of_own.items() for name, value in values.items()}
+    for path, name in own & given.keys():
+        taken.setdefault(path, {})[name] = given[path, name]
+    return taken, own - given.keys()
 
 
 def in_words(place: Place) -> str:

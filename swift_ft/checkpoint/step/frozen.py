@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import chain
 from typing import Any
 
@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from swift_ft.checkpoint.plain_classes import kind_of
+from swift_ft.checkpoint.step.containers import content_in, plain
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     FIXED_EXACTLY,
@@ -80,12 +82,12 @@ class Copier:
         if len(value) > MOST_ELEMENTS:
             return self._history(value)
         inner = []
-        for element in value.values() if isinstance(value, dict) else value:
+        for element in value if isinstance(value, tuple) else content_in(value):
             if (copied := self.copy(element)) is UNKNOWN:
                 return UNKNOWN
             inner.append(copied)
         if isinstance(value, dict):
-            keys = [*map(self._references.of_key, value)]
+            keys = [*map(self._references.of_key, plain(value))]
             unknown = any(key is UNKNOWN for key in keys)
             return UNKNOWN if unknown else dict(zip(keys, inner, strict=True))
         if isinstance(value, set) and not all(map(is_fixed, value)):
@@ -94,8 +96,11 @@ class Copier:
 
     def _history(self, value: Any) -> Any:
         """Many plain values, which share nothing."""
+        if len(value) > _MOST_OF_HISTORY:
+            return UNKNOWN
+        value = value if isinstance(value, tuple | deque) else plain(value)
         parts = (value, value.values()) if isinstance(value, dict) else (value,)
-        if len(value) > _MOST_OF_HISTORY or not all(map(is_plain, parts)):
+        if not all(map(is_plain, parts)):
             return UNKNOWN
         if isinstance(value, dict) and self._references.are_in(value):
             return UNKNOWN
@@ -114,11 +119,19 @@ def _copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return copied.requires_grad_(tensor.requires_grad)
 
 
+def tuple_like(value: tuple[Any, ...], content: Iterable[Any]) -> tuple[Any, ...]:
+    """A tuple, or a named tuple of the class of another one."""
+    kind = type(value) if kind_of(type(value)) == "namedtuple" else tuple
+    return tuple.__new__(kind, content)
+
+
 def _container_like(value: Any, content: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple_like(value, content)
     if isinstance(value, deque):
         return deque(content, value.maxlen)
-    plain: type = next(kind for kind in (list, tuple, set, dict) if isinstance(value, kind))
-    return plain(content)
+    kind: type = next(kind for kind in (list, set, dict) if isinstance(value, kind))
+    return kind(content)
 
 
 def is_plain(elements: Collection[Any]) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from swift_ft.checkpoint.step.containers import content_in, fill, items_in, plain, put_at, remove_at
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     GENERATORS,
@@ -157,7 +158,7 @@ class _Container:
 
     def __init__(self, container: Any, whole: bool) -> None:
         self._container, self._length = container, len(container)
-        self._value = _shallow(container) if whole else None
+        self._value = plain(container) if whole else None
 
     @property
     def changed(self) -> bool:
@@ -168,50 +169,27 @@ class _Container:
     def put_back(self) -> None:
         if self._value is None:
             if isinstance(self._container, list) and len(self._container) > self._length:
-                del self._container[self._length :]
+                list.__delitem__(self._container, slice(self._length, None))
             return
         if _same(self._container, self._value):
             return
         if not all(map(is_understood, content_in(self._container))):
             self._put_back_in_part(self._value)
             return
-        if isinstance(self._container, list | bytearray):
-            self._container[:] = self._value
-            return
-        self._container.clear()
-        if isinstance(self._container, deque):
-            self._container.extend(self._value)
-        else:
-            self._container.update(self._value)
+        fill(self._container, self._value)
 
     def _put_back_in_part(self, value: Any) -> None:
         """Only entries that are understood, now and before: a dictionary's, or those of a list as long."""
+        there = dict(items_in(self._container))
         if isinstance(self._container, dict):
-            for key in [
-                key for key, now in self._container.items() if key not in value and is_understood(now)
-            ]:
-                del self._container[key]
-            entries = value.items()
-        elif isinstance(self._container, list | deque) and len(self._container) == len(value):
-            entries = enumerate(value)
-        else:
+            for key, now in there.items():
+                if key not in value and is_understood(now):
+                    remove_at(self._container, key)
+        elif not isinstance(self._container, list | deque) or len(there) != len(value):
             return
-        there = dict(self._container) if isinstance(self._container, dict) else {*range(len(value))}
-        for key, before in entries:
-            if is_understood(before) and (key not in there or is_understood(self._container[key])):
-                self._container[key] = before
-
-
-def _shallow(container: Any) -> Any:
-    """The same things in a plain container: a copy of the script's own kind would run code of the script."""
-    kinds: tuple[type, ...] = (dict, set, bytearray)
-    kind = next((kind for kind in kinds if isinstance(container, kind)), list)
-    return kind(container)
-
-
-def content_in(container: Any) -> Any:
-    """The values of a dictionary, and of another container its elements."""
-    return container.values() if isinstance(container, dict) else container
+        for key, before in items_in(value):
+            if is_understood(before) and (key not in there or is_understood(there[key])):
+                put_at(self._container, key, before)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -219,7 +197,8 @@ def _same(one: Any, other: Any) -> bool:
     if len(one) != len(other):
         return False
     if isinstance(one, dict):
-        return all(a is b and one[a] is other[b] for a, b in zip(one, other, strict=True))
+        pairs = zip(items_in(one), items_in(other), strict=True)
+        return all(a is b and x is y for (a, x), (b, y) in pairs)
     if isinstance(one, bytearray | set):
         return bool(one == other)
-    return all(a is b for a, b in zip(one, other, strict=True))
+    return all(a is b for a, b in zip(content_in(one), other, strict=True))

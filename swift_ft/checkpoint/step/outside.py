@@ -20,8 +20,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from swift_ft.checkpoint.step.containers import content_in, items_in
 from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, content_in
+from swift_ft.checkpoint.step.leaves import MOST_BYTES
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import (
     Trace,
@@ -65,7 +66,9 @@ class Outside:
         self._first = {number: one for number, one in self._first.items() if one[0]() is not None}
         for path, module in self._modules():
             tensors = [t for t in (*module.parameters(), *module.buffers()) if self._counts(t)]
-            if any([*self._changed(tensors, samples_of_tensors(tensors))]):
+            found = zip(tensors, self._changed(tensors, samples_of_tensors(tensors)), strict=True)
+            changed = [tensor for tensor, one in found if one]
+            if changed and not self._variables.part_saves(path, changed):
                 raise IncompleteStateError(
                     f"The module {path} (a {type(module).__name__}) changes while training and is not in "
                     "Session(state): a replacement would begin with what its script makes. Pass it too, as "
@@ -128,8 +131,7 @@ class Outside:
         if isinstance(value, CONTAINERS):
             yield name, value
         if isinstance(value, dict | list) and not _LEADS_NOWHERE.issuperset(map(type, content_in(value))):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, inner in islice(items, _MOST_LOOKED_AT):
+            for key, inner in islice(items_in(value), _MOST_LOOKED_AT):
                 if isinstance(inner, torch.Tensor | np.ndarray):
                     yield from self._large_in(f"{name}[{key!r}]", inner)
                 elif isinstance(inner, CONTAINERS):

@@ -125,6 +125,8 @@ class ParameterWatch:
         self._digests: dict[str, int] | None = None  # of all bits, in a step that is looked at closely
         self._stepped: set[int] = set()  # optimizers that have stepped in this step, by id()
         self._windows: dict[UndoableOptimizer, int] = {}  # opened before this step
+        self._samplers: dict[UndoableOptimizer, Sampler] = {}
+        self._as_updated: dict[UndoableOptimizer, Fingerprint] = {}  # as its step has left them
         self._named: Mapping[str, torch.Tensor] | None = None
         self._names: dict[torch.Tensor, str] = {}
 
@@ -147,8 +149,10 @@ class ParameterWatch:
         """
         self._expected, self._digests = None, None  # nothing of an earlier step stays alive meanwhile
         self._stepped.clear()
+        self._as_updated.clear()
         undoable = (o for o in self._state.optimizers.values() if isinstance(o, UndoableOptimizer))
         self._windows = {optimizer: optimizer.windows_opened for optimizer in undoable}
+        self._samplers = {optimizer: self._samplers.get(optimizer, Sampler()) for optimizer in self._windows}
         if named is not self._named or large or len(self._names) > len(named):
             self._named = named
             self._names = {tensor: name for name, tensor in (*named.items(), *large.items())}
@@ -170,8 +174,13 @@ class ParameterWatch:
         self.look()
         self._stepped.add(id(optimizer))
 
-    def after_update(self) -> None:
+    def after_update(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped: what it holds has changed as it should."""
+        if isinstance(optimizer, UndoableOptimizer) and optimizer in self._samplers:
+            # An undo begins from these values. A write through `.data` moves no count that it could see.
+            held = [p for group in optimizer.param_groups for p in group["params"] if p in self._names]
+            self._as_updated.pop(optimizer, None)  # the last one to step comes last
+            self._as_updated[optimizer] = self._samplers[optimizer].take(held)
         if self._expected is not None and self._digests is not None:
             self._expect(self._expected.tensors, closely=True)
 
@@ -188,8 +197,18 @@ class ParameterWatch:
         """Names of the parameters that an interrupted step has changed, and that nothing puts back."""
         if self._expected is None:
             return []
-        known = self.updated() | self._kinds.keys()
-        return [self._names[tensor] for tensor in self._differing() if tensor not in known]
+        updated = self.updated()
+        found = {tensor for tensor in self._differing() if tensor not in updated | self._kinds.keys()}
+        found |= {tensor for tensor in self._changed_since_update() if tensor in updated}
+        return [name for tensor, name in self._names.items() if tensor in found]
+
+    def _changed_since_update(self) -> set[torch.Tensor]:
+        """Parameters that changed after their optimizer's step, and have no copy for it."""
+        unlike: dict[torch.Tensor, bool] = {}
+        for noted in self._as_updated.values():
+            changed = {*Sampler().take(noted.tensors).differing(noted)}
+            unlike |= {tensor: index in changed for index, tensor in enumerate(noted.tensors)}
+        return {tensor for tensor, one in unlike.items() if one and self._kinds.get(tensor) != _Kind.AFTER}
 
     def completed(self) -> None:
         """A step is complete: what has changed outside of optimizers is copied from the next one on."""
@@ -209,6 +228,7 @@ class ParameterWatch:
         """The tensors are others from now on."""
         self._expected, self._digests, self._named = None, None, None
         self._kinds.clear()
+        self._as_updated.clear()
 
     def _expect(self, tensors: Sequence[torch.Tensor], *, closely: bool) -> None:
         self._expected = self._sampler.take(tensors)

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.frozen import GENERATOR, Copier, frozen
+from swift_ft.checkpoint.step.containers import fill, plain
+from swift_ft.checkpoint.step.frozen import GENERATOR, Copier, frozen, tuple_like
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, write_state
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import PARAMETER, UNKNOWN, References
@@ -117,22 +118,20 @@ class Placing:
         if any(one is UNKNOWN for one in inner):
             return UNKNOWN
         kept = there is now and all(map(operator.is_, now, inner))
-        return now if kept else tuple(inner)
+        return now if kept else tuple_like(value, inner)
 
     def _fill(self, here: Any, value: Any) -> None:
         if isinstance(here, dict):
             self._fill_dict(here, value)
             return
         if isinstance(here, bytearray):
-            here[:] = value
+            fill(here, value)
             return
-        before = [*here] if isinstance(here, list | deque) else []
+        before = plain(here) if isinstance(here, list | deque) else []
         before = [*before, *[MISSING] * len(value)][: len(value)]
         inner = [self.put(old, new) for old, new in zip(before, value, strict=True)]
-        here.clear()
-        add = here.update if isinstance(here, set) else here.extend
         found = (old if new is UNKNOWN else new for old, new in zip(before, inner, strict=True))
-        add(one for one in found if one is not MISSING)
+        fill(here, [one for one in found if one is not MISSING])
 
     def _fill_dict(self, here: dict[Any, Any], value: dict[Any, Any]) -> None:
         """Give a dictionary the content of another one.
@@ -140,8 +139,7 @@ class Placing:
         Containers in it stay those that there are, or are such as it makes itself: a ``defaultdict`` among
         them makes entries of its own, which a plain dictionary of the same content would not.
         """
-        before = dict(here)
-        here.clear()
+        before, content = plain(here), {}
         for name, inner in value.items():
             key = self._references.key(name)
             there = before.get(key, MISSING)
@@ -150,7 +148,8 @@ class Placing:
                 there = makes() if makes is not None else MISSING
             put = self.put(there, inner)
             if (found := there if put is UNKNOWN else put) is not MISSING:
-                here[key] = found
+                content[key] = found
+        fill(here, content)
 
 
 def put_into(now: Any, value: Any) -> bool:

@@ -9,13 +9,22 @@ Objects of libraries are not namespaces: what is in them is theirs.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import gc
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -24,6 +33,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
+from swift_ft.checkpoint.step.containers import content_in, items_in
 from swift_ft.checkpoint.step.counted import counted_in
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
@@ -35,7 +45,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     is_understood,
 )
-from swift_ft.checkpoint.step.leaves import content_in
+from swift_ft.program.own_code import is_own_class
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.module_hooks import hooks_of
@@ -43,6 +53,8 @@ from swift_ft.torch_core.optimizers import BOOKKEEPING
 
 OF_BUFFERS = "(buffers)"
 """In the path of a namespace of buffers that no ``state_dict()`` has."""
+OF_ATTRIBUTES = "(attributes)"
+"""In the path of a namespace of a container that has attributes as well."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 
@@ -61,6 +73,11 @@ _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 _CACHE = type(functools.cache(int))
 """Of functions that remember their results."""
 
+_LEADING: tuple[type, ...] = (
+    *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, _CACHE),
+    *(nn.Module, Optimizer, ModuleType, FunctionType, type, argparse.Namespace, SimpleNamespace),
+)
+
 
 class Namespace:
     """Something that has variables.
@@ -68,6 +85,7 @@ class Namespace:
     Args:
         hidden: names that belong to torch or to this package.
         private: how such names begin.
+        attributes: of a dictionary, its attributes are meant, and not its entries.
 
     Attributes:
         path: how the script would get there, such as ``model.head``.
@@ -76,13 +94,20 @@ class Namespace:
     """
 
     def __init__(
-        self, path: str, owner: Any, hidden: frozenset[str] = frozenset(), private: str = "__"
+        self,
+        path: str,
+        owner: Any,
+        hidden: frozenset[str] = frozenset(),
+        private: str = "__",
+        *,
+        attributes: bool = False,
     ) -> None:
         self.path = path
         self.owner = owner
         self._hidden = hidden
         self._private = private
-        self.variables: Mapping[str, Any] = owner if isinstance(owner, dict) else _variables_of(owner)
+        self._is_dict = isinstance(owner, dict) and not attributes
+        self.variables: Mapping[str, Any] = owner if self._is_dict else _variables_of(owner)
 
     @property
     def is_of_buffers(self) -> bool:
@@ -103,7 +128,7 @@ class Namespace:
         """
         if isinstance(self.owner, type):
             return any(name in vars(base) for base in self.owner.__mro__[1:])
-        return not isinstance(self.owner, dict | ModuleType)
+        return not (self._is_dict or isinstance(self.owner, ModuleType))
 
     def names(self) -> list[str]:
         """The names of its variables. What a module of Python's has is mostly its code, and left out."""
@@ -168,7 +193,7 @@ def is_mixed(container: Any) -> bool:
         isinstance(container, dict)
         and len(container) <= MOST_ELEMENTS
         and all(isinstance(key, str) for key in container)
-        and not all(map(is_understood, container.values()))
+        and not all(map(is_understood, content_in(container)))
     )
 
 
@@ -188,6 +213,13 @@ class Reach:
     leaves: list[Any]
     cells: list[tuple[str, CellType]]
     seen: dict[int, Any]
+
+    def add(self, other: Reach) -> None:
+        """Add another one's findings."""
+        self.namespaces += other.namespaces
+        self.leaves += other.leaves
+        self.cells += other.cells
+        self.seen |= other.seen
 
 
 def reach(
@@ -219,7 +251,11 @@ def reach(
             elif in_container:
                 found.leaves.append(value)
             todo.extend((inner, element, True) for inner, element in _elements(path, value))
+            if is_namespace(value) and getattr(value, "__dict__", None) is not value:
+                todo.extend(_look_into(path, value, found))
         elif isinstance(value, tuple):
+            if in_container:
+                seen[id(value)] = value
             todo.extend((f"{path}[{i}]", element, True) for i, element in enumerate(value[:MOST_ELEMENTS]))
         elif isinstance(value, (torch.Tensor, np.ndarray, *GENERATORS)):
             if in_container:
@@ -255,6 +291,11 @@ def passed_on(value: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f"{name}[{i}]" if several else name, part) for i, part in enumerate(inner))
 
 
+def leads_nowhere(kind: type) -> bool:
+    """Whether no object of a class is looked into: of a library's, and of what never changes in itself."""
+    return kind not in _LEADING and not issubclass(kind, _LEADING) and not is_own_class(kind)
+
+
 def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, bool]]:
     """Note a namespace. Returns what its variables hold."""
     namespace: Namespace | None = None
@@ -270,7 +311,8 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
                 yield path if wraps else f"{path}.{name}", child, False
     else:
         hidden = _hidden_in_optimizers() if isinstance(value, Optimizer) else frozenset[str]()
-        namespace = Namespace(path, value, hidden)
+        at = f"{path}.{OF_ATTRIBUTES}" if is_mixed(value) else path  # of its entries there is another one
+        namespace = Namespace(at, value, hidden, attributes=True)
     if isinstance(value, nn.Module | Optimizer):
         yield from ((f"{path}.{name}", hook, False) for name, hook in hooks_of(value))
     if namespace is not None:
@@ -340,10 +382,7 @@ def content_of(cell: CellType) -> Any:
 def _elements(path: str, container: Any) -> Iterator[tuple[str, Any]]:
     if len(container) > MOST_ELEMENTS or isinstance(container, bytearray):
         return
-    if isinstance(container, dict):
-        named: Iterable[tuple[Any, Any]] = container.items()
-    else:
-        named = enumerate(container)
+    named = items_in(container)
     yield from ((f"{path}[{key!r}]", value) for key, value in named if type(value) not in FIXED_EXACTLY)
 
 

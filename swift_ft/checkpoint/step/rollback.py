@@ -282,7 +282,7 @@ class Rollback:
 
     def _after_update(self, optimizer: Optimizer, *_: object) -> None:
         for name, held in self._stood_for_by(optimizer).items():
-            self._parameters.after_update()
+            self._parameters.after_update(held)
             if not isinstance(held, UndoableOptimizer):  # else it can undo its update
                 self._updated.add(name)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FrameType
@@ -18,29 +19,40 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.counted import counted_in, is_counted, number_of_counted
 from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
     CONTAINERS,
     FIXED_EXACTLY,
+    MOST_ELEMENTS,
     is_copied,
     is_object,
     is_understood,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph, content_in
-from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph
+from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, leads_nowhere, reach
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import storage_id, tensors_in
+from swift_ft.torch_core.tensors import same_bits, storage_id, tensors_in
 
 _OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
 _OF_LOOP_BYTES = 2**16
 """Larger tensors that the loop's own variables hold are batches and results, as a rule."""
 
+_VARIABLE = "(variable)"
+"""Before the name of a variable that is that of a part of the state, which is something else."""
+_MOST_LOOKED_THROUGH = 2**14
+"""Elements of all containers of more than 64 that are looked through in each step for new ones."""
 _FEW = 64
-"""Elements of a container that is looked through in each step for things that are new in it."""
+_MANY_NEW = 32
+"""New things in containers that had better be found by a look, which finds them once for all steps."""
+_MOST_NEW = 64
+"""Of them that a step looks into: each takes ten or twenty microseconds."""
+_LOOKS_APART = 16
+"""Steps between two looks for that reason."""
 _MOST_MADE_SINCE = 10_000
 """Elements of new containers, as a batch may be, that are looked through in each step."""
 
@@ -129,7 +141,8 @@ class ScriptVariables:
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
         self._counted = 0  # variables in which loaders count, at the last look
-        self._small: list[Any] = []  # containers
+        self._looked_through: list[Any] = []  # containers whose new elements are found in each step
+        self._steps_since_look = self._new = 0
         self._protected: set[int] = set()  # storages of large state, which is put back in other ways
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
         self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
@@ -151,7 +164,9 @@ class ScriptVariables:
             parameters: whose flags are noted, too.
         """
         self._parameters.update(map(id, parameters))
-        if self._counted != number_of_counted():
+        self._steps_since_look += 1
+        grown = self._new > _MANY_NEW and self._steps_since_look >= _LOOKS_APART
+        if grown or self._counted != number_of_counted():
             self.look()
         if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
             self._note_slots()
@@ -159,7 +174,7 @@ class ScriptVariables:
         loop = _variables_in(frames)
         slots, raw = self.slots, [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
         others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
-        late = self._made_since([*(raw[index] for index in others), *loop.values()])
+        late, inner = self._made_since([*(raw[index] for index in others), *loop.values()])
         if late.namespaces:
             slots = [
                 *slots,
@@ -173,7 +188,7 @@ class ScriptVariables:
             values[index] = _noted(raw[index])
         leaves = Leaves()
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
-        self._copy(in_place, MOST_BYTES, leaves)
+        self._copy([*in_place, *inner], MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
         self.unnoted = leaves.unnoted
         return NotedVariables(
@@ -188,24 +203,44 @@ class ScriptVariables:
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
 
-    def _made_since(self, values: Iterable[Any]) -> Reach:
-        """Things that the script has made since the last look, such as a new meter, and what is in them."""
-        seen = self._reach.seen
-        new = [value for value in values if id(value) not in seen and _leads_on(value)]
-        elements = (element for one in self._small for element in content_in(one))
-        inner = [e for e in elements if type(e) not in FIXED_EXACTLY and id(e) not in seen]
-        roots = [*(("", value) for value in new), *([("", inner)] if inner else [])]
-        return reach(roots, seen, _MOST_MADE_SINCE) if roots else Reach([], [], [], {})
+    def _made_since(self, values: Iterable[Any]) -> tuple[Reach, list[Any]]:
+        """Things that the script has made since the last look, such as a new meter, and what is in them.
+
+        Returns:
+            All that was found, and the leaves among it that containers of before hold.
+        """
+        seen, found = self._reach.seen, Reach([], [], [], {})
+        inner: list[Any] = []
+        for one in self._looked_through:
+            content = content_in(one)
+            if not FIXED_EXACTLY.issuperset(map(type, content)) and len(one) <= MOST_ELEMENTS:
+                inner += [e for e in content if id(e) not in seen and not leads_nowhere(type(e))]
+        self._new = len(inner)
+        if inner:
+            found = reach([("", inner[:_MOST_NEW])], seen, _MOST_MADE_SINCE)
+        held = [*found.leaves]
+        if new := [value for value in values if id(value) not in seen and _leads_on(value)]:
+            found.add(reach((("", value) for value in new), ChainMap(found.seen, seen), _MOST_MADE_SINCE))
+        return found, held
 
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
         return next((one for one in self._reach.namespaces if one.path == path), None)
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules of torch that were found, by path, but those that a part of the state answers for."""
+        """The modules of torch that were found, by path."""
         for namespace in self._reach.namespaces:
-            if (module := namespace.module) is not None and root_of(namespace.path) not in self.state.small:
+            if (module := namespace.module) is not None:
                 yield namespace.path, module
+
+    def part_saves(self, path: str, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether the part of the state through which a path leads has copies of tensors in its own state."""
+        part = self.state.small.get(root_of(path))
+        saved = [*tensors_in(part.state_dict())] if part is not None else []
+        return bool(saved) and all(
+            any(one.shape == tensor.shape and same_bits(one, local(tensor).to(one.device)) for one in saved)
+            for tensor in tensors
+        )
 
     def _large_of(self, found: list[tuple[Namespace, str, Any]]) -> dict[str, torch.Tensor]:
         return {
@@ -257,7 +292,8 @@ class ScriptVariables:
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
         containers = (one for one in self._reach.seen.values() if isinstance(one, CONTAINERS))
-        self._small = [one for one in containers if len(one) <= _FEW and not isinstance(one, bytearray)]
+        self._looked_through = [*_few_enough(one for one in containers if not isinstance(one, bytearray))]
+        self._steps_since_look = self._new = 0
         self._note_slots()
         unsaved = [namespace.variables[name] for namespace, name in self.slots if namespace.is_of_buffers]
         self._protected = {storage_id(tensor) for tensor in self._large()}
@@ -269,19 +305,23 @@ class ScriptVariables:
         self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]
     ) -> Iterator[tuple[str, Any]]:
         """The state's parts first: what they reach has their names. Then from the outermost function on."""
-        yield from self.state.modules.items()
-        yield from self.state.optimizers.items()
-        yield from self.state.small.items()
+        parts = {**self.state.modules, **self.state.optimizers, **self.state.small}
+        yield from parts.items()
+
+        def named(variables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+            for name, value in variables.items():
+                # Another object than the part of this name must not have its path.
+                other = prefix + name in parts and parts[prefix + name] is not value
+                yield f"{_VARIABLE} {prefix}{name}" if other else prefix + name, value
+
         for function, frame in frames.items():
             # An epoch's function is called anew each time: what it holds must not have the name of another.
             apart = function == PASSES_ON or (function == LOOP and EPOCHS in frames)
             prefix = f"{frame.f_code.co_name}()." if apart else ""
-            yield from ((prefix + name, value) for name, value in frame.f_locals.items())
+            yield from named(frame.f_locals, prefix)
         for path, variables in modules.items():
             prefix = path and f"{path}."
-            yield from (
-                (prefix + name, value) for name, value in variables.items() if not name.startswith("__")
-            )
+            yield from named({k: v for k, v in variables.items() if not k.startswith("__")}, prefix)
 
     def _parameters_of_state(self) -> Iterator[torch.Tensor]:
         yield from self.state.named_parameters().values()
@@ -345,6 +385,18 @@ def _is_small(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return is_copied(value, _OF_LOOP_BYTES)
     return is_understood(value)
+
+
+def _few_enough(containers: Iterable[Any]) -> Iterator[Any]:
+    """Those that a step has the time to look through."""
+    left = _MOST_LOOKED_THROUGH
+    for one in containers:
+        length = len(one)
+        if length > _FEW:
+            left -= length if length <= MOST_ELEMENTS else 0
+            if length > MOST_ELEMENTS or left < 0:
+                continue
+        yield one
 
 
 def _leads_on(value: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
+from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.frozen import is_plain
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
@@ -70,7 +71,7 @@ def is_looked_into(container: Any) -> bool:
     """Whether changes of a container's elements are seen in themselves, or cannot be."""
     if len(container) <= MOST_ELEMENTS or isinstance(container, bytearray):
         return True
-    parts = (container, container.values()) if isinstance(container, dict) else (container,)
+    parts = (container, content_in(container)) if isinstance(container, dict) else (content_in(container),)
     return all(map(is_plain, parts))
 
 
@@ -82,7 +83,8 @@ def _in_words(value: Any) -> str:
         return f"{kind} of {format_bytes(value.nbytes)}"
     if isinstance(value, (tuple, *CONTAINERS)):
         return f"a {type(value).__name__} of {len(value):,} elements"
-    return ""
+    # One that never changes in itself, of a class whose objects are not read back.
+    return f"of {type(value).__module__}.{type(value).__qualname__}" if is_fixed(value) else ""
 
 
 class _Tracer:
@@ -148,9 +150,9 @@ class _Tracer:
                 yield str(hash(frozenset(value))).encode()
         elif isinstance(value, dict):
             yield from self._of_elements(value, depth)
-            yield from self._of_elements(value.values(), depth)
+            yield from self._of_elements(content_in(value), depth)
         else:
-            yield from self._of_elements(value, depth)
+            yield from self._of_elements(value if isinstance(value, tuple) else content_in(value), depth)
 
     def _of_elements(self, value: Iterable[Any], depth: int) -> Iterator[bytes]:
         elements: Sequence[Any] = value if isinstance(value, list | tuple) else [*value]

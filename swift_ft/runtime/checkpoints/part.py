@@ -36,6 +36,7 @@ class Elsewhere:
         copy: loads a copy that another machine has in its memory.
         layout: has the layers that a state has in which a plan was made; None if no layer can move.
         end_segment: ends the segment of the log: what comes after the checkpoint is in another one.
+        note_variables: notes what a replacement has to have of this worker's own, at this iteration.
         exact: whether a replay rebuilds the state to the bit.
         saving: measures how long training waits in it.
     """
@@ -43,6 +44,7 @@ class Elsewhere:
     copy: Callable[[Task], None]
     layout: Callable[[State], StageLayers | None]
     end_segment: Callable[[], None]
+    note_variables: Callable[[int], None]
     exact: Callable[[], bool]
     saving: Callable[..., AbstractContextManager[None]]
 
@@ -107,6 +109,8 @@ class CheckpointsPart(Part):
     def save(self, iteration: int, *, replaying: bool = False) -> None:
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
         self._elsewhere.end_segment()
+        if not replaying:  # before the part is reported: who finds the checkpoint finds the note
+            self._elsewhere.note_variables(iteration)
         with self._elsewhere.saving(replaying=replaying):
             self._saver.save(iteration, replaying=replaying, exact=self._elsewhere.exact())
 

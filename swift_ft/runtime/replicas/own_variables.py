@@ -1,20 +1,23 @@
-"""Variables of a script that each replica has for itself: the mean of its losses, the name of its log.
+"""Variables of a script that each replica has for itself: the mean of its losses, the best of its models.
 
-A replacement receives the state of another replica. What was equal on all of them is right for it; what was
-not stays as its own script has made it. Generators of random numbers are the exception: what they draw
+A replacement receives the state of another replica. What was equal on all of them is right for it. What was
+not, in the third step or in the last checkpoint, comes from what the lost worker noted in that checkpoint, or
+stays as its own script has made it. Generators of random numbers are the exception: what they draw
 changes the training, and no other worker knows the state of a lost one. So they are refused in the first
 steps.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from swift_ft.checkpoint.step.carried import CarriedVariables, Place, in_words
+from swift_ft.checkpoint.step.carried import CarriedVariables, Place, Saved, in_words
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError
@@ -28,6 +31,23 @@ _NAMED = 5
 """Variables that a line names."""
 _LOOKS = 32
 """Steps in which a worker looks for the notes of its replicas; they write them in the background."""
+_MOST_BYTES = 2**16
+"""Of the values that a worker notes for its replacement: the rendezvous store is in a machine's memory."""
+
+
+@dataclass(frozen=True)
+class _Note:
+    """A worker's variables, those that are not as at the start.
+
+    Attributes:
+        iteration: completed iterations.
+        digests: by path and name.
+        values: the small ones themselves, packed, in base64.
+    """
+
+    iteration: int
+    digests: Mapping[str, int] = field(default_factory=dict)
+    values: str = ""
 
 
 class OwnVariables:
@@ -94,25 +114,64 @@ class OwnVariables:
             self._theirs = self._noted(replicas)
         self._looking = False
 
+    def note(self, iteration: int, replicas: Sequence[int]) -> None:
+        """Note the variables for a replacement, as a checkpoint has them.
+
+        Args:
+            iteration: completed iterations, as on all replicas that note now.
+            replicas: ranks of this worker and its replicas.
+        """
+        if len(replicas) > 1:
+            self._writer.do(partial(self._note_kept, iteration, self._carried.to_save()))
+
+    def _note_kept(self, iteration: int, saved: Saved) -> None:
+        """In the writer's thread."""
+        values = base64.b64encode(self._carried.packed(saved, _MOST_BYTES)).decode()
+        note = _Note(iteration, self._carried.digests_of(saved), values)
+        earlier = [one for one in self._kept_by(self._rank) if one.iteration < iteration]
+        # Two: a loss may come when one replica has noted the last one, and another has not.
+        notes = [asdict(one) for one in (*earlier[-1:], note)]
+        self._rendezvous.set(store_keys.variables_kept(self._rank), json.dumps(notes))
+
     @contextmanager
-    def kept(self, replicas: Sequence[int]) -> Iterator[None]:
-        """Within the block, a state that is taken over leaves what is known to be unlike as it is."""
+    def kept(self, replicas: Sequence[int], iteration: int, *, replaced: bool) -> Iterator[None]:
+        """Within the block, a state that is taken over leaves what is known to be unlike as it is.
+
+        Args:
+            replicas: ranks of this worker and its replicas.
+            iteration: of the state, which may be an earlier one than that of the last notes.
+            replaced: this process has begun in the place of a lost one, whose notes tell what it had.
+        """
+        carried = self._carried
         have = [rank for rank in replicas if self._rendezvous.check([store_keys.variables(rank)])]
-        self._carried.own, alike = _compared(noted := self._noted(have))
+        carried.own, alike = _compared(noted := self._noted(have))
         if len(noted) > 1:
-            self._carried.alike = alike
-        if self._carried.own:
-            names = [in_words(place) for place in sorted(self._carried.own)]
-            _logger.info(
-                "each replica has %s for itself: this worker keeps its own, as its script or the beginning "
-                "of the step has left it",
-                ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else ""),
-                extra={"event": "own_variables", "variables": names},
-            )
+            carried.alike = alike
+        own_note = _Note(0)
+        if last := self._last_kept(replicas, iteration):
+            unlike, alike = _compared([note.digests for note in last])
+            carried.own, carried.alike = carried.own | unlike, alike - carried.own
+            own_note = last[replicas.index(self._rank)]
+        if replaced and own_note.values:
+            carried.of_own = _only(carried.unpacked(base64.b64decode(own_note.values)), carried.own)
+        self._say_what_is_own(own_note)
         try:
             yield
         finally:
-            self._carried.own = frozenset()
+            carried.own, carried.of_own = frozenset(), {}
+
+    def _say_what_is_own(self, note: _Note) -> None:
+        given = {(path, name) for path, values in self._carried.of_own.items() for name in values}
+        as_noted = f"as it was in iteration {note.iteration}, from the notes of the lost worker"
+        as_made = "as its script or the beginning of the step has left it"
+        for places, words in ((given, as_noted), (self._carried.own - given, as_made)):
+            if names := [in_words(place) for place in sorted(places)]:
+                _logger.info(
+                    "each replica has %s for itself: this worker keeps its own, %s",
+                    ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else ""),
+                    words,
+                    extra={"event": "own_variables", "variables": names},
+                )
 
     def _refuse_generators(
         self, replicas: Sequence[int], ours: Mapping[str, int], noted: Sequence[Mapping[str, int]]
@@ -133,6 +192,28 @@ class OwnVariables:
         """The notes of workers; empty if they are of unlike iterations, because a loss came between."""
         notes = [json.loads(self._rendezvous.get(store_keys.variables(rank))) for rank in ranks]
         return [note for _, note in notes] if len({iteration for iteration, _ in notes}) == 1 else []
+
+    def _last_kept(self, ranks: Sequence[int], iteration: int) -> list[_Note]:
+        """A note of each worker, of the last iteration up to this one that all have noted; or empty."""
+        each = [
+            {note.iteration: note for note in self._kept_by(rank) if note.iteration <= iteration}
+            for rank in ranks
+        ]
+        common = set[int].intersection(*(set(notes) for notes in each)) if each else set[int]()
+        return [notes[max(common)] for notes in each] if common else []
+
+    def _kept_by(self, rank: int) -> list[_Note]:
+        key = store_keys.variables_kept(rank)
+        if not self._rendezvous.check([key]):
+            return []
+        return [_Note(**note) for note in json.loads(self._rendezvous.get(key))]
+
+
+def _only(saved: Saved, places: frozenset[Place]) -> Saved:
+    return {
+        path: {name: value for name, value in values.items() if (path, name) in places}
+        for path, values in saved.items()
+    }
 
 
 def _compared(noted: Sequence[Mapping[str, int]]) -> tuple[frozenset[Place], frozenset[Place]]:

@@ -225,6 +225,11 @@ class Replicas:
             if optimizer.wait_free
         ]
 
+    def note_variables(self, iteration: int) -> None:
+        """A checkpoint is about to be saved: note what a replacement has to have of this worker's own."""
+        if self.own_variables is not None:
+            self.own_variables.note(iteration, self.ranks)
+
     def drain(self) -> None:
         """After an interruption, wait until no background thread changes the state any more."""
         if self._hook is not None:

@@ -81,7 +81,8 @@ class StateSync:
         # Of its own data; buffers that are equal on all replicas come with the state.
         keep_buffers = survivor and not self._replicas.equal_buffers and self._rollback.has_buffers_of(begin)
         own = self._replicas.own_variables
-        with own.kept(self._replicas.ranks) if own is not None else nullcontext():
+        kept = nullcontext() if own is None else own.kept(self._replicas.ranks, begin, replaced=not survivor)
+        with kept:
             self._replicas.recv_state(transfer, group, survivor, keep_buffers=keep_buffers)
         if keep_buffers:  # only now: if the source dies, nothing has changed
             self._rollback.buffers_of(begin, self._replicas.model)

@@ -16,6 +16,8 @@ HABITS = [
     "another group",
     "an attribute",
     "a group that the script holds",
+    "an enum of another file",
+    "a named tuple",
 ]
 
 

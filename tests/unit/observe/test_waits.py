@@ -159,6 +159,7 @@ REASONS = {
         "runtime/pipeline/published_shapes.py:PublishedShapes.find",
         "runtime/pipeline/script_partners.py:ScriptPartners._of",
         "runtime/program_check.py:check_program",
+        "runtime/replicas/own_variables.py:OwnVariables._kept_by",
         "runtime/replicas/own_variables.py:OwnVariables._noted",
         "runtime/replicas/replicas.py:Replicas._published_layout",
         "runtime/replicas/replicas.py:Replicas.reset",

@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from tests.cluster.habits.scripts.flags_from import Phase, Window
 from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
@@ -28,9 +29,12 @@ class Net(nn.Module):
         self.drop = nn.Dropout(0.5)
         self.head = nn.Linear(12, 6)
         self.temperature = 1.0
+        self.phases = [Phase.EASY]
+        self.window = Window([1.0], "first")
 
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = self.head(self.drop(self.norm(self.backbone(x)).tanh()))
+        y = y * (2 if self.phases[-1] is Phase.HARD else 1) * self.window.scales[0]
         return y / self.temperature
 
 
@@ -49,6 +53,10 @@ def change(net: Net, optimizer: torch.optim.Optimizer) -> None:
         optimizer.add_param_group({"params": net.backbone.parameters(), "lr": 1e-3})
     elif HABIT == "an attribute":
         net.temperature = 2.0
+    elif HABIT == "an enum of another file":
+        net.phases.append(Phase.HARD)
+    elif HABIT == "a named tuple":
+        net.window = Window([2.0], "second")
     elif HABIT == "a group that the script holds":
         group["lr"] = 1e-3
 
@@ -89,5 +97,6 @@ for step in session.steps(ITERATIONS):
 flags = {name: p.requires_grad for name, p in net.named_parameters()}
 modes = {name: module.training for name, module in net.named_modules()}
 rest: dict[str, Any] = {"flags": flags, "modes": modes, "p": net.drop.p, "temperature": net.temperature}
+rest |= {"phases": [*map(str, net.phases)], "window": net.window.name}
 leave(rank, {"model": net.state_dict(), "optimizer": optimizer.state_dict(), **rest})
 dist.destroy_process_group()

@@ -105,6 +105,13 @@ def train_step(index: int) -> None:
         for p, old in zip(trained, before, strict=True):
             p.data = old
     optimizer.step()
+    if HABIT == "clamp, in iteration 4 only" and index == 4:
+        for p in trained:
+            p.data.clamp_(-0.2, 0.2)
+    if HABIT == "slow weights, each fifth step" and index % 5 == 4:
+        for p, slow in zip(trained, slow_weights, strict=True):
+            slow.lerp_(p.detach(), 0.5)
+            p.data.copy_(slow)
     if HABIT == "clamp, in place":
         with torch.no_grad():
             for p in trained:
@@ -116,8 +123,11 @@ def train_step(index: int) -> None:
         weight = trained[0]
         weight.data = weight.data * (0.5 / weight.data.norm()).clamp(max=1)
     optimizer.zero_grad()
+    if HABIT in ("clamp, in iteration 4 only", "slow weights, each fifth step"):
+        dist.all_reduce(torch.zeros(1))  # of the loss, for a log
 
 
+slow_weights = [p.detach().clone() for p in trained]
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
 if SHARDS:
     session.attach_fsdp(model)

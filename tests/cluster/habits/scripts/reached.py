@@ -24,6 +24,7 @@ from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
 ITERATIONS = 8
+NEW = "a class that is seen first in step 5"
 
 
 @dataclass(slots=True)
@@ -34,6 +35,41 @@ class Slotted:
 class Meter:
     def __init__(self) -> None:
         self.count = 0
+
+
+class Trainer:
+    """A part of the state that says what its epoch is, and not what its callbacks count."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.callbacks = [Meter()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.epoch = saved["epoch"]
+
+
+class History(list[float]):
+    """Knows how many losses there were, of which it keeps a few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def add(self, loss: float) -> None:
+        self.append(loss)
+        self.total += 1
+        del self[:-2]
+
+
+class Meters(dict[str, float]):
+    """Averages what it is given."""
+
+    def update(self, values: dict[str, float]) -> None:  # type: ignore[override]
+        for name, value in values.items():
+            self[name] = 0.5 * self.get(name, 0.0) + value
 
 
 class Recurrent(nn.Module):
@@ -84,24 +120,39 @@ def main() -> None:
     state: dict[str, Any] = {"model": model, "optimizer": optimizer}
     if HABIT == "a target":
         state["target"] = target
-    session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
+    trainer, named = Trainer(), Meter()
+    state["named" if HABIT == "named as a part" else "trainer"] = trainer
+    session = swift_ft.Session(state, store=STORE, checkpoint_every=100 if HABIT == NEW else 3)
     session.attach_ddp(model)
     tracker()["count"] = 0  # what is made in a step is not there yet where a replacement begins
     context: dict[str, Any] = {"lock": threading.Lock(), "count": 0}
     args, slotted, meter, seen = argparse.Namespace(count=0), Slotted(), Meter(), 0
+    history, meters = History(), Meters(count=1.0)
+    prototypes = {number: torch.zeros(2) for number in range(80)}
     for step, x in passed_on(session):
         with step:
             seen += 1
             args.count += 1
             slotted.count += 1
             meter.count += 1
+            trainer.callbacks[0].count += 1
+            named.count += 1
             context["count"] += 1
             tracker()["count"] += 1
             reached_from.Shared.count += 1
             weight.count += 1
             wrapper.count += 1
             net.get_buffer("scale").add_(1)
-            count = {
+            history.add(float(x.mean()))
+            meters.update({"count": 1.0})
+            if step.index >= 5:
+                prototypes.setdefault(80, torch.ones(2)).mul_(0.9).add_(x.mean().abs())
+            count: dict[str, float] = {
+                NEW: float(prototypes.get(80, torch.ones(2)).sum()),
+                "a list with attributes": history.total,
+                "behind a part": trainer.callbacks[0].count,
+                "named as a part": named.count,
+                "a dictionary that averages": meters["count"],
                 "beside a lock": context["count"],
                 "parsed arguments": args.count,
                 "slots": slotted.count,

@@ -8,8 +8,9 @@ import logging
 import random
 import threading
 from collections import defaultdict, deque
+from http import HTTPStatus
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -20,6 +21,11 @@ from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.optim import wrap_optimizer
+
+
+class Window(NamedTuple):
+    scales: torch.Tensor
+    sizes: list[int]
 
 
 class Net(nn.Module):
@@ -33,6 +39,8 @@ class Net(nn.Module):
         self.history: list[float] = []
         self.table = np.zeros(3)
         self.place = f"log-of-{rank}"
+        self.status: HTTPStatus | None = None
+        self.window = Window(torch.zeros(2), [])
         self.noise = torch.Generator().manual_seed(1)
         self.dice = random.Random(2)
         self.held = [self.head.weight]
@@ -41,9 +49,10 @@ class Net(nn.Module):
 class Process:
     """A process of the script: made as the script makes it, with a session that has started."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, status: HTTPStatus | None = None) -> None:
         torch.manual_seed(0)
         self.net = Net(rank)
+        self.net.status = status
         self.rate = torch.tensor(0.1)
         optimizer = torch.optim.AdamW(
             self.net.head.parameters(), lr=self.rate, capturable=False, foreach=False
@@ -114,6 +123,27 @@ def test_back_to_a_state_of_before(one: Process) -> None:
     assert net.history == []
     assert not net.table.any()
     assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
+
+
+@pytest.mark.parametrize("there_at_the_start", [True, False])
+def test_an_enum_of_a_library(there_at_the_start: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Its class is looked for among those of the values that the script begins with. Else a line names it."""
+    one, other = (Process(rank, HTTPStatus.OK if there_at_the_start else None) for rank in (0, 1))
+    one.net.status = HTTPStatus.GONE
+    with caplog.at_level(logging.WARNING):
+        other.state.take_over(one.saved())
+    assert other.net.status == (HTTPStatus.GONE if there_at_the_start else None)
+    said = [one.getMessage() for one in caplog.records if getattr(one, "event", "") == "variable_not_taken"]
+    assert ["model.status (of http.HTTPStatus)" in line for line in said] == [True] * (not there_at_the_start)
+
+
+def test_a_named_tuple_of_what_changes(one: Process, other: Process) -> None:
+    there, one.net.window = other.net.window, Window(torch.ones(2), [1])
+    other.state.take_over(one.saved())
+    found = other.net.window
+    assert type(found) is Window
+    assert found.scales is there.scales
+    assert (found.scales.tolist(), found.sizes) == ([1, 1], [1])
 
 
 def test_what_only_arrived_is_of_no_time_before_the_first_step(one: Process, other: Process) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,32 @@ def test_wherever_the_script_has_it(held: str, net: nn.Sequential, rollback: Rol
     rollback.begin(0)
     follow(inner, net)
     with pytest.raises(IncompleteStateError, match="changes while training and is not in"):
+        rollback.begin(1)
+
+
+class Follower:
+    """A part of the state with a network that it says all of, a copy of, or nothing of."""
+
+    def __init__(self, net: nn.Module, says: str) -> None:
+        self.target, self.says = copy.deepcopy(net).requires_grad_(False), says
+
+    def state_dict(self) -> dict[str, Any]:
+        tensors = self.target.state_dict() if self.says != "nothing" else {}
+        return {name: tensor.clone() if self.says == "a copy" else tensor for name, tensor in tensors.items()}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.target.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("says", ["all", "a copy", "nothing"])
+def test_behind_a_part_of_the_state(says: str, net: nn.Sequential) -> None:
+    """It is the part's own, if its ``state_dict()`` has it."""
+    follower = Follower(net, says)
+    rollback = Rollback(TrainingState({"model": net, "follower": follower}))
+    rollback.watch()
+    rollback.begin(0)
+    follow(follower.target, net)
+    with nullcontext() if says != "nothing" else pytest.raises(IncompleteStateError, match=REMEDY):
         rollback.begin(1)
 
 

@@ -132,6 +132,25 @@ def test_what_is_seen_for_the_first_time_cannot_be_put_back(
     training.rollback.close()
 
 
+@pytest.mark.parametrize("change", [clamp_data, clamp, None])
+def test_a_change_after_the_update_cannot_be_undone(change: Callable[[Training], None] | None) -> None:
+    """An interrupted step whose update would be undone from other values than it has left."""
+    training = Training()
+    for _ in range(5):
+        training.begin()
+        training.compute()
+        training.update()
+        training.complete()
+    training.begin()
+    training.compute()
+    training.update()
+    if change is not None:
+        change(training)
+    reason = training.rollback.dirty()
+    assert (reason is not None and "model.trained.weight" in reason) == (change is not None)
+    training.rollback.close()
+
+
 def test_an_update_alone_is_no_such_change(training: Training) -> None:
     for _ in range(3):
         training.begin()

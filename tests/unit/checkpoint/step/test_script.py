@@ -9,7 +9,7 @@ import random
 import sys
 import threading
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,6 +146,89 @@ def test_variables_of_the_loop_and_what_is_in_them(rollback: Rollback) -> None:
     assert helper.names == {"a": [1]}
     assert generator.get_state().equal(state)
     assert (dice.random(), helper.rng.rand()) == drawn
+
+
+class Queue(deque[int]):
+    """Counts what it was given. A copy of its content, or one that is put back, is not given."""
+
+    def __init__(self) -> None:
+        super().__init__(maxlen=3)
+        self.given = 0
+
+    def append(self, value: int) -> None:
+        super().append(value)
+        self.given += 1
+
+    def extend(self, values: Any) -> None:
+        raise AssertionError
+
+    clear = extend  # type: ignore[assignment]
+
+
+class Words(OrderedDict[str, Any]):
+    """Is filled by its own function only."""
+
+    __slots__ = ("seen",)
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.seen = getattr(self, "seen", 0) + 1
+
+    def update(self, *_: Any) -> None:  # type: ignore[override]
+        raise AssertionError
+
+    def items(self) -> Any:
+        raise AssertionError
+
+
+class Cells(list[int]):
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+    __setitem__ = __iter__  # type: ignore[assignment]
+
+
+def test_containers_of_the_scripts_own_classes(net: Net, rollback: Rollback) -> None:
+    """They have attributes, and what they do as the script fills them is not done."""
+    queue, words, cells = Queue(), Words(), Cells([4])
+    net.lock = {"queue": queue, "words": words, "cells": cells}
+    queue.append(1)
+    words["a"], words["lock"] = 1, threading.Lock()
+    words.move_to_end("a")
+    rollback.begin(0)
+    for number in (2, 3, 4):
+        queue.append(number)
+    words["b"] = words["a"] = 2
+    cells.append(5)
+    vars(cells)["more"] = 1
+    rollback.back()
+    assert ([*queue], queue.given) == ([1], 1)
+    assert ([*words], words["a"], words.seen) == (["lock", "a"], 1, 2)
+    assert (list.copy(cells), vars(cells)) == ([4], {})
+
+
+@pytest.mark.parametrize(("there", "new"), [(0, 3), (80, 3), (1000, 3), (80, 40)])
+def test_new_elements_of_containers(there: int, new: int, net: Net, rollback: Rollback) -> None:
+    """The last look is some steps ago. Where there are many new ones, a look comes in time."""
+    ring: deque[Any] = deque((Helper() for _ in range(there)), maxlen=1020)
+    sums = dict.fromkeys(range(there), torch.zeros(1))
+    net.lock = [ring, sums]
+    rollback.begin(0)
+    for iteration in range(1, 23):
+        rollback.begin(iteration)
+        if iteration == 5:
+            ring.extend([Helper() for _ in range(new)])
+            sums.update({there + number: torch.zeros(1) for number in range(new)})
+    before = [helper.count for helper in ring]
+    for helper in ring:
+        helper.count += 1
+        helper.names["a"].append(2)
+    for tensor in [*sums.values()][there:]:
+        tensor.add_(1)
+    rollback.back()
+    assert [helper.count for helper in ring] == before
+    assert all(helper.names["a"] == [1] for helper in ring)
+    assert not any(map(float, sums.values()))
 
 
 def test_variables_of_the_scripts_modules(rollback: Rollback) -> None:
