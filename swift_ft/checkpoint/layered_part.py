@@ -2,7 +2,7 @@
 
 Each layer is in a file of its own. A checkpoint of another layout has the layers of this worker in several
 parts. From each of them only these layers' files are read.
-What belongs to no layer (a scheduler, a scaler) comes from the worker's own part.
+What belongs to no layer (a scheduler, a scaler, a variable of the script) comes from the worker's own part.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.layered_state import LayeredState, merged_values
+from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError
@@ -39,9 +40,9 @@ class StateReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _OfParameter:
-    """An optimizer's state for one parameter, and the number of its parameter group."""
+    """An optimizer's state for one parameter, and the parameter group that it is in."""
 
-    group: int
+    group: InGroup
     values: Mapping[str, Any]
     tensors: Mapping[str, torch.Tensor]
 
@@ -55,12 +56,14 @@ class _Piece:
         models: tensors of models, by part of the state and by name.
         optimizers: by optimizer, and by the parameter's part and name: ``model/7.weight``.
         extra: what modules keep beside tensors, by part of the state and by name.
+        carried: variables of the script, by path and name.
     """
 
     plain: Mapping[str, Any]
     models: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     optimizers: dict[str, dict[str, _OfParameter]] = field(default_factory=dict)
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
+    carried: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def file_by_layer(layered: LayeredState) -> FileOf | None:
@@ -132,19 +135,24 @@ def load_layers(
         for number, (rank, layers) in enumerate(sources.items())
     ]
     kept = {name: _merged([piece.optimizers[name] for piece in pieces]) for name in state.optimizers}
-    groups = {name: {known_as: one.group for known_as, one in of.items()} for name, of in kept.items()}
+    own = pieces[0].plain
+    groups: dict[str, dict[str, int]] = {}
+    options: dict[str, list[Options]] = {}
+    for name in state.optimizers:
+        came = {known_as: one.group for known_as, one in kept[name].items()}
+        of_own = options_of(own["optimizers"][name]["param_groups"])
+        groups[name], options[name] = layered.groups_here(name, came, of_own)
     layered.arrange(layout, groups)
     models = {name: _merged([piece.models.get(name, {}) for piece in pieces]) for name in state.modules}
     state.check_models(models)
-    own = pieces[0].plain
     optimizers, plain = {}, {}
     for name in state.optimizers:
-        optimizers[name], plain[name] = _as_saved(name, kept[name], own, state)
+        optimizers[name], plain[name] = _as_saved(name, kept[name], options[name], state)
     rest = {
         "small": own["small"],
         "optimizers": plain,
         "extra": {name: _merged([piece.extra.get(name, {}) for piece in pieces]) for name in state.modules},
-        "carried": own.get("carried", {}),
+        "carried": merged_values(piece.carried for piece in pieces),
         "digests": _digests_of_here(pieces, state),
         "shards": own["shards"],
     }
@@ -169,6 +177,8 @@ def _read(reader: StateReader, layers: set[int], layered: LayeredState, *, own: 
 
     for part, values in piece.plain.get("extra", {}).items():
         piece.extra[part] = {name: value for name, value in values.items() if wanted(part, name)}
+    wanted_layers: set[int | None] = {*layers, *((None,) if own else ())}
+    piece.carried.update(layered.values_in(piece.plain.get("carried", {}), wanted_layers))
     saved = piece.plain["optimizers"]
     names = {name: _names(one) for name, one in saved.items()}
     states: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in saved}
@@ -183,9 +193,12 @@ def _read(reader: StateReader, layers: set[int], layered: LayeredState, *, own: 
     reader.fill({"models": piece.models, "optimizers": {name: {"state": s} for name, s in states.items()}})
     for name, one in saved.items():
         group_of = {i: number for number, group in enumerate(one["param_groups"]) for i in group["params"]}
+        options = options_of(one["param_groups"])
         values = {int(i): v for i, v in one["state"].items()}
         piece.optimizers[name] = {
-            "/".join(known_as): _OfParameter(group_of[i], values.get(i, {}), states[name].get(str(i), {}))
+            "/".join(known_as): _OfParameter(
+                InGroup(group_of[i], options), values.get(i, {}), states[name].get(str(i), {})
+            )
             for i, known_as in names[name].items()
             if wanted(*known_as)
         }
@@ -203,15 +216,14 @@ def _names(saved: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
 
 
 def _as_saved(
-    name: str, kept: Mapping[str, _OfParameter], own: Mapping[str, Any], state: TrainingState
+    name: str, kept: Mapping[str, _OfParameter], options: Sequence[Options], state: TrainingState
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """An optimizer's tensors and plain values, by the parameter's index, as this worker would save them."""
     names = {parameter: "/".join(known_as) for parameter, known_as in state.parameter_names().items()}
     tensors: dict[str, Any] = {}
     values: dict[str, Any] = {}
     groups, index = [], 0
-    saved = own["optimizers"][name]["param_groups"]
-    for group, options in zip(state.optimizers[name].param_groups, saved, strict=True):
+    for group, of_group in zip(state.optimizers[name].param_groups, options, strict=True):
         indices = []
         for parameter in group["params"]:
             one = kept[names[parameter]]
@@ -221,7 +233,7 @@ def _as_saved(
                 values[str(index)] = one.values
             indices.append(index)
             index += 1
-        groups.append({**options, "params": indices})
+        groups.append({**of_group, "params": indices})
     return {"state": tensors}, {"state": values, "param_groups": groups}
 
 

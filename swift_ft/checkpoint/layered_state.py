@@ -1,43 +1,39 @@
 """The part of a training state that goes by layer: taken from one worker, given to another one.
 
-A layer's state are its parameters and buffers, and what optimizers keep of its parameters, all by name. The
-optimizers stay the same objects: their groups and their state are edited in place.
+A layer's state are its parameters and buffers, what optimizers keep of its parameters, and what the script
+has changed in it: flags, modes, attributes, all by name. The optimizers stay the same objects: their groups
+and their state are edited in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from swift_ft.checkpoint.layer_stacks import Stack, stacks_in
+from swift_ft.checkpoint.optimizer_groups import (
+    InGroup,
+    Options,
+    groups_here,
+    numbers_here,
+    options_of,
+    set_options,
+)
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind
-from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.checkpoint.step.carried import BY_NAME, Place, Saved
+from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.layer_stack import LayerStack
-from swift_ft.torch_core.model_state import is_extra
+from swift_ft.torch_adapters.wrappers import unwrapped_optimizer
+from swift_ft.torch_core.model_state import is_extra, model_state
 
 ParameterGroups = Mapping[str, Mapping[str, int]]
 """By optimizer and by parameter: the number of the parameter group that it is in."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Stack:
-    """A LayerStack in the state, and what names of its layers begin with."""
-
-    part: str
-    prefix: str
-    stack: LayerStack
-
-    def layer_of(self, name: str) -> int | None:
-        """The layer that has a tensor of this name in the part; None if it is in no layer of the stack."""
-        rest = name.removeprefix(self.prefix) if name.startswith(self.prefix) else ""
-        number = rest.partition(".")[0]
-        return int(number) if number.isdigit() else None
 
 
 class LayeredState:
@@ -52,7 +48,7 @@ class LayeredState:
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
-        self._stacks = [*_stacks_in(state)]
+        self._stacks = [*stacks_in(state)]
         counts = {one.stack.count for one in self._stacks}
         if len(counts) > 1:
             raise UnsupportedError(
@@ -64,6 +60,12 @@ class LayeredState:
     def pipelines(self) -> int:
         """The number of pipelines that have each layer; 1 if there is no stack."""
         return self._stacks[0].stack.pipelines if self._stacks else 1
+
+    @property
+    def stage(self) -> str:
+        """The stages of this worker, and how many there are in its pipeline; empty if there is no stack."""
+        stacks = [one.stack for one in self._stacks[:1]]
+        return "".join(f"{', '.join(map(str, stack.stages))} of {stack.num_stages}" for stack in stacks)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -79,6 +81,23 @@ class LayeredState:
         found = (one.layer_of(name) for one in self._stacks if one.part == part)
         return next((layer for layer in found if layer is not None), None)
 
+    def layer_at(self, path: str) -> int | None:
+        """The layer that a path from a part of the state leads to; None if it leads to none."""
+        found = (one.layer_at(path) for one in self._stacks)
+        return next((layer for layer in found if layer is not None), None)
+
+    def layer_of_place(self, place: Place) -> int | None:
+        """The layer that a variable of the script is in; None if it is in none."""
+        return self.layer_at(place[1] if place[0] in BY_NAME else place[0])
+
+    def values_in(self, saved: Saved, wanted: Container[int | None]) -> dict[str, dict[str, Any]]:
+        """Those of the script's variables that are in some layers, or, for None, in no layer."""
+        chosen = {
+            path: {name: v for name, v in values.items() if self.layer_of_place((path, name)) in wanted}
+            for path, values in saved.items()
+        }
+        return {path: values for path, values in chosen.items() if values}
+
     def names_in_optimizers(self) -> dict[str, list[tuple[str, str] | None]]:
         """By optimizer, the part and the name of each parameter, by its index in what is saved."""
         return {
@@ -88,23 +107,26 @@ class LayeredState:
 
     # ------------------------------------------------------------------------------------------- moves
 
-    def take(self, layers: Collection[int]) -> StatePayload:
-        """All that this worker has of some layers. The tensors are the live ones."""
+    def take(self, layers: Collection[int], *, rest: bool = False) -> StatePayload:
+        """All that this worker has of some layers. The tensors are the live ones.
+
+        Args:
+            layers: their numbers.
+            rest: take all that is in no layer, too, but for parts with a ``state_dict()`` of their own.
+        """
+        wanted: set[int | None] = {*layers, *((None,) if rest else ())}
         tensors: dict[StatePath, torch.Tensor] = {}
         extra: dict[str, dict[str, Any]] = {}
-        for one in self._stacks:
-            for number in sorted(layers):
-                for key, value in one.stack.layer(number).state_dict(keep_vars=True).items():
-                    name = f"{one.prefix}{number}.{key}"
-                    if is_extra(key, value):
-                        extra.setdefault(one.part, {})[name] = value
-                    else:
-                        tensors["models", one.part, name] = value
+        for part, name, value in self._of_models(sorted(layers), rest=rest):
+            if is_extra(name, value):
+                extra.setdefault(part, {})[name] = value
+            else:
+                tensors["models", part, name] = value
         plain: dict[str, dict[str, Any]] = {}
         for name, optimizer in self._state.optimizers.items():
             plain[name] = {}
             for group, parameter, known_as in self._grouped(optimizer):
-                if known_as is None or self.layer_of(*known_as) not in layers:
+                if known_as is None or self.layer_of(*known_as) not in wanted:
                     continue
                 values = {}
                 for field, value in optimizer.state.get(parameter, {}).items():
@@ -113,7 +135,44 @@ class LayeredState:
                     else:
                         values[field] = value
                 plain[name]["/".join(known_as)] = {"group": group, "values": values}
-        return StatePayload(tensors, self._state.pack({"optimizers": plain, "extra": extra}))
+        optimizers = self._state.optimizers.items()
+        values = {
+            "optimizers": plain,
+            "groups": {name: options_of(optimizer.param_groups) for name, optimizer in optimizers},
+            "extra": extra,
+            "flags": [self._flags(one, number) for one in self._stacks for number in sorted(layers)],
+            "carried": self.values_in(self._carried(), wanted),
+        }
+        return StatePayload(tensors, self._state.pack(values))
+
+    def _of_models(self, layers: Sequence[int], *, rest: bool) -> Iterator[tuple[str, str, Any]]:
+        """Parameters, buffers and extra state: the part of each, its name there, and the value."""
+        for one in self._stacks:
+            for number in layers:
+                for key, value in one.stack.layer(number).state_dict(keep_vars=True).items():
+                    yield one.part, f"{one.prefix}{number}.{key}", value
+        if rest:
+            for part, module in self._state.modules.items():
+                for name, value in model_state(module).items():
+                    if self.layer_of(part, name) is None:
+                        yield part, name, value
+
+    @staticmethod
+    def _flags(one: Stack, number: int) -> dict[str, Any]:
+        """Of a layer in a stack: which parameters require gradients, and which modules are in training mode.
+
+        The script may have set them before the session began, so that they do not count as changed.
+        """
+        layer = one.stack.layer(number)
+        return {
+            "layer": [one.part, number],
+            "gradients": {name: parameter.requires_grad for name, parameter in layer.named_parameters()},
+            "training": {name: module.training for name, module in layer.named_modules()},
+        }
+
+    def _carried(self) -> Saved:
+        """The script's variables that have changed."""
+        return self._state.carried.to_save() if self._state.carried is not None else {}
 
     def prepare(self, layout: StageLayers, arrived: Iterable[StatePayload]) -> None:
         """Build the layers that :meth:`give` will need, and see whether what has arrived fits into them.
@@ -129,6 +188,7 @@ class LayeredState:
                     one, layers = built[path[1]]
                     number, _, key = path[2].removeprefix(one.prefix).partition(".")
                     _check(layers[int(number)].state_dict(keep_vars=True).get(key), path[2], kind)
+            self._numbers_here(self._state.unpack(payload.plain))
 
     def forget_prepared(self) -> None:
         """Drop the layers that :meth:`prepare` has built: the layout is not taken after all."""
@@ -141,16 +201,78 @@ class LayeredState:
         Args:
             layout: the new one.
             arrived: what :meth:`take` returned, where the layers were.
+
+        Raises:
+            TopologyMismatchError: no group of an optimizer is like the one that a parameter was in;
+                :meth:`prepare` says so before.
         """
         arrived = list(arrived)
         plain = [self._state.unpack(payload.plain) for payload in arrived]
         groups = {name: self._groups_now(name) for name in self._state.optimizers}
         for of_payload in plain:
-            for name, of_optimizer in of_payload["optimizers"].items():
-                groups[name] |= {known_as: fields["group"] for known_as, fields in of_optimizer.items()}
+            for name, numbers in self._numbers_here(of_payload).items():
+                groups[name] |= numbers
         self.arrange(layout, groups)
         for payload, values in zip(arrived, plain, strict=True):
-            self._fill(payload, values)
+            self._fill(payload, values, rest=False)
+        if (carried := self._state.carried) is not None:
+            for values in plain:
+                carried.put(values["carried"])
+
+    def give_whole(self, layout: StageLayers, arrived: Sequence[StatePayload]) -> None:
+        """Have a whole state: layers that have arrived, and all that is in no layer, from the first payload.
+
+        Args:
+            layout: the layers here.
+            arrived: what :meth:`take` returned at workers of the iteration that this one goes on with.
+
+        Raises:
+            TopologyMismatchError: no group of an optimizer is like the one that a parameter was in.
+        """
+        plain = [self._state.unpack(payload.plain) for payload in arrived]
+        groups: dict[str, dict[str, int]] = {}
+        options: dict[str, list[Options]] = {}
+        for name in self._state.optimizers:
+            came = _in_groups(name, plain)
+            numbers, options[name] = self.groups_here(name, came, plain[0]["groups"][name])
+            groups[name] = self._groups_now(name) | numbers
+        came_with = {number for values in plain for number in _layers_in(values)}
+        stays = {*self.layers} - came_with
+        kept = self.values_in(self._carried(), stays) if stays else {}
+        self.arrange(layout, groups)
+        for name, optimizer in self._state.optimizers.items():
+            set_options(optimizer, options[name])
+        for number, (payload, values) in enumerate(zip(arrived, plain, strict=True)):
+            self._fill(payload, values, rest=number == 0)
+        if (carried := self._state.carried) is not None:
+            of_others = [self.values_in(values["carried"], came_with) for values in plain[1:]]
+            carried.take_over(merged_values([kept, *of_others, plain[0]["carried"]]))
+
+    def groups_here(
+        self, name: str, came: Mapping[str, InGroup], own: Sequence[Options]
+    ) -> tuple[dict[str, int], list[Options]]:
+        """By parameter that comes to an optimizer, its group here, and the options of all groups then.
+
+        Args:
+            name: which optimizer.
+            came: by the name of a parameter, the group that it was in.
+            own: the options of the groups where this worker's place was, or a similar one's.
+
+        Raises:
+            TopologyMismatchError: no group is like the one that a parameter was in.
+        """
+        optimizer = self._state.optimizers[name]
+        here, now = options_of(optimizer.param_groups), self._groups_now(name)
+        schedulers = (part for part in self._state.small.values() if isinstance(part, LRScheduler))
+        by_number = any(unwrapped_optimizer(one.optimizer) is optimizer for one in schedulers)
+        return groups_here(name, here, now, came, own, by_number=by_number)
+
+    def _numbers_here(self, plain: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+        """By optimizer and parameter, the group for what has arrived. Raises if there is none."""
+        return {
+            name: numbers_here(name, options_of(optimizer.param_groups), _in_groups(name, [plain]))
+            for name, optimizer in self._state.optimizers.items()
+        }
 
     def arrange(self, layout: StageLayers, groups: ParameterGroups) -> None:
         """Have the layers of a layout: new ones have the values with which the script makes them.
@@ -160,8 +282,11 @@ class LayeredState:
             groups: in which parameter group each parameter of an optimizer is, new ones included. Others
                 are in no optimizer.
         """
+        before = {*self.layers}
         for one in self._stacks:
             one.stack.arrange(layout)
+        if (carried := self._state.carried) is not None and (made := {*self.layers} - before):
+            carried.note_made(lambda place: self.layer_of_place(place) in made)
         for name, optimizer in self._state.optimizers.items():
             self._regroup(optimizer, groups[name])
 
@@ -184,24 +309,65 @@ class LayeredState:
         for gone in [p for p in optimizer.state if p not in here]:
             del optimizer.state[gone]
 
-    def _fill(self, payload: StatePayload, plain: Mapping[str, Mapping[str, Any]]) -> None:
+    def _fill(self, payload: StatePayload, plain: Mapping[str, Any], *, rest: bool) -> None:
+        def is_wanted(part: str, name: str) -> bool:
+            return rest or self.layer_of(part, name) is not None
+
         for part, values in plain["extra"].items():
             for key, value in values.items():
-                self._state.modules[part].get_submodule(key.rpartition(".")[0]).set_extra_state(value)
-        tensors = {path: tensor for path, tensor in payload.tensors.items() if path[0] == "models"}
-        for (_, part, name), tensor in tensors.items():
-            _assign(self._state.modules[part], name, tensor)
+                if is_wanted(part, key):
+                    owner = self._state.modules[part].get_submodule(key.rpartition(".")[0])
+                    owner.set_extra_state(value)
+        models = ((path, tensor) for path, tensor in payload.tensors.items() if path[0] == "models")
+        tensors = {(path[1], path[2]): tensor for path, tensor in models}
+        if rest:
+            self._fill_rest({path: t for path, t in tensors.items() if self.layer_of(*path) is None})
+        for (part, name), tensor in tensors.items():
+            if self.layer_of(part, name) is not None:
+                _assign(self._state.modules[part], name, tensor)
         by_name = {"/".join(known_as): p for p, known_as in self._names().items()}
         for name, optimizer in self._state.optimizers.items():
+            groups: dict[torch.Tensor, Options] = {
+                parameter: optimizer.param_groups[number] for number, parameter, _ in self._grouped(optimizer)
+            }
             for known_as, fields in plain["optimizers"].get(name, {}).items():
+                part, _, key = known_as.partition("/")
+                if not is_wanted(part, key):
+                    continue
                 parameter = by_name[known_as]
-                place = tuple(known_as.split("/"))
                 state = dict(fields["values"])
                 for path, tensor in payload.tensors.items():
-                    if path[:4] == ("optimizers", name, *place):
-                        state[path[4]] = _beside(tensor, parameter, optimizer.param_groups[fields["group"]])
+                    if path[:4] == ("optimizers", name, part, key):
+                        state[path[4]] = _beside(tensor, parameter, groups[parameter])
                 if state:
                     optimizer.state[parameter] = state
+                else:  # no step was made there yet
+                    optimizer.state.pop(parameter, None)
+        for flags in plain["flags"]:
+            self._set_flags(flags)
+
+    def _fill_rest(self, tensors: Mapping[tuple[str, str], torch.Tensor]) -> None:
+        """Give what is in no layer other values. The tensors stay the same: others may hold them."""
+        own = self._state.local_models() if tensors else {}
+        for (part, name), tensor in tensors.items():
+            here = own[part].get(name)
+            if here is None or here.shape != tensor.shape:
+                shape = None if here is None else tuple(here.shape)
+                raise does_not_fit(f"{part}.{name}", name, tuple(tensor.shape), shape)
+            with torch.no_grad():
+                here.copy_(tensor)
+
+    def _set_flags(self, flags: Mapping[str, Any]) -> None:
+        """The inverse of :meth:`_flags`."""
+        part, number = flags["layer"]
+        for one in self._stacks:
+            if one.part != part:
+                continue
+            layer = one.stack.layer(number)
+            for name, requires_grad in flags["gradients"].items():
+                layer.get_parameter(name).requires_grad_(requires_grad)
+            for name, training in flags["training"].items():
+                layer.get_submodule(name).training = training
 
     # ------------------------------------------------------------------------------------------- names
 
@@ -221,12 +387,26 @@ class LayeredState:
         return {"/".join(name): group for group, _, name in grouped if name is not None}
 
 
-def _stacks_in(state: TrainingState) -> Iterator[_Stack]:
-    for part, module in state.modules.items():
-        for name, inner in module.named_modules():
-            if isinstance(inner, LayerStack):
-                plain = name.replace("_orig_mod.", "").removeprefix("_orig_mod")
-                yield _Stack(part, f"{plain}." if plain else "", inner)
+def _in_groups(optimizer: str, plain: Iterable[Mapping[str, Any]]) -> dict[str, InGroup]:
+    """By the name of a parameter that has arrived, its group in an optimizer there."""
+    return {
+        known_as: InGroup(fields["group"], values["groups"][optimizer])
+        for values in plain
+        for known_as, fields in values["optimizers"][optimizer].items()
+    }
+
+
+def _layers_in(plain: Mapping[str, Any]) -> set[int]:
+    return {flags["layer"][1] for flags in plain["flags"]}
+
+
+def merged_values(saved: Iterable[Saved]) -> dict[str, dict[str, Any]]:
+    """Values of all, of which later ones count."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in saved:
+        for path, values in one.items():
+            found.setdefault(path, {}).update(values)
+    return found
 
 
 def _check(here: torch.Tensor | None, name: str, arrived: TensorKind) -> None:

@@ -8,6 +8,7 @@ Another optimizer may share the state.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,135 @@ from torch import nn
 from torch.optim import Optimizer
 
 from swift_ft.errors import TopologyMismatchError
+from swift_ft.torch_core.tensors import same_bits
+
+Options = Mapping[str, Any]
+"""Of a group, all but its parameters: a learning rate, as a scheduler has set it, a weight decay."""
+
+
+@dataclass(frozen=True, slots=True)
+class InGroup:
+    """A parameter's place in an optimizer of another worker.
+
+    Attributes:
+        number: of the group that it is in there.
+        groups: the options of all groups of that optimizer.
+    """
+
+    number: int
+    groups: Sequence[Options]
+
+    @property
+    def options(self) -> Options:
+        """Of its group."""
+        return self.groups[self.number]
+
+
+def options_of(groups: Sequence[Mapping[str, Any]]) -> list[Options]:
+    """The options of an optimizer's groups, or of those in its ``state_dict()``."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+
+def numbers_here(name: str, here: Sequence[Options], arrived: Mapping[str, InGroup]) -> dict[str, int]:
+    """The groups for parameters that come to an optimizer which stays as it is.
+
+    Args:
+        name: what an error calls the optimizer.
+        here: the options of its groups.
+        arrived: by the name of the parameter.
+
+    Returns:
+        By the name of the parameter, a group with the options of the one that it was in: of the same number
+        if there is such a one.
+
+    Raises:
+        TopologyMismatchError: there is none.
+    """
+    found = {}
+    for parameter, one in arrived.items():
+        numbers = [one.number, *range(len(here))]
+        fitting = (n for n in numbers if n < len(here) and _same_options(here[n], one.options))
+        if (number := next(fitting, None)) is None:
+            raise TopologyMismatchError(_no_such_group(name, here, parameter, one), key=parameter)
+        found[parameter] = number
+    return found
+
+
+def _same_options(one: Options, other: Options) -> bool:
+    return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        return both and same_bits(one, other.to(one.device))
+    return bool(one == other)
+
+
+def _no_such_group(name: str, here: Sequence[Options], parameter: str, one: InGroup) -> str:
+    there = one.options
+    like: Options = here[one.number] if one.number < len(here) else {}
+    key = next((key for key in there if not _same(there[key], like.get(key))), "lr")
+    return (
+        f"{name} has {parameter} in a group whose {key} is {there.get(key)}, and no group with these options "
+        f"where the layer is to go (group {one.number} has {like.get(key)}): layers can move if all workers "
+        "make the same groups"
+    )
+
+
+def groups_here(
+    name: str,
+    here: Sequence[Options],
+    now: Mapping[str, int],
+    arrived: Mapping[str, InGroup],
+    own: Sequence[Options],
+    *,
+    by_number: bool = False,
+) -> tuple[dict[str, int], list[Options]]:
+    """The groups of parameters whose whole state comes from others, and the options of these groups.
+
+    Where all have the same groups, a number means the same everywhere. Otherwise the script has made groups
+    for what it has here, and each gets the options of its own parameters.
+
+    Args:
+        name: what an error calls the optimizer.
+        here: the options of its groups, as they are.
+        now: the groups of its parameters, as they are, by the name of the parameter.
+        arrived: by the name of the parameter.
+        own: the options of the groups where this worker's place was, or a similar one's.
+        by_number: the state of a scheduler has a rate for each group, by its number.
+
+    Raises:
+        TopologyMismatchError: parameters of one group here had unlike options there, no group is like the one
+            that a parameter was in, or a scheduler has the rates of other groups.
+    """
+    if len(own) == len(here) and all(
+        one.number < len(own) and _same_options(own[one.number], one.options) for one in arrived.values()
+    ):
+        return {parameter: one.number for parameter, one in arrived.items()}, [*own]
+    if by_number:
+        raise TopologyMismatchError(
+            f"{name} has other groups of parameters where its layers come from, and its scheduler has a rate "
+            "for each of them, by number: make the same groups on all workers, or have the same layers here",
+            key=name,
+        )
+    options: dict[int, Options] = {}
+    for parameter, one in arrived.items():
+        number = now.get(parameter)
+        if number is not None and not _same_options(options.setdefault(number, one.options), one.options):
+            raise TopologyMismatchError(_no_such_group(name, options_of(here), parameter, one), key=parameter)
+    filled = [options.get(number, there) for number, there in enumerate(here)]
+    known = {parameter: now[parameter] for parameter in arrived if parameter in now}
+    others = {parameter: one for parameter, one in arrived.items() if parameter not in now}
+    return known | numbers_here(name, filled, others), filled
+
+
+def set_options(optimizer: Optimizer, options: Sequence[Options]) -> None:
+    """Give an optimizer's groups other options. Tensors that somebody may hold stay the same tensors."""
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        tensors = {key: value for key, value in group.items() if isinstance(value, torch.Tensor)}
+        group.update(values)
+        _keep_tensors(group, tensors)
 
 
 def fit_groups(
@@ -67,16 +197,7 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     for group, own, values in zip(inside, rates, optimizer.param_groups, strict=True):
         group.clear()
         group.update(values)
-        for key, tensor in own.items():
-            value = group.get(key)
-            if (
-                isinstance(value, torch.Tensor)
-                and value.shape == tensor.shape
-                and value.dtype == tensor.dtype
-            ):
-                with torch.no_grad():
-                    tensor.copy_(value)
-                group[key] = tensor
+        _keep_tensors(group, own)
     loaded_groups, loaded_state = optimizer.param_groups, optimizer.state
     groups[:] = inside
     if loaded_state is not state:
@@ -87,3 +208,13 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             holder.param_groups = groups
         if holder.state is loaded_state:
             holder.state = state
+
+
+def _keep_tensors(group: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Have a group's values in the tensors that it had before, where they fit."""
+    for key, tensor in tensors.items():
+        value = group.get(key)
+        if isinstance(value, torch.Tensor) and value.shape == tensor.shape and value.dtype == tensor.dtype:
+            with torch.no_grad():
+                tensor.copy_(value)
+            group[key] = tensor

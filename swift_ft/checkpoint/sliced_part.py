@@ -10,16 +10,17 @@ these are others, so the names of parameters stand in paths here: ``model/3.weig
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from swift_ft.checkpoint.layered_part import StateReader, file_by_layer, kinds_of
-from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.stages import StagesHere, check_names, parts_for
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
+from swift_ft.checkpoint.step.carried import BY_NAME
 from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
@@ -182,7 +183,7 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
         "small": plain["small"],
         "optimizers": {name: _plain_of(name, one, parts, own) for name, one in here["optimizers"].items()},
         **({"extra": plain["extra"]} if "extra" in plain else {}),  # an earlier version had it among tensors
-        "carried": plain.get("carried", {}),
+        "carried": _carried(parts, own, tensors),
         "digests": {},  # those of other ranges would not match
         "shards": {"models": shards["models"], "optimizers": described},
     }
@@ -192,6 +193,41 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
         for name in state.optimizers
     }
     state.take_over({"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO(pack(rest))}})
+
+
+def _carried(
+    parts: Mapping[int, SlicedPart], own: int, here: Iterable[StatePath]
+) -> dict[str, dict[str, Any]]:
+    """The script's variables of the worker's own part, and those in modules that only other parts have.
+
+    Args:
+        here: the tensors of this worker's models. What is in other modules is left out.
+    """
+    modules, of_own = _prefixes(here), _prefixes(parts[own].kinds)
+    found = []
+    for rank in (*(rank for rank in parts if rank != own), own):
+        of_part = _prefixes(parts[rank].kinds)
+        values: dict[str, dict[str, Any]] = {}
+        for path, named in parts[rank].plain.get("carried", {}).items():
+            for name, value in named.items():
+                home = next((one for one in _ends(name if path in BY_NAME else path) if one in of_part), None)
+                if (home is None or home in modules) if rank == own else (home in modules - of_own):
+                    values.setdefault(path, {})[name] = value
+        found.append(values)
+    return merged_values(found)
+
+
+def _prefixes(paths: Iterable[StatePath]) -> set[str]:
+    """Of the names of models' tensors: what they begin with, up to a dot, and themselves."""
+    names = {f"{path[1]}.{path[2]}" for path in paths if path[0] == "models"}
+    return {end for name in names for end in _ends(name)}
+
+
+def _ends(path: str) -> Iterator[str]:
+    """A path, then without its last name, and so on."""
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
 
 
 def _keys_of(saved: Mapping[str, Any]) -> list[str] | None:

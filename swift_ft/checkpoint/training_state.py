@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -35,7 +35,13 @@ class Carried(Protocol):
         """Plain values, by path and name."""
 
     def take_over(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Put them in place."""
+        """Put them in place, and give others the values of the start."""
+
+    def note_made(self, is_new: Callable[[tuple[str, str]], bool]) -> None:
+        """Parts of the state were made again: what these places have now counts as their start."""
+
+    def put(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put some values in place. Others stay as they are."""
 
 
 class TrainingState:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.own_gradients import OwnStep
+from swift_ft.checkpoint.step.carried import Place
 from swift_ft.checkpoint.store_claim import check_next_world, claim_store, keep_topology, note_topology
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
@@ -376,6 +377,7 @@ class Assembly(Foundations):
         )
 
     def _new_checkpoints(self, layers: Repartition | None) -> CheckpointsPart:
+        shared: Callable[[Place], bool] = layers.is_in_layer if layers is not None else lambda _: False
         return CheckpointsPart(
             self._context,
             self.status,
@@ -390,6 +392,7 @@ class Assembly(Foundations):
                 copy=self._in_memory.load,
                 layout=self._layout_of(layers),
                 end_segment=self.log.roll,
+                kept=partial(self._replicas.kept_variables, replaced=True, shared=shared),
                 note_variables=self._replicas.note_variables,
                 exact=lambda: self.attached.exact,
                 saving=self._history.saving,
@@ -437,7 +440,9 @@ class Assembly(Foundations):
     def _new_sync(self, layers: Repartition | None) -> StateSync | LayerSync:
         rank, status, groups, progress = self._context.rank, self.status, self._groups, self._progress
         if layers is not None and self.attached.shared_layers is not None:
-            return LayerSync(rank, status, self._state, layers, groups, progress)
+            self._replicas.same_stage = layers.same_stage
+            kept = partial(self._replicas.kept_variables, shared=layers.is_in_layer)
+            return LayerSync(rank, status, self._state, layers, groups, progress, kept)
         return StateSync(rank, status, self._replicas, self._rollback, groups, progress)
 
     def _layers_moved(self) -> None:

@@ -134,7 +134,9 @@ class EpochTop:
         arrived, has_top = carried.arrived, epochs.has_top
         self._midway = None
         if epochs.is_begun(iteration):
-            if arrived is None:  # this process has been here: it is to repeat the epoch's last step
+            if arrived is None and self._before_last is None:  # a state without variables has come
+                arrived = Arrived(carried.to_save(), frozenset())
+            elif arrived is None:  # this process has been here: it is to repeat the epoch's last step
                 assert self._before_last is not None
                 assert self._before_last[:2] == (epochs.number, iteration)
                 arrived = self._before_last[2]

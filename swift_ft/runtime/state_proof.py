@@ -162,9 +162,10 @@ class StateProof:
             return {str(owner): digests}
         found: dict[str, dict[str, int]] = {}
         for name, digest in digests.items():
-            part, _, parameter = name.rpartition(" of ")[2].partition(".")
-            layer = layered.layer_of(part, parameter)
-            found.setdefault("rest" if layer is None else f"layer {layer}", {})[name] = digest
+            layer = layered.layer_at(name.rpartition(" of ")[2])
+            # What is in no layer may be another thing in each stage.
+            key = f"rest of stage {layered.stage}" if layer is None else f"layer {layer}"
+            found.setdefault(key, {})[name] = digest
         return dict(found)
 
     def _compare_part(self, key: str, digests: StateDigests, iteration: int) -> bool:

@@ -10,6 +10,7 @@ random numbers do not depend on which worker has a layer, and layers can move.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
@@ -134,6 +135,15 @@ class LayerStack(nn.Module):
         self.begun: StageLayers = tuple(chain(*cuts))
         self.arrange(self.cut_of(self.begun))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> LayerStack:
+        """A copy, such as an average of the model is, in the same group: groups cannot be copied."""
+        memo[id(self.group)] = self.group
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        own = {**vars(self), "_begin_layer": None}  # the copy is no stage of the pipeline
+        vars(copied).update(copy.deepcopy(own, memo))
+        return copied
+
     @property
     def stage(self) -> int:
         """The index of this worker's only stage."""
@@ -186,6 +196,13 @@ class LayerStack(nn.Module):
             stages = {_stage(place, turn, len(ranks), self._v_shaped): ranks[place] for place, turn in places}
             found.append([stages[stage] for stage in range(len(stages))])
         return found
+
+    @property
+    def same_stage(self) -> tuple[int, ...]:
+        """The ranks of this worker and of those with its stage, in pipelines that have as many stages."""
+        own = self._ranks[self.pipeline]
+        place = own.index(dist.get_rank())
+        return tuple(ranks[place] for ranks in self._ranks if len(ranks) == len(own))
 
     @property
     def begun_cut(self) -> StageLayers:

@@ -323,6 +323,39 @@ def test_three_pipelines(tmp_path: Path, undisturbed: References) -> None:
     assert modes(run) == {"replica"}, run.output[-3000:]
 
 
+@pytest.mark.parametrize(
+    "habits",
+    [
+        "average,halves at 3",
+        "epochs,halves at 3,clip",
+        "frozen,scales at 3",
+        "layer rates",
+        *(
+            pytest.param(habits, marks=pytest.mark.thorough)
+            for habits in (
+                "thaws at 3",
+                "eval at 3,epochs",
+                "groups,scaler",
+                "muon",
+                "lamb,clip",
+                "sgd,average",
+                "average,clip,groups",
+                "wrapped,clip",
+            )
+        ),
+    ],
+)
+def test_habits(habits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lost worker's layers, and all else that its script has changed, come from the other pipeline."""
+    for name, value in {"OF": "layers", "PIPELINES": "2", "HABITS": habits}.items():
+        monkeypatch.setenv(name, value)
+    reference = run_pipelines(tmp_path / "undisturbed", *DROPOUT, iterations=12)
+    lost = "kill machine=1 iteration=6 point=forward"
+    run = run_pipelines(tmp_path / "lost", *DROPOUT, inject=lost, spares=1, iterations=12)
+    assert_same_layers(run, reference)
+    assert modes(run) == {"replica"}, run.output[-3000:]
+
+
 def test_resumed_after_cuts_have_become_unlike(tmp_path: Path, undisturbed: References) -> None:
     lost, stops = "kill machine=2 iteration=3 point=forward", "raise worker=0 iteration=14 point=forward"
     first = run_pipelines(tmp_path, inject=f"{lost}; {stops}", machines=6)

@@ -227,15 +227,52 @@ def test_a_machine_is_lost_right_after_layers_moved(
         "average,clip,groups",
         "wrapped,clip",
         "twice",
+        "frozen,thaws at 3",
+        "scales at 3,eval at 3",
     ],
 )
 def test_habits(habits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF", "layers")
     monkeypatch.setenv("HABITS", habits)
+    reference = run_layers(tmp_path / "undisturbed", *DROPOUT)
+    run = run_layers(tmp_path / "lost", *DROPOUT, inject=LOST)
+    assert_same_layers(run, reference)
+    assert moves(run) == 1, run.output[-3000:]
+
+
+def test_layers_with_rates_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No worker has a group with the options of a layer that was on another one: the layers stay."""
+    monkeypatch.setenv("OF", "layers")
+    monkeypatch.setenv("HABITS", "layer rates")
     reference = run_layers(tmp_path / "undisturbed")
     run = run_layers(tmp_path / "lost", inject=LOST)
     assert_same_layers(run, reference)
-    assert moves(run) == 1, run.output[-3000:]
+    assert "in a group whose lr is" in run.output, run.output[-3000:]
+    assert [len(layers) for layers in layers_of(run)] == [3, 3, 4], run.output[-3000:]
+
+
+@pytest.mark.parametrize("habits", ["thaws at 3", "scales at 3,eval at 3", "layer rates,no scheduler"])
+def test_habits_at_a_resume(habits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another number of machines."""
+    monkeypatch.setenv("OF", "layers")
+    monkeypatch.setenv("HABITS", habits)
+    reference = run_layers(tmp_path / "undisturbed", *DROPOUT)
+    folder = tmp_path / "resumed"
+    first = run_layers(folder, *DROPOUT, inject="raise worker=0 iteration=13 point=forward")
+    assert first.code == 1, first.output[-3000:]
+    run = run_layers(folder, *DROPOUT, machines=2, again=True)
+    assert_same_layers(run, reference)
+
+
+def test_rates_of_a_scheduler_that_has_other_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state has a rate for each group, and groups of other layers would get them."""
+    monkeypatch.setenv("OF", "layers")
+    monkeypatch.setenv("HABITS", "layer rates")
+    first = run_layers(tmp_path, inject="raise worker=0 iteration=5 point=forward")
+    assert first.code == 1, first.output[-3000:]
+    run = run_layers(tmp_path, machines=2, again=True)
+    assert run.code != 0
+    assert "its scheduler has a rate for each of them" in one_line(run), run.output[-3000:]
 
 
 @pytest.mark.parametrize("machines", [2, 5])

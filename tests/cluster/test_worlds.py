@@ -91,6 +91,14 @@ def test_replicas_change_places(changed: Any, references: Any) -> None:
     assert_clean(run)
 
 
+def test_each_rank_goes_on_with_its_own_variables(changed: Any) -> None:
+    """Two workers on each of two machines, which change places: a rank's variables are on the other one."""
+    run = changed("counts_by_rank", (20, [1, 0], ["--seed=0"]), machines=2, flags=["--nproc-per-node", "2"])
+    assert len(worlds_of(run)) == 1
+    seen = {name: int(value) for name, value in run.weights().items() if name.endswith("seen")}
+    assert seen == {f"rank{rank}.seen": ITERATIONS * (rank + 1) for rank in range(4)}
+
+
 def test_layers_are_dealt_to_other_numbers_of_machines(changed: Any, references: Any) -> None:
     """Fewer, then more: the spare of the beginning is in use at the end."""
     changes: list[Change] = [(2, [0, 2], []), (20, [1, 0, 3, 2], [])]

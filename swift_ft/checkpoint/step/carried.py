@@ -9,7 +9,7 @@ machines, ranks, paths.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ Saved = Mapping[str, Mapping[str, Any]]
 """Values by path and name."""
 
 _CELLS, _FLAGS = "(cells)", "(requires_grad)"
+BY_NAME = frozenset({_CELLS, _FLAGS})
+"""Paths of places whose names lead on from a part of the state, as paths of others do."""
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,28 @@ class CarriedVariables:
             if before is UNKNOWN or in_saved or place in left:
                 continue
             self._put_back(placing, place, value, before)
+
+    def note_made(self, is_new: Callable[[Place], bool]) -> None:
+        """Parts of the state were made again, as layers are that come: what is unlike this travels.
+
+        Args:
+            is_new: tells whether a place is in them.
+        """
+        self._variables.look()
+        copier = self._copier()
+        new = [(place, value) for place, value in self._values() if is_new(place)]
+        self._start |= {place: self._now(copier, value) for place, value in new}
+
+    def put(self, saved: Saved) -> None:
+        """Put in place what comes with a part of the state. All else stays as it is."""
+        places, placing = dict(self._values()), self._placing()
+        for path, values in saved.items():
+            for name, value in values.items():
+                value = value[_OF_EPOCH] if isinstance(value, dict) and _OF_EPOCH in value else value
+                if isinstance(value, dict) and _UNSAVED in value:
+                    self._say_not_taken((path, name), value[_UNSAVED])
+                else:
+                    self._put(placing, (path, name), places.get((path, name), MISSING), value)
 
     def _put_back(self, placing: Placing, place: Place, value: Any, before: Any) -> None:
         """Give a variable its earlier value, if it has changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
@@ -18,6 +18,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.recovery.plan import Task
+from swift_ft.recovery.topology import checkpoint_owner
 from swift_ft.runtime.checkpoints.checkpointing import Saver
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeping
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
@@ -36,6 +37,8 @@ class Elsewhere:
         copy: loads a copy that another machine has in its memory.
         layout: has the layers that a state has in which a plan was made; None if no layer can move.
         end_segment: ends the segment of the log: what comes after the checkpoint is in another one.
+        kept: within the block that it makes for an iteration, who loads the part of a replica keeps what its
+            script has for itself, as it was then.
         note_variables: notes what a replacement has to have of this worker's own, at this iteration.
         exact: whether a replay rebuilds the state to the bit.
         saving: measures how long training waits in it.
@@ -44,6 +47,7 @@ class Elsewhere:
     copy: Callable[[Task], None]
     layout: Callable[[State], StageLayers | None]
     end_segment: Callable[[], None]
+    kept: Callable[[int], AbstractContextManager[None]]
     note_variables: Callable[[int], None]
     exact: Callable[[], bool]
     saving: Callable[..., AbstractContextManager[None]]
@@ -98,7 +102,9 @@ class CheckpointsPart(Part):
         layout = self._elsewhere.layout(state)
         if task.holder is None:
             workers = self._context.world_size if layout is None else None  # layers are found by number
-            self._checkpointer.load(task.load, self._context.rank, layout, workers)
+            of_replica = checkpoint_owner(self._context.rank, state.round.statuses) != self._context.rank
+            with self._elsewhere.kept(task.load) if of_replica else nullcontext():
+                self._checkpointer.load(task.load, self._context.rank, layout, workers)
         else:
             self._elsewhere.copy(task)
 

@@ -6,8 +6,8 @@ receive all that is needed: aside ──▶ it is all there ──▶ it becomes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 from swift_ft.checkpoint.state_payload import StatePayload, fresh
 from swift_ft.checkpoint.training_state import TrainingState
@@ -21,6 +21,13 @@ from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.worker.status import WorkerStatus
 
 
+class Kept(Protocol):
+    """See :class:`LayerSync`."""
+
+    def __call__(self, iteration: int, *, replaced: bool) -> AbstractContextManager[None]:
+        """The block for what is taken over."""
+
+
 class LayerSync:
     """One worker's part in the transfers of a plan.
 
@@ -30,6 +37,8 @@ class LayerSync:
         repartition: its layers.
         groups: in which state travels.
         progress: where it publishes what it does.
+        kept: within the block that it makes, for an iteration, variables of the script stay that a worker has
+            for itself; ``replaced`` if this process has begun in the place of a lost one.
     """
 
     def __init__(
@@ -40,6 +49,7 @@ class LayerSync:
         repartition: Repartition,
         groups: Groups,
         progress: ProgressBoard,
+        kept: Kept,
     ) -> None:
         self._rank = rank
         self._status = status
@@ -47,6 +57,7 @@ class LayerSync:
         self._repartition = repartition
         self._groups = groups
         self._progress = progress
+        self._kept = kept
 
     def apply_transfers(self, plan: Plan) -> str | None:
         """Do this worker's part in all transfers of a plan. All workers call it.
@@ -54,7 +65,7 @@ class LayerSync:
         Returns:
             Why that was interrupted; None if it was not.
         """
-        arrived: list[StatePayload] = []
+        arrived: list[tuple[Transfer, StatePayload]] = []
         for transfer in plan.transfers:
             try:
                 with self._groups.subgroup(transfer.ranks) as group:
@@ -64,16 +75,18 @@ class LayerSync:
                     elif self._rank in transfer.targets:
                         self._progress.publish(self._status.iteration, "receiving")
                         # Into new tensors: if a source dies, this worker still has its own (decision 39).
-                        arrived.append(receive(link, fresh))
+                        arrived.append((transfer, receive(link, fresh)))
             except RuntimeError as error:
                 return first_line(error)
         if arrived:
-            self._take_over(arrived, plan)
+            # What is in no layer comes from where most of the layers were: it has the most like stage.
+            arrived.sort(key=lambda one: -len(one[0].layers))
+            self._take_over([payload for _, payload in arrived], plan)
         return None
 
     def _packed(self, transfer: Transfer) -> StatePayload:
         layers = self._repartition.take(transfer.layers)
-        rest = {"layers": layers.plain, "small": self._state.snapshot(), "options": self._options()}
+        rest = {"layers": layers.plain, "small": self._state.snapshot()}
         return StatePayload(layers.tensors, self._state.pack(rest))
 
     def _take_over(self, arrived: list[StatePayload], plan: Plan) -> None:
@@ -82,23 +95,9 @@ class LayerSync:
         layers = [
             StatePayload(payload.tensors, one["layers"]) for payload, one in zip(arrived, rest, strict=True)
         ]
-        self._repartition.give(layers)
         begin = plan.tasks[self._rank].begin
-        if not self._status.known or self._status.iteration != begin or self._status.updated:
-            # All sources are at the same iteration, so any of them will do.
-            self._state.restore(rest[0]["small"])
-            self._set_options(rest[0]["options"])
+        with self._kept(begin, replaced=not self._status.known):
+            self._repartition.give_whole(layers)
+        self._state.restore(rest[0]["small"])  # after the variables, as everywhere
         self._status.iteration = begin
         self._status.set_whole()
-
-    def _options(self) -> dict[str, list[dict[str, Any]]]:
-        """Of each optimizer's parameter groups, such as the learning rate that a scheduler has set."""
-        return {
-            name: [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
-            for name, optimizer in self._state.optimizers.items()
-        }
-
-    def _set_options(self, options: Mapping[str, list[dict[str, Any]]]) -> None:
-        for name, optimizer in self._state.optimizers.items():
-            for group, theirs in zip(optimizer.param_groups, options[name], strict=True):
-                group.update(theirs)

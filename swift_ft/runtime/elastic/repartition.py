@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, fresh
+from swift_ft.checkpoint.step.carried import Place
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard
@@ -79,6 +80,11 @@ class Repartition(Part):
         self._present: StageLayers = self._stack.begun
         self._aside: tuple[StageLayers, list[StatePayload]] | None = None
         self.count = layered.count
+
+    @property
+    def same_stage(self) -> Sequence[int]:
+        """The ranks of this worker and of those with the same stage in other pipelines."""
+        return self._stack.same_stage
 
     @property
     def _received_bytes(self) -> int:
@@ -191,14 +197,18 @@ class Repartition(Part):
             self._has(layout)
         return self._own(layout)
 
-    def give(self, arrived: Sequence[StatePayload]) -> None:
-        """Have the state of layers that other pipelines have sent."""
-        self._layered.give(self._own(self._present), arrived)
+    def give_whole(self, arrived: Sequence[StatePayload]) -> None:
+        """Have a state that other pipelines have sent; the first of it has what is in no layer."""
+        self._layered.give_whole(self._own(self._present), arrived)
         self._on_moved()
 
     def take(self, layers: Sequence[int]) -> StatePayload:
-        """The state of some layers that are here. The tensors are the live ones."""
-        return self._layered.take(layers)
+        """The state of some layers that are here, and what is in none. The tensors are the live ones."""
+        return self._layered.take(layers, rest=True)
+
+    def is_in_layer(self, place: Place) -> bool:
+        """Whether a variable of the script is in a layer, with which it goes."""
+        return self._layered.layer_of_place(place) is not None
 
     def _has(self, layout: StageLayers) -> None:
         self._present = layout

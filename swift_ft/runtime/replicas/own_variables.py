@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -134,13 +134,21 @@ class OwnVariables:
         self._rendezvous.set(store_keys.variables_kept(self._rank), json.dumps(notes))
 
     @contextmanager
-    def kept(self, replicas: Sequence[int], iteration: int, *, replaced: bool) -> Iterator[None]:
+    def kept(
+        self,
+        replicas: Sequence[int],
+        iteration: int,
+        *,
+        replaced: bool,
+        shared: Callable[[Place], bool] = lambda _: False,
+    ) -> Iterator[None]:
         """Within the block, a state that is taken over leaves what is known to be unlike as it is.
 
         Args:
             replicas: ranks of this worker and its replicas.
             iteration: of the state, which may be an earlier one than that of the last notes.
             replaced: this process has begun in the place of a lost one, whose notes tell what it had.
+            shared: tells of a place whether it belongs to what a worker holds, and not to the worker: layers.
         """
         carried = self._carried
         have = [rank for rank in replicas if self._rendezvous.check([store_keys.variables(rank)])]
@@ -152,6 +160,7 @@ class OwnVariables:
             unlike, alike = _compared([note.digests for note in last])
             carried.own, carried.alike = carried.own | unlike, alike - carried.own
             own_note = last[replicas.index(self._rank)]
+        carried.own = frozenset(place for place in carried.own if not shared(place))
         if replaced and own_note.values:
             carried.of_own = _only(carried.unpacked(base64.b64decode(own_note.values)), carried.own)
         self._say_what_is_own(own_note)
@@ -162,7 +171,7 @@ class OwnVariables:
 
     def _say_what_is_own(self, note: _Note) -> None:
         given = {(path, name) for path, values in self._carried.of_own.items() for name in values}
-        as_noted = f"as it was in iteration {note.iteration}, from the notes of the lost worker"
+        as_noted = f"as it was in iteration {note.iteration}, by the notes of its rank"
         as_made = "as its script or the beginning of the step has left it"
         for places, words in ((given, as_noted), (self._carried.own - given, as_made)):
             if names := [in_words(place) for place in sorted(places)]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from swift_ft.checkpoint.state_payload import (
     fresh,
     tensor_at,
 )
+from swift_ft.checkpoint.step.carried import Place
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import store_keys
 from swift_ft.errors import RecoveryError, SwiftError, UndoError
@@ -65,6 +67,8 @@ class Replicas:
 
     Attributes:
         own_variables: compares the script's variables with those of replicas.
+        same_stage: ranks of this worker and those that have the same stage in other pipelines of a
+            LayerStack, whose scripts keep the same variables.
         first: the lowest rank of this worker and its replicas.
     """
 
@@ -96,6 +100,7 @@ class Replicas:
         self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
         self._prepared: StatePayload | None = None
         self.own_variables: OwnVariables | None = None  # the session gives it
+        self.same_stage: Sequence[int] = ()  # so does it this
 
     def take_waited_s(self) -> float:
         """Seconds since the last call in which this worker waited for the gradients of other replicas."""
@@ -211,7 +216,7 @@ class Replicas:
         self._iteration = iteration
         self._prepared = None
         if self.own_variables is not None:
-            self.own_variables.begin(iteration, self.ranks)
+            self.own_variables.begin(iteration, self.ranks or self.same_stage)
         self._undone.clear()
         if self._hook is not None:
             self._hook.begin(iteration)
@@ -228,7 +233,20 @@ class Replicas:
     def note_variables(self, iteration: int) -> None:
         """A checkpoint is about to be saved: note what a replacement has to have of this worker's own."""
         if self.own_variables is not None:
-            self.own_variables.note(iteration, self.ranks)
+            self.own_variables.note(iteration, self.ranks or self.same_stage)
+
+    def kept_variables(
+        self, iteration: int, *, replaced: bool, shared: Callable[[Place], bool] = lambda _: False
+    ) -> AbstractContextManager[None]:
+        """Within the block, what this worker's script has for itself stays, or is what the lost worker had.
+
+        Args:
+            iteration, replaced, shared: see :meth:`OwnVariables.kept`.
+        """
+        if self.own_variables is None:
+            return nullcontext()
+        ranks = self.ranks or self.same_stage
+        return self.own_variables.kept(ranks, iteration, replaced=replaced, shared=shared)
 
     def drain(self) -> None:
         """After an interruption, wait until no background thread changes the state any more."""

@@ -1,6 +1,7 @@
 """Hands a worker's state to the next world: from memory to memory, as a checkpoint that no store holds.
 
-A worker of the next world reads what it needs from those that offer it, a replica's state from the nearest.
+A worker of the next world reads what it needs from those that offer it: from the one of its own rank if there
+are as many workers, else a replica's state from the nearest.
 What comes is what was offered, by its digest, or it is not used. After a loss that may be copies in memory,
 of lost workers' states, too.
 """
@@ -120,9 +121,10 @@ class Handover:
 def _nearest(state: State, change: Change, context: WorkerContext) -> dict[int, OfferedState]:
     """For each worker of the present world the offer to read: of replicas the nearest, dealt to readers.
 
-    After a loss only some offer: a lost one's state is read from another replica.
+    After a loss only some offer: a lost one's state is read from another replica. In a world of as many
+    workers each goes on as the one of its rank, with the variables that this one has for itself.
     """
-    offered = change.offered
+    offered, rank_stays = change.offered, len(change.offered) == context.world_size
     alike: dict[object, list[int]] = {}
     for rank in sorted(change.held or offered):
         # Stages of unlike pipelines may have one number, and other layers.
@@ -134,6 +136,8 @@ def _nearest(state: State, change: Change, context: WorkerContext) -> dict[int, 
             continue  # a LayerStack's layers that others have in other cuts
         dealt = here[context.rank % len(here)]
         nearest = next((rank for rank in here if offered[rank].machine == context.machine), dealt)
+        if rank_stays and context.rank in here:
+            nearest = context.rank
         found.update(dict.fromkeys(ranks, offered[nearest]))
     return dict(sorted(found.items()))
 

@@ -1,13 +1,14 @@
 """A stack of layers, with the habits that a test asks for: optimizers, groups, schedules, averages, clipping.
 
-``HABITS``, separated by commas. ``DIES`` is the rank of a worker that kills itself in the first step after
-the layers have moved, once. ``LOCAL`` is where machines have their own disks.
+``HABITS``, separated by commas. ``PIPELINES``: that are replicas. ``DIES`` is the rank of a worker that kills
+itself in the first step after the layers have moved, once. ``LOCAL`` is where machines have their own disks.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,14 @@ from swift_ft.optim import Lamb
 
 HABITS = {*filter(None, os.environ.get("HABITS", "").split(","))}
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
+PIPELINES = int(os.environ.get("PIPELINES", "1"))
+CHANGES_AT = 3
+"""The iteration from which habits "at 3" do something else."""
+EPOCH = 4
+"""Iterations."""
 
 
-def optimizers_of(model: nn.Module) -> dict[str, torch.optim.Optimizer]:
+def optimizers_of(model: nn.Module, layers: tuple[int, ...]) -> dict[str, torch.optim.Optimizer]:
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() < 2]
     if "sgd" in HABITS:
@@ -35,6 +41,9 @@ def optimizers_of(model: nn.Module) -> dict[str, torch.optim.Optimizer]:
         return {"optimizer": Lamb(model.parameters(), lr=1e-3)}
     if "muon" in HABITS:
         return {"muon": torch.optim.Muon(matrices, lr=1e-2), "rest": torch.optim.AdamW(others, lr=1e-3)}
+    if "layer rates" in HABITS:
+        rates = [{"params": model.get_submodule(str(n)).parameters(), "lr": 1e-3 * 0.9**n} for n in layers]
+        return {"optimizer": torch.optim.AdamW(rates)}
     groups: list[dict[str, Any]] = [
         {"params": matrices, "weight_decay": 0.1},
         {"params": others, "weight_decay": 0.0, "lr": 2e-3},
@@ -48,6 +57,38 @@ def die_once(rank: int) -> None:
     if os.environ.get("DIES") == str(rank) and not marker.exists():
         marker.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Scaled(nn.Module):
+    """A layer whose output is scaled, by an attribute that may change as it trains."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.by = inner, 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled: Tensor = self.inner(x) * self.by
+        return scaled
+
+
+def change(model: swift_ft.LayerStack) -> None:
+    """What a script may do to its layers at some iteration, beside their tensors."""
+    if "thaws at 3" in HABITS:
+        model.requires_grad_(True)
+    for number in model.layers:
+        layer = model.layer(number)
+        if isinstance(layer, Scaled):
+            layer.by = 0.9
+        if "eval at 3" in HABITS and number % 2:
+            layer.eval()
+
+
+def steps_of(session: swift_ft.Session, iterations: int) -> Iterator[swift_ft.Step]:
+    if "epochs" not in HABITS:
+        yield from session.steps(iterations)
+        return
+    for _ in session.epochs(-(-iterations // EPOCH)):
+        yield from session.steps(EPOCH)
 
 
 def main() -> None:
@@ -65,14 +106,21 @@ def main() -> None:
             layer.get_parameter("logits.weight").data = (
                 build_layer(0, config).get_parameter("token.weight").data
             )
-        return layer
+        if "thaws at 3" in HABITS:
+            layer.requires_grad_(number % 2 == 0)
+        return Scaled(layer) if "scales at 3" in HABITS else layer
 
-    model = swift_ft.LayerStack(build, count=config.layers + 2)
+    model = swift_ft.LayerStack(build, count=config.layers + 2, pipelines=PIPELINES)
     module = nn.Sequential(model) if "inside" in HABITS else model
     stage = PipelineStage(module, model.stage, model.num_stages, torch.device("cpu"), group=model.group)
-    optimizers = optimizers_of(model)
+    if "frozen" in HABITS:  # by the script, and not by build_layer
+        for number in model.layers:
+            first = next(model.layer(number).parameters())
+            first.requires_grad_(number % 2 == 0)
+    optimizers = optimizers_of(model, model.layers)
     state: dict[str, Any] = {"model": model, **optimizers}
-    schedulers = [LambdaLR(one, lambda at: 1 / (1 + at)) for one in optimizers.values()]
+    scheduled = [one for one in optimizers.values() if "no scheduler" not in HABITS]
+    schedulers = [LambdaLR(one, lambda at: 1 / (1 + at)) for one in scheduled]
     state |= {f"scheduler {i}": one for i, one in enumerate(schedulers)}
     scaler = torch.amp.GradScaler("cpu", enabled="scaler" in HABITS, growth_interval=3, init_scale=8.0)
     if "scaler" in HABITS:
@@ -82,7 +130,7 @@ def main() -> None:
         state["average"] = average
 
     def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-        loss: Tensor = scaler.scale(loss_fn(logits, targets))
+        loss: Tensor = scaler.scale(loss_fn(logits, targets)) * factor
         return loss
 
     schedule = Schedule1F1B(stage, config.microbatches, loss_fn=loss_of)
@@ -97,13 +145,16 @@ def main() -> None:
     session.attach_pipeline(schedule)
     if "tied" in HABITS:
         session.tie_layers(f"{config.layers + 1}.logits.weight", "0.token.weight")
-    begun_with = model.layers
-    for step in session.steps(args.iterations):
+    begun_with, factor = model.layers, 1.0
+    for step in steps_of(session, args.iterations):
         with step:
-            x, y = batches[step.index]
+            x, y = batches[step.index * PIPELINES + model.pipeline]
+            if step.index == CHANGES_AT:
+                factor = 0.5 if "halves at 3" in HABITS else 1.0
+                change(model)
             scaler.scale(torch.zeros(()))  # all stages have a scale, and the last one uses it
             for _ in range(1 + ("twice" in HABITS)):
-                schedule.step(*[x] if rank == 0 else [], target=y, return_outputs=False)
+                schedule.step(*[x] if model.stage == 0 else [], target=y, return_outputs=False)
             if model.layers != begun_with and not step.replayed:
                 die_once(rank)
             if "tied" in HABITS:
@@ -112,9 +163,10 @@ def main() -> None:
                 scaler.unscale_(optimizer)
             if "clip" in HABITS:
                 model.clip_grad_norm_(0.5)
-            for optimizer, scheduler in zip(optimizers.values(), schedulers, strict=True):
+            for optimizer in optimizers.values():
                 scaler.step(optimizer)
                 optimizer.zero_grad()
+            for scheduler in schedulers:
                 scheduler.step()
             scaler.update()
             if average is not None:
@@ -124,6 +176,7 @@ def main() -> None:
     saved = model.state_dict()
     if average is not None:
         saved |= {f"average.{name}": tensor for name, tensor in average.module.state_dict().items()}
+        saved[f"average.count of stage {model.stage}"] = average.n_averaged
     torch.save(saved, f"{args.weights_out}/rank{rank}.pt")
     dist.destroy_process_group()
 

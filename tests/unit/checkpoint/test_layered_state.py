@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -190,6 +191,121 @@ def test_an_average_of_the_model_goes_along(as_worker: Callable[..., None]) -> N
     assert torch.equal(dict(states[0].modules["average"].named_parameters())[name], was)
 
 
+def test_flags_and_modes_of_a_layer_go_along(as_worker: Callable[..., None]) -> None:
+    states = []
+    for rank in range(WORKERS):
+        as_worker(rank)
+        states.append(made(LayerStack(build, COUNT)))
+    layered = [LayeredState(state) for state in states]
+    there = layer_in(states[1], 2)
+    there[0].weight.requires_grad_(False)
+    there[1].eval()
+    layered[0].give((3, 1, 3), [layered[1].take([2])])
+    here = layer_in(states[0], 2)
+    assert [p.requires_grad for p in here.parameters()] == [False, True]
+    assert [module.training for module in here.modules()] == [True, True, False]
+
+
+def test_an_optimizer_that_has_not_stepped_yet(as_worker: Callable[..., None]) -> None:
+    """Who goes back to such a state keeps nothing of its own step."""
+    as_worker(0)
+    model = LayerStack(build, COUNT)
+    fresh = TrainingState({"model": model, "optimizer": torch.optim.AdamW(model.parameters())})
+    stepped = made(LayerStack(build, COUNT))
+    (optimizer,) = stepped.optimizers.values()
+    assert optimizer.state
+    LayeredState(stepped).give_whole(EVEN, [LayeredState(fresh).take([0, 1], rest=True)])
+    assert not optimizer.state
+
+
+def by_layer(state: TrainingState) -> torch.optim.Optimizer:
+    """The optimizer of a state, with a group for each layer, whose rate says which."""
+    (model,) = (module for module in state.modules.values() if isinstance(module, LayerStack))
+    groups = [{"params": model.layer(n).parameters(), "lr": 0.1 + n} for n in model.layers]
+    optimizer = torch.optim.AdamW(groups)
+    state.optimizers["optimizer"] = optimizer
+    return optimizer
+
+
+def test_a_layer_in_a_group_that_is_not_there_stays_where_it_is(as_worker: Callable[..., None]) -> None:
+    states = []
+    for rank in range(2):
+        as_worker(rank)
+        states.append(made(LayerStack(build, COUNT)))
+        by_layer(states[-1])
+    layered = [LayeredState(state) for state in states]
+    with pytest.raises(TopologyMismatchError, match=r"model/2.0.weight in a group whose lr is 2.1, and no"):
+        layered[0].prepare((3, 1, 3), [layered[1].take([2])])
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_layer_gets_the_group_with_its_options(gone: bool, as_worker: Callable[..., None]) -> None:
+    """It is another one than there, which only the options show; or it has become empty."""
+    states = []
+    for rank in range(2):
+        as_worker(rank)
+        states.append(made(LayerStack(build, COUNT)))
+        by_layer(states[-1])
+    layered = [LayeredState(state) for state in states]
+    if not gone:  # worker 0 has a group with the rate of layer 2, as its second one
+        states[0].optimizers["optimizer"].param_groups[1]["lr"] = 2.1
+    else:
+        states[0].optimizers["optimizer"].add_param_group({"params": [], "lr": 2.1})
+    layered[0].give((3, 1, 3), [layered[1].take([2])])
+    groups = states[0].optimizers["optimizer"].param_groups
+    assert {*layer_in(states[0], 2).parameters()} <= {*groups[2 if gone else 1]["params"]}
+
+
+def test_a_whole_state_sets_rates_of_layers(as_worker: Callable[..., None]) -> None:
+    """Of groups that are unlike on workers, each gets the options of its own layer."""
+    states = []
+    for rank in range(2):
+        as_worker(rank)
+        states.append(made(LayerStack(build, COUNT)))
+        optimizer = by_layer(states[-1])
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+    as_worker(0, 2)
+    here = made(LayerStack(build, COUNT))  # layers 0, 1, 2
+    optimizer = by_layer(here)
+    arrived = [LayeredState(states[0]).take([0, 1], rest=True), LayeredState(states[1]).take([2], rest=True)]
+    LayeredState(here).give_whole((3, 4), arrived)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.55, 1.05]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [4 if n % 2 else 2 for n in range(3)]
+
+
+def test_what_is_in_no_layer_comes_with_a_whole_state(as_worker: Callable[..., None]) -> None:
+    """The count of an average, and another module; tensors stay the same ones."""
+
+    def state_of(updates: int) -> TrainingState:
+        as_worker(0)
+        model = LayerStack(build, COUNT)
+        average = AveragedModel(model)
+        for _ in range(updates):
+            average.update_parameters(model)
+        other = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=1.0, momentum=0.9)
+        for parameter in [*model.parameters(), *other.parameters()]:
+            parameter.grad = torch.full_like(parameter, updates)
+        optimizer.step()
+        return TrainingState({"model": model, "average": average, "other": other, "optimizer": optimizer})
+
+    source, target = state_of(3), state_of(1)
+    weight = target.modules["other"].get_parameter("weight")
+    layered = LayeredState(target)
+    layered.give_whole(EVEN, [LayeredState(source).take([0, 1], rest=True)])
+    assert target.modules["average"].get_buffer("n_averaged") == 3
+    assert target.modules["other"].get_parameter("weight") is weight
+    assert torch.equal(weight, source.modules["other"].get_parameter("weight"))
+    assert_equal(tensors_of([target]), tensors_of([source]))
+
+
+def layer_in(state: TrainingState, number: int) -> Any:
+    """A layer of a state's stack."""
+    (model,) = (module for module in state.modules.values() if isinstance(module, LayerStack))
+    return model.layer(number)
+
+
 def test_two_models_of_different_depth_are_refused(as_worker: Callable[..., None]) -> None:
     as_worker(0)
     parts = {"one": LayerStack(build, COUNT), "other": LayerStack(build, COUNT + 1)}
@@ -249,6 +365,18 @@ def test_layers_that_return_tuples_and_what_begins_before_each(as_worker: Callab
     model.on_layer(begun.append)
     total, _ = model(torch.ones(1), torch.ones(1))
     assert (total.item(), begun) == (4.0, [0, 1, 2])
+
+
+def test_a_copy_of_a_stack_in_a_group(as_worker: Callable[..., None]) -> None:
+    """Groups cannot be copied, and an average of the model is a copy."""
+    as_worker(0)
+    model = LayerStack(build, COUNT, pipelines=3)
+    model.on_layer(lambda _: None)
+    copied = copy.deepcopy(model)
+    assert copied.group is model.group
+    assert copied.layers == model.layers
+    assert {*copied.parameters()}.isdisjoint(model.parameters())
+    assert [repr(t) for t in copied.state_dict().values()] == [repr(t) for t in model.state_dict().values()]
 
 
 def test_a_whole_stack_is_not_compiled(as_worker: Callable[..., None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.sliced_part import _carried
+from swift_ft.checkpoint.state_payload import StatePath, TensorKind
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.storage.store import Store
@@ -178,3 +181,22 @@ def test_a_part_is_missing(tmp_path: Path) -> None:
     state = trained(whole_model(2), 0)
     with pytest.raises(CheckpointError, match="do not cover"):
         Checkpointer(folder, state).load(20, 0, workers=1)
+
+
+def test_variables_of_modules_that_only_another_part_has() -> None:
+    """Of three stages two become one: what the script has changed in a block comes with its tensors."""
+
+    def part(block: str, **carried: dict[str, Any]) -> Any:
+        kinds = {("models", "model", f"{block}.weight"): TensorKind(torch.float32, (1,))}
+        return SimpleNamespace(kinds=kinds, plain={"carried": carried})
+
+    flags = {"(requires_grad)": {"model.block1.weight": True}}
+    first = part("block0", scale={"value": 1}, **{"model.block0.dropout": {"p": 0.1}})
+    second = part("block1", scale={"value": 2}, **{"model.block1.dropout": {"p": 0.2}}, **flags)
+    third = part("block2", **{"model.block2.dropout": {"p": 0.3}})
+    parts = {0: first, 1: second, 2: third}
+    here: list[StatePath] = [("models", "model", f"block{number}.weight") for number in range(2)]
+    of_blocks = {**first.plain["carried"], "model.block1.dropout": {"p": 0.2}, **flags}
+    assert _carried(parts, 0, here) == of_blocks
+    del of_blocks["scale"]  # which is each worker's own
+    assert _carried(parts, 2, here) == of_blocks

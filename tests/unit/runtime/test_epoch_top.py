@@ -98,6 +98,20 @@ def test_a_replacement_within_an_epoch(one: Process, iteration: int, shrinks: bo
     assert one.epochs.written == (("model.layer.weight",) if shrinks else ())
 
 
+def test_a_state_that_comes_without_variables(one: Process) -> None:
+    """The script's are as it begins, also after the lines at the top; all else is what has come."""
+    one.lines(0)
+    one.first_step(0)
+    sent = one.sent()
+    del sent["plain"]["carried"]
+    other = Process()
+    other.take(sent)
+    other.lines(1)
+    assert other.first_step(1) == ""
+    assert other.net.tau == 1.0
+    assert (other.rate, other.epochs.state_dict()) == (one.rate, one.epochs.state_dict())
+
+
 def test_a_replacement_at_the_border(one: Process) -> None:
     other = Process()
     other.take(one.sent())

@@ -25,7 +25,7 @@ def read_by(machine: int, holds: list[str], placed: dict[int, tuple[int, ...]] |
         ),
         layouts=State().layouts if placed is None else SimpleNamespace(placed=Map(placed)),
     )
-    context: Any = SimpleNamespace(machine=f"machine {machine}", rank=machine)
+    context: Any = SimpleNamespace(machine=f"machine {machine}", rank=machine, world_size=5)
     change = Change(World(), 0, offered=Map(OFFERED))
     found = _nearest(state, change, context)
     return [next(rank for rank, offer in OFFERED.items() if offer == found[each]) for each in range(4)]
@@ -35,6 +35,20 @@ def test_replicas_are_read_from_the_own_machine_or_dealt() -> None:
     holds = ["stage 0", "stage 1", "stage 0", "stage 1"]
     assert read_by(0, holds) == [0, 1, 0, 1]
     assert read_by(3, holds) == [2, 3, 2, 3]
+
+
+def test_a_rank_stays_what_it_was_where_there_are_as_many_workers() -> None:
+    """Two workers on each machine: what a script keeps for itself is that of the same rank, also far away."""
+    offered = {
+        rank: OfferedState(rank, machine=f"machine {rank // 2}", address=f"host:{rank}", digest="")
+        for rank in range(4)
+    }
+    statuses = {rank: SimpleNamespace(holds=("model",)) for rank in range(4)}
+    state: Any = SimpleNamespace(round=SimpleNamespace(statuses=statuses), layouts=State().layouts)
+    change = Change(World(), 0, offered=Map(offered))
+    for machine, rank in [(0, 0), (0, 1), (1, 2), (1, 3), (1, 0)]:
+        context: Any = SimpleNamespace(machine=f"machine {machine}", rank=rank, world_size=4)
+        assert {offer.rank for offer in _nearest(state, change, context).values()} == {rank}
 
 
 def test_layers_decide_where_pipelines_are_unlike() -> None:
@@ -53,6 +67,6 @@ def test_after_a_loss_a_replica_stands_in_for_a_lost_worker() -> None:
     offered = {rank: OFFERED[rank] for rank in (0, 3)}
     held = Map({0: ("a",), 1: ("b",), 2: ("a",), 3: ("b",), 4: ("c",)})
     change = Change(World(), 0, offered=Map(offered), held=held, sources=(0, 3))
-    context: Any = SimpleNamespace(machine="machine 0", rank=0)
+    context: Any = SimpleNamespace(machine="machine 0", rank=0, world_size=2)
     found = _nearest(State(), change, context)
     assert found == {0: OFFERED[0], 1: OFFERED[3], 2: OFFERED[0], 3: OFFERED[3]}
