@@ -26,6 +26,7 @@ class StatusReported:
             can be taken back without an undo.
         pipeline: distinguishes the pipeline of its stages from the replicas of that pipeline.
         updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
+        rounds: an undo does not give these the very bits back, and its messages are logged.
         group: machines of one group recover together and log no messages to each other; None where each
             machine is a group of its own.
         can_resend: its log or its memory holds every message that it sent in its last completed iteration.
@@ -71,6 +72,7 @@ class StatusReported:
     undoable: tuple[int, ...] = ()
     no_update: bool = False
     updated: tuple[int, ...] = ()
+    rounds: bool = False
     can_resend: bool = True
     group: int | None = None
     max_replay_shards: int = 1
