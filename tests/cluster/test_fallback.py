@@ -148,7 +148,7 @@ def test_communication_after_the_update(tmp_path: Path, references: Any) -> None
 
 
 def test_an_undo_that_rounds(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The iteration is in the logs twice, and unlike. Once an early checkpoint covers it, logs count again."""
+    """The iteration is in the logs twice, and unlike. Once a checkpoint covers it, logs count again."""
     monkeypatch.setenv("WRAPPED", "1")
     script = [*training(tmp_path, TALKATIVE), "--checkpoint-every", "20", "--iterations", "14"]
     first = "kill machine=1 iteration=5 point=optimizer"
