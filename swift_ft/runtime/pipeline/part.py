@@ -135,6 +135,9 @@ class LogPart(Part):
 
     def completed(self, step: StepInfo) -> None:
         step.stats = self._log.messages.end_iteration()
+        if not step.replayed:
+            # Not before: workers that are behind read what the script communicated only as they repeat it.
+            self._log.withdraw()
 
     def why_checkpoint(self, committed: int | None) -> str:
         if self._log.nearly_full():

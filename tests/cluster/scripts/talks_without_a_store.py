@@ -1,0 +1,20 @@
+"""``talks.py`` with a store behind a network that takes no log: workers have it from each other."""
+
+from pathlib import Path
+
+import talks
+
+from swift_ft.storage.store import Store
+
+upload = Store.upload
+
+
+def upload_no_log(self: Store, local: Path, path: str) -> None:
+    if path.startswith("log/"):
+        raise ConnectionError("the store is away")
+    upload(self, local, path)
+
+
+Store.remote = property(lambda self: True)  # type: ignore[assignment,method-assign]
+Store.upload = upload_no_log  # type: ignore[method-assign]
+talks.main()
