@@ -98,6 +98,28 @@ def test_sums_of_each_helper(habit: str, tmp_path: Path, monkeypatch: pytest.Mon
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
+def test_help_that_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No replay without helpers goes on from other roundings: it begins again at the checkpoint."""
+    monkeypatch.setenv("HELPING", json.dumps({"mode": "allreduce", "habit": "freezes"}))
+    undisturbed = run_cluster(tmp_path / "undisturbed", script=training(tmp_path / "undisturbed", SCRIPT))
+    script = [*training(tmp_path, SCRIPT), "--checkpoint-every", "20"]
+    run = run_helped(tmp_path, inject="kill machine=1 iteration=6 point=forward microbatch=3", script=script)
+    assert_identical(run, undisturbed)
+    assert_helped(run, [])
+    (declined,) = run.events("HelpDeclined")
+    assert "has changed whether" in declined["reason"]
+
+
+def test_a_helper_with_sums_of_its_own_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines are rebuilt then, and the one that was helped begins again, too."""
+    monkeypatch.setenv("HELPING", json.dumps({"mode": "allreduce"}))
+    script = [*training(tmp_path, SCRIPT), "--checkpoint-every", "20"]
+    inject = "kill machine=2 iteration=6 point=forward microbatch=3; kill machine=0 iteration=4 point=help"
+    run = run_helped(tmp_path, inject=inject, machines=3, script=script, helpers=1)
+    assert run.code == 0, run.output[-3000:]
+    assert [(r["mode"], sorted(r["slots"])) for r in run.recoveries] == [("replay", [0, 2])]
+
+
 def test_parts_in_eval_mode(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A frozen part often is. ``build`` does not know what the script did to its own module afterwards."""
     monkeypatch.setenv("HELPING", json.dumps({"without_dropout": True}))

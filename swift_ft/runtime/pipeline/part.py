@@ -71,6 +71,8 @@ class PipelinePart(Part):
     def report(self, report: StatusReported) -> StatusReported:
         pipeline, iteration = self._pipeline, self._status.iteration
         shared, gap_before = pipeline.shared_layers, self._log.gap_before(iteration)
+        if not report.live and pipeline.shared_replay.has_rounded(iteration):
+            report = replace(report, iteration=None)  # it begins again at the checkpoint
         return replace(
             report,
             stages=pipeline.stages,

@@ -52,7 +52,8 @@ class Habit(nn.Module):
     ``"load"``: an attribute adds up what the stage is given, and every fifth step updates by it. ``"tau"``: a
     buffer that the step makes smaller. ``"scale"``: an attribute that the step sets by its index.
     ``"random"``: numbers of Python's. ``"draws"``: the loss draws numbers, and so does the step, afterwards.
-    ``"cache"``: an attribute that the first forward pass fills.
+    ``"cache"``: an attribute that the first forward pass fills. ``"freezes"``: from iteration 4 on, the
+    first parameter is not trained.
     """
 
     tau: torch.Tensor
@@ -120,6 +121,8 @@ class Session(swift_ft.Session):
             Session.index = step.index
             if habit == "scale":
                 habits[0].scale = 1 + 0.1 * step.index
+            if habit == "freezes" and step.index >= 4:
+                next(habits[0].stage.parameters()).requires_grad_(False)
             yield step
 
     def attach_pipeline(self, schedule: Any, **arguments: Any) -> None:
