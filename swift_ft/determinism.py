@@ -102,9 +102,6 @@ def set_host_random_state(state: dict[str, Any]) -> None:
 
 def seed_step(seed: int, iteration: int, rank: int | None) -> None:
     """Derive the random numbers of a step from its iteration, and from the rank if one is given."""
-    if rank is None:
-        seed_torch(derive_seed(seed, iteration, -1))
-        return
-    derived = derive_seed(seed, iteration, -1, rank)
+    derived = derive_seed(seed, iteration, -1, *(() if rank is None else (rank,)))
     seed_torch(derived)
     seed_host(derived)

@@ -317,6 +317,12 @@ def _why_no_resend(
                 f"worker {rank} would have to resend iteration {resume}, "
                 "but its own state was just reconciled with its replicas"
             )
+    rounded = sorted(rank for rank, target in targets.items() if target.undo and statuses[rank].rounds)
+    if ahead and rounded:
+        return (
+            f"worker {rounded[0]} undoes its update with other roundings, but worker {ahead[0]} has used "
+            f"what it sent in iteration {resume}"
+        )
     for rank in ahead:
         if not statuses[rank].can_resend:
             return f"worker {rank} would have to resend iteration {resume}, but kept no copy of what it sent"

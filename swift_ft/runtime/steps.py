@@ -94,7 +94,7 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         """End the step. The recovery begins outside of this block, whose traceback holds on to the group."""
-        self._phases.phase = ScriptPhase.OUTSIDE
+        self._phases.end_step(failed=error is not None)
         self._batches.end()
         if isinstance(error, RecoveryError):
             # Its traceback refers to the group's operations, whose connections have to end (decision 24).

@@ -40,7 +40,7 @@ from swift_ft.torch_adapters.accepted_ddp import accepted_ddp, synchronised_norm
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.ddp_construction import averaged
-from swift_ft.torch_adapters.lasting_group import beginning
+from swift_ft.torch_adapters.lasting_group import beginning, unlogged_future
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.transports import aborts_in_silence
 from swift_ft.torch_core import outputs
@@ -252,7 +252,7 @@ class DataParallelHook:
                 self.broken = first_line(error)
                 step_failures.broken(self.broken)
             raise
-        future = work.get_future()
+        future = unlogged_future(work)
         if on_end is not None:
             future.add_done_callback(on_end)
         return self._averaged(bucket, future)
@@ -271,7 +271,7 @@ class DataParallelHook:
             return
         _after_backward(self.buffers.adopt)
         if _needs_waking(self.buffers.flat):
-            self._buffers_arrival = self._arrival(_BUFFERS, work.get_future(), lambda: None)
+            self._buffers_arrival = self._arrival(_BUFFERS, unlogged_future(work), lambda: None)
 
     def _averaged(
         self, bucket: dist.GradBucket, reduced: torch.futures.Future[Any]

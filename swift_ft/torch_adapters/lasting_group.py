@@ -64,6 +64,46 @@ OF_WORK = (
 """Methods of an operation under way, apart from the waits. Not every torch has all of them."""
 
 
+End = tuple[Callable[[], None], Operation]
+"""What the script's thread calls once an operation is over; and that operation."""
+
+
+class EndedOperations:
+    """Operations of a step for which the script waits by futures: a thread of torch's sees their end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards what follows
+        self._number = 0
+        self._ended: list[End] = []
+
+    def begin(self) -> None:
+        """A step begins. Those of earlier ones count no more."""
+        with self._lock:
+            self._number += 1
+            self._ended.clear()
+
+    def watch(self, future: torch.futures.Future[Any], ends: Sequence[End]) -> torch.futures.Future[Any]:
+        """A future that is complete once what has arrived is kept: before the script can change it."""
+        number = self._number
+
+        def keep(ended: torch.futures.Future[Any]) -> Any:
+            value = ended.value()  # raises what has failed
+            for _, operation in ends:
+                operation.keep()
+            with self._lock:
+                if number == self._number:
+                    self._ended += ends
+            return value
+
+        return future.then(keep)
+
+    def settle(self) -> None:
+        """The step is complete: in the script's thread, call for those that are over."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        _call_all(ended)
+
+
 class LastingGroup(dist.ProcessGroup):
     """Stands for one group of the script in all generations.
 
@@ -76,6 +116,7 @@ class LastingGroup(dist.ProcessGroup):
         interceptor: decides about each operation, on all groups; None before training begins.
         waits: where the training thread waits for operations on the host, so that an abort ends the wait.
             None until a session is made.
+        by_future: operations for which the script waits by futures.
         hooks: of the script, on the group.
         gathering: where members meet before a communicator forms; None where an abort ends the forming.
 
@@ -85,6 +126,7 @@ class LastingGroup(dist.ProcessGroup):
 
     interceptor: ClassVar[OperationInterceptor | None] = None
     waits: ClassVar[AbortableWaits | None] = None
+    by_future: ClassVar[EndedOperations] = EndedOperations()
     supports_window = supports_reconfigure = False
 
     def __init__(self, native: dist.ProcessGroup) -> None:
@@ -94,7 +136,7 @@ class LastingGroup(dist.ProcessGroup):
         self._devices = native._device_types
         self._bound_device = native.bound_device_id
         self.hooks = GroupHooks()
-        self._batch: list[Callable[[], None]] | None = None  # what its operations call when it is over
+        self._batch: list[End] | None = None  # of its operations
         self.messages: dist.ProcessGroup | None = None
         self.present: PresentMembers | None = None
         self.gathering: Gathering | None = None
@@ -147,7 +189,7 @@ class LastingGroup(dist.ProcessGroup):
         with beginning():
             work: Any = self._carrier("send")._end_coalescing(device)
         if work is not None:
-            return LastingWork(work, partial(_call_all, ends), on_host=device.type == "cpu")
+            return LastingWork(work, ends, on_host=device.type == "cpu")
         _call_all(ends)
         return ServedWork([])  # nothing was left to begin, and scripts wait for what a batch gives
 
@@ -213,16 +255,15 @@ class LastingWork(dist.Work):
 
     Args:
         native: torch's.
-        on_end: called once, when a wait for it is over.
+        ends: called once, when a wait for it is over.
         on_host: its tensors are in host memory: a wait for it blocks the thread, and gloo may not end it.
     """
 
-    def __init__(
-        self, native: dist.Work, on_end: Callable[[], None] | None = None, *, on_host: bool = False
-    ) -> None:
+    def __init__(self, native: dist.Work, ends: Sequence[End] = (), *, on_host: bool = False) -> None:
         super().__init__()
         self._native = native
-        self._on_end = on_end
+        self._ends = ends
+        self._kept: torch.futures.Future[Any] | None = None  # once its ends are for a future
         self._on_host = on_host
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -231,9 +272,10 @@ class LastingWork(dist.Work):
             ended = self._waited(timeout)
             if LastingGroup.waits is not None:
                 LastingGroup.waits.raise_if_aborted()
-            on_end, self._on_end = self._on_end, None
-            if on_end is not None:
-                on_end()
+            if self._kept is not None:
+                self._kept.wait()
+            ends, self._ends = self._ends, ()
+            _call_all(ends)
         except Exception as error:
             _note(error)
             raise
@@ -256,7 +298,18 @@ class LastingWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """Completed at its end."""
+        if self._ends:
+            ends, self._ends = self._ends, ()
+            self._kept = LastingGroup.by_future.watch(self._future(), ends)
+        return self._kept if self._kept is not None else self._future()
+
+    def _future(self) -> torch.futures.Future[Any]:
         return step_failures.watch(self._native.get_future())
+
+
+def unlogged_future(work: dist.Work) -> torch.futures.Future[Any]:
+    """Completed at an operation's end. It is not the script's: no log is to have its results."""
+    return work._future() if isinstance(work, LastingWork) else work.get_future()
 
 
 @contextlib.contextmanager
@@ -303,23 +356,23 @@ def _operation(name: str) -> Any:
             raise
 
     def begin(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
-        on_end = None
+        ends: list[End] = []
         if (interceptor := LastingGroup.interceptor) is not None:
             members = dist.get_process_group_ranks(self)
             operation = Operation.of(name, self.group_name, members, args)
             on_end = interceptor.begin(operation)
             if on_end is None:
                 return ServedWork(operation.tensors)
+            ends = [(on_end, operation)]
         self._meet(name, *args)
         with beginning():
             work = getattr(self._carrier(name), name)(*args, **kwargs)
         if self._batch is not None:
-            self._batch += [on_end] if on_end is not None else []
+            self._batch += ends
             return work
         if isinstance(work, dist.Work):
-            return LastingWork(work, on_end, on_host=_on_host(self, args))
-        if on_end is not None:
-            on_end()
+            return LastingWork(work, ends, on_host=_on_host(self, args))
+        _call_all(ends)
         return work
 
     communicate.__name__ = name
@@ -330,9 +383,9 @@ def _call(function: Callable[[], object]) -> None:
     function()
 
 
-def _call_all(functions: Sequence[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
+def _call_all(ends: Sequence[End]) -> None:
+    for on_end, _ in ends:
+        on_end()
 
 
 def _wait(native: dist.Work, timeout: timedelta) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -52,6 +52,7 @@ class Operation:
             a collective.
         source: the global rank whose tensors all get; None if it is not a broadcast.
         given: what this worker gives to the others. A broadcast's others have no say in it.
+        kept: copies of ``tensors``, made as it ended; none where they are read at once.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Operation:
     peer: int | None = None
     source: int | None = None
     given: tuple[torch.Tensor, ...] = ()
+    kept: list[torch.Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, name: str, group: str, members: Sequence[int], args: Sequence[Any]) -> Operation:
@@ -70,6 +72,10 @@ class Operation:
         source = members[_root(args)] if name == "broadcast" else None
         given = tuple(tensors_in(args[_GIVEN[name]])) if name in _GIVEN else ()
         return cls(name, group, tuple(members), tensors, peer, source, given)
+
+    def keep(self) -> None:
+        """It has ended, and what the script does with its tensors next must not change what is logged."""
+        self.kept.extend(tensor.detach().clone() for tensor in self.tensors)
 
     @property
     def nbytes(self) -> int:

@@ -145,3 +145,28 @@ def test_communication_after_the_update(tmp_path: Path, references: Any) -> None
     assert_identical(run, references())
     assert run.recoveries[0]["mode"] == "restart"
     assert "keep communication before the optimizer's step" in run.recoveries[0]["reason"]
+
+
+def test_an_undo_that_rounds(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The iteration is in the logs twice, and unlike. Once a checkpoint covers it, logs count again."""
+    monkeypatch.setenv("WRAPPED", "1")
+    script = [*training(tmp_path, TALKATIVE), "--checkpoint-every", "20", "--iterations", "14"]
+    first = "kill machine=1 iteration=5 point=optimizer"
+    second = "kill machine=1 iteration=11 committed=6 point=forward microbatch=3"
+    run = run_cluster(tmp_path, inject=f"{first}; {second}", script=script)
+    assert run.code == 0, run.output[-3000:]
+    assert any(
+        "undone with other roundings" in event["reason"] for event in run.events("CheckpointRequested")
+    )
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay", "replay"]
+
+
+def test_a_loss_soon_after_an_undo_that_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that checkpoint, nobody replays what is in the logs twice: all go back in place."""
+    monkeypatch.setenv("WRAPPED", "1")
+    script = [*training(tmp_path, TALKATIVE), "--checkpoint-every", "20"]
+    first = "kill machine=1 iteration=5 point=optimizer"
+    second = "kill machine=1 iteration=6 point=forward microbatch=3"
+    run = run_cluster(tmp_path, inject=f"{first}; {second}", script=script)
+    assert run.code == 0, run.output[-3000:]
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay", "fallback"]

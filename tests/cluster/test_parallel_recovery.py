@@ -83,17 +83,41 @@ def test_fewer_helpers(tmp_path: Path, references: Any) -> None:
     assert_helped(run, [0])
 
 
-def test_sums_of_each_helper(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """mode="allreduce": rounding differs, and only in the rebuilt stage."""
-    monkeypatch.setenv("HELPING", json.dumps({"mode": "allreduce"}))
+@pytest.mark.parametrize("habit", ["", "tau"])
+def test_sums_of_each_helper(habit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mode="allreduce": rounding differs, and only in the rebuilt stage. No message is compared."""
+    monkeypatch.setenv("HELPING", json.dumps({"mode": "allreduce", "habit": habit}))
+    undisturbed = run_cluster(tmp_path / "undisturbed", script=training(tmp_path / "undisturbed", SCRIPT))
     script = [*training(tmp_path, SCRIPT), "--checkpoint-every", "20"]  # so that no checkpoint is near
     run = run_helped(tmp_path, inject=f"kill machine=1 {MID}", script=script)
     assert run.code == 0, run.output[-3000:]
     assert_helped(run, [0, 2, 3])
     assert any("other roundings" in event["reason"] for event in run.events("CheckpointRequested"))
-    ours, theirs = run.weights(), references().weights()
+    ours, theirs = run.weights(), undisturbed.weights()
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_help_that_ends_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No replay without helpers goes on from other roundings: it begins again at the checkpoint."""
+    monkeypatch.setenv("HELPING", json.dumps({"mode": "allreduce", "habit": "freezes"}))
+    undisturbed = run_cluster(tmp_path / "undisturbed", script=training(tmp_path / "undisturbed", SCRIPT))
+    script = [*training(tmp_path, SCRIPT), "--checkpoint-every", "20"]
+    run = run_helped(tmp_path, inject="kill machine=1 iteration=6 point=forward microbatch=3", script=script)
+    assert_identical(run, undisturbed)
+    assert_helped(run, [])
+    (declined,) = run.events("HelpDeclined")
+    assert "has changed whether" in declined["reason"]
+
+
+def test_a_helper_with_sums_of_its_own_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two machines are rebuilt then, and the one that was helped begins again, too."""
+    monkeypatch.setenv("HELPING", json.dumps({"mode": "allreduce"}))
+    script = [*training(tmp_path, SCRIPT), "--checkpoint-every", "20"]
+    inject = "kill machine=2 iteration=6 point=forward microbatch=3; kill machine=0 iteration=4 point=help"
+    run = run_helped(tmp_path, inject=inject, machines=3, script=script, helpers=1)
+    assert run.code == 0, run.output[-3000:]
+    assert [(r["mode"], sorted(r["slots"])) for r in run.recoveries] == [("replay", [0, 2])]
 
 
 def test_parts_in_eval_mode(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +134,34 @@ def test_gradients_on_top_of_others(tmp_path: Path, references: Any, monkeypatch
     run = run_with(tmp_path, monkeypatch, zeros=True)
     assert_identical(run, references())
     assert_helped(run, [0, 2, 3])
+
+
+LEFT_BEHIND = "which would not see those that others compute"
+
+
+@pytest.mark.parametrize(
+    ("habit", "declined"),
+    [
+        ("cache", ""),
+        ("tau", ""),
+        ("draws", ""),
+        ("load", f"computing a microbatch changes stage 3.load, {LEFT_BEHIND}"),
+        ("random", f"changes the state of Python's random numbers, {LEFT_BEHIND}"),
+        ("scale", "stage 3.scale is 1.0 here, and the script has made it 1.3"),
+    ],
+)
+def test_what_a_stage_has_besides_parameters(
+    habit: str, declined: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where helpers do not have it, the lost machine replays alone: the bits are the same."""
+    monkeypatch.setenv("HELPING", json.dumps({"habit": habit}))
+    undisturbed = run_cluster(tmp_path / "undisturbed", script=training(tmp_path / "undisturbed", SCRIPT))
+    run = run_with(tmp_path, monkeypatch, f"kill machine=3 {MID}", habit=habit)
+    assert_identical(run, undisturbed)
+    assert_helped(run, [] if declined else [0, 1, 2])
+    reasons = [event["reason"] for event in run.events("HelpDeclined")]
+    assert all(declined in reason for reason in reasons)
+    assert bool(reasons) == bool(declined)
 
 
 def test_state_on_the_local_disk(tmp_path: Path, references: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "talks.py"
+WITHOUT_A_STORE = SCRIPT.with_name("talks_without_a_store.py")
 
 
 def run_talking(folder: Path, *args: str, inject: str = "") -> ClusterRun:
@@ -67,6 +68,22 @@ def test_workers_that_are_ahead_serve_what_they_were_given(tmp_path: Path) -> No
     undisturbed = run_talking(tmp_path / "undisturbed", "--only-first")
     fault = "kill machine=1 iteration=5 point=backward microbatch=7"
     run = run_talking(tmp_path / "disturbed", "--only-first", inject=fault)
+    assert_identical(run, undisturbed)
+    (recovery,) = run.recoveries
+    assert (recovery["mode"], recovery["ahead"]) == ("replay", [2, 3])
+
+
+def test_they_serve_it_until_it_is_repeated(tmp_path: Path) -> None:
+    """No store has it, and those behind ask for it only in the step that they repeat, when all are live."""
+    undisturbed = run_talking(tmp_path / "undisturbed", "--only-first")
+    folder = tmp_path / "disturbed"
+    run = run_cluster(
+        folder,
+        "--only-first",
+        inject="kill machine=1 iteration=5 point=backward microbatch=7",
+        flags=["--flush-timeout", "1"],
+        script=training(folder, WITHOUT_A_STORE),
+    )
     assert_identical(run, undisturbed)
     (recovery,) = run.recoveries
     assert (recovery["mode"], recovery["ahead"]) == ("replay", [2, 3])

@@ -27,6 +27,7 @@ class StatusReported:
         pipeline: distinguishes the pipeline of its stages from the replicas of that pipeline.
         updated: indices of the parameters that the interrupted iteration has updated, and that can be undone.
         undoes_exactly: an undo of all these gives back their very bits.
+        rounds: its messages are logged, and an undo does not give back the bits that they were sent with.
         group: machines of one group recover together and log no messages to each other; None where each
             machine is a group of its own.
         can_resend: its log or its memory holds every message that it sent in its last completed iteration.
@@ -73,6 +74,7 @@ class StatusReported:
     no_update: bool = False
     updated: tuple[int, ...] = ()
     undoes_exactly: bool = False
+    rounds: bool = False
     can_resend: bool = True
     group: int | None = None
     max_replay_shards: int = 1

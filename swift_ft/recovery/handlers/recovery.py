@@ -281,7 +281,8 @@ def _revoked(
 def _log_gaps(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported]) -> Map[int, int]:
     """By rank, the iteration before which its log has gaps.
 
-    State that a replica sent comes without a log; a replay writes one.
+    State that a replica sent comes without a log; a replay writes one. Where an undo has rounded, the
+    iteration is in the logs of a pipeline twice, and unlike: no replay may go across it.
     """
     replayed = {rank for rank, task in plan.tasks.items() if task.begin < task.replay_until}
     gaps = kept(state.checkpoints.log_gap_before, lambda rank, _: rank not in replayed)
@@ -292,7 +293,10 @@ def _log_gaps(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported
             logged_itself = report.live and (report.iteration or 0) >= at
             if at > (state.checkpoints.committed or 0) and not logged_itself:
                 gaps = gaps.set(rank, at)
-    return gaps
+    undone = (statuses[rank] for rank, task in plan.tasks.items() if task.undo)
+    rounded = {report.pipeline for report in undone if report.rounds}
+    across = [rank for rank, report in statuses.items() if report.stages and report.pipeline in rounded]
+    return gaps.update(dict.fromkeys(across, plan.resume + 1))
 
 
 def worker_ready(state: State, event: ev.WorkerReady) -> State:

@@ -27,6 +27,7 @@ from swift_ft.runtime.helpers.gradient_reduction import (
     begins_in_order,
     has_all_gradients,
 )
+from swift_ft.runtime.helpers.outside_values import OutsideValues
 from swift_ft.runtime.helpers.parameters import OwnersState
 from swift_ft.runtime.helpers.pieces import Arriving, as_it_travels, send_plain
 from swift_ft.runtime.replicas.transfer import Link
@@ -69,6 +70,7 @@ class Member:
     mode: GradientReduction
     _states: dict[int, OwnersState] = field(default_factory=dict)
     _read: int = -1  # the iteration whose messages have been read
+    _begun: bool = False  # an iteration is computed
 
     def step(
         self, iteration: int, inputs: Inputs | None = None, had: Mapping[int, Gradients] | None = None
@@ -95,9 +97,12 @@ class Member:
         self.chain.begin(iteration, summed)
         own: dict[int, dict[int, Computed]] = {owner: {} for owner in self.replay.owners}
         share, helps = self._share(self.rank), self.rank not in own
+        outside = None if helps else self._states[self.rank].outside
         early: dict[int, EarlySum] = {}
         with torch.enable_grad():
-            for microbatch in share:
+            for number, microbatch in enumerate(share):
+                if outside is not None and number == self._noted_from(share):
+                    outside.note()
                 if microbatch == share[-1] and helps and len(summed) == len(routes):
                     early = self._send_early(routes, under_way)
                 computed = self.chain.compute(microbatch, given)
@@ -106,7 +111,9 @@ class Member:
                 if helps and microbatch != share[-1]:
                     self._send_messages(own, microbatch, under_way)
         arriving: list[ArrivingResults] = []
-        if not helps:
+        if outside is not None:
+            outside.check()
+            self._begun = True
             arriving = self._arriving(own)
             self._exchange_messages(own, slice(-1), arriving, under_way)
         sums = {}
@@ -134,6 +141,10 @@ class Member:
                 results.update(one.take())
         wait_on_host(under_way)
         return results, sums
+
+    def _noted_from(self, share: Sequence[int]) -> int:
+        """From which place in an owner's share on nothing else may change: the first one may fill caches."""
+        return 0 if self._begun or len(share) == 1 else 1
 
     def _stages(self) -> list[tuple[int, int]]:
         return [(stage, self.holders[stage]) for stage in self.chain.stages]
@@ -171,7 +182,8 @@ class Member:
             stages = [stage for stage, holder in self._stages() if holder == owner]
             if owner not in self._states:
                 route = [owner, *(member for member in self.replay.members if member != owner)]
-                self._states[owner] = OwnersState(self.group, route, self.rank, self.chain, stages)
+                outside = OutsideValues(*self.chain.code_of(stages))
+                self._states[owner] = OwnersState(self.group, route, self.rank, self.chain, stages, outside)
             if owner == self.rank:
                 assert inputs is not None
                 found, works = inputs, self._states[owner].send(inputs)

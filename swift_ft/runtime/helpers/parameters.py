@@ -1,7 +1,8 @@
 """An owner's parameters and inputs on their way to all members, at the begin of each iteration (paper §5.2).
 
     first iteration     everything, with names and shapes: a member sees whether its module is the script's
-    later ones          owner ─▶ member ─▶ next ─▶ ...: the parameters that updates change, then the inputs
+    later ones          owner ─▶ member ─▶ next ─▶ ...: the parameters that updates change, then the inputs,
+                        and with them what the script has changed itself
 
 Members pass on what has arrived, so an owner sends its parameters once, however many help. It computes while
 they travel: they do not change before its next update.
@@ -17,13 +18,30 @@ import torch.distributed as dist
 
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, pack, unpack
 from swift_ft.errors import CannotHelpError, UnsupportedError
+from swift_ft.runtime.helpers.outside_values import OutsideValues, Settings, check_settings
 from swift_ft.runtime.helpers.pieces import Arriving, Piece, pieces_of, send_plain
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.torch_adapters.communication import device_of, wait_for
 from swift_ft.torch_adapters.pipelining.microbatch import Inputs, StageChain
+from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
 
 _TRAINED = "parameter"
 _CONSTANT = "constant"
+_SETTINGS, _CONSTANTS = "changed settings", "changed constants"
+"""Keys beside those of the inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """What the script has changed since the last iteration, in other ways than by an update.
+
+    Attributes:
+        settings: plain values of its objects; in the first iteration, all.
+        constants: buffers and frozen parameters.
+    """
+
+    settings: Settings
+    constants: dict[StatePath, torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -35,6 +53,7 @@ class OwnersState:
         route: the owner, then all other members in the order in which they receive.
         rank: this worker.
         chain: the stages of all owners, on this worker.
+        outside: what the stages and their loss have besides, on this worker.
     """
 
     group: dist.ProcessGroup
@@ -42,8 +61,13 @@ class OwnersState:
     rank: int
     chain: StageChain
     stages: Sequence[int]
+    outside: OutsideValues
     _trained: list[StatePath] | None = None
     _pieces: list[Piece[StatePath]] = field(default_factory=list)
+    _settings: Settings = field(default_factory=dict)  # the owner's, as sent so far
+    _sampler: Sampler = field(default_factory=Sampler)
+    _constants: tuple[list[StatePath], Fingerprint] | None = None  # as sent last
+    _kinds: dict[StatePath, TensorKind] = field(default_factory=dict)
 
     def send(self, inputs: Inputs) -> list[dist.Work]:
         """At the owner, begin to send what an iteration needs.
@@ -52,26 +76,45 @@ class OwnersState:
             What is under way. The parameters must not change before it has ended.
 
         Raises:
-            CannotHelpError: the script trains other parameters than in the first iteration.
+            CannotHelpError: the script trains other parameters than in the first iteration, or its modules
+                have other tensors.
             RuntimeError: as torch does, if a peer is gone.
         """
         values = self._values()
         trained = _trained(values)
         if self._trained is None:
             # Once with names and shapes, to all: afterwards both ends know them (decision 33).
-            send(StatePayload(values, _packed(inputs)), Link(self.group, self.rank))
+            send(StatePayload(values, _packed(inputs, self._changes(values))), Link(self.group, self.rank))
             self._agree(trained, values)
             return []
         # Both ends have cut what travels into pieces by that list.
         if trained != self._trained:
             stage, name = sorted({*trained} ^ {*self._trained})[0][1:]
             raise CannotHelpError(f"the script has changed whether {name} of stage {stage} is trained")
+        packed = _packed(inputs, self._changes(values))
         works = []
         if (link := self._onwards()) is not None:
             for piece in self._pieces:
                 works.append(link.carry(piece.join([values[path] for path in piece.keys])))
-            works += send_plain(_packed(inputs), link)
+            works += send_plain(packed, link)
         return works
+
+    def _changes(self, values: Mapping[StatePath, torch.Tensor]) -> _Changes:
+        """Nothing tells that a script changes a tensor itself: so versions and samples are compared."""
+        now = self.outside.settings()
+        settings = {path: value for path, value in now.items() if self._settings.get(path) != value}
+        self._settings = now
+        paths = [path for path in values if path[0] == _CONSTANT]
+        taken = self._sampler.take([values[path] for path in paths])
+        before, self._constants = self._constants, (paths, taken)
+        kinds = {path: TensorKind.of(values[path]) for path in paths}
+        if before is None:
+            self._kinds = kinds
+            return _Changes(settings, {})
+        if unlike := {*kinds.items()} ^ {*self._kinds.items()}:
+            stage, name = min(path for path, _ in unlike)[1:]
+            raise CannotHelpError(f"the script has given stage {stage} another kind of tensor: see {name}")
+        return _Changes(settings, {paths[n]: values[paths[n]].detach() for n in taken.differing(before[1])})
 
     def receive(self, meanwhile: Callable[[], None] = lambda: None) -> tuple[Inputs, list[dist.Work]]:
         """At another member, receive what an iteration needs, and begin to pass it on.
@@ -83,7 +126,7 @@ class OwnersState:
             The inputs, and what is under way.
 
         Raises:
-            CannotHelpError: this worker's modules are not the script's.
+            CannotHelpError: this worker's modules are not the script's, or have other settings.
             RuntimeError: as torch does, if a peer is gone.
         """
         works: list[dist.Work] = []
@@ -110,7 +153,13 @@ class OwnersState:
             plain = inputs.take()
             if onwards is not None:
                 works += send_plain(plain, onwards)
-        found = Inputs(**unpack(plain, self.chain.device))
+        unpacked = unpack(plain, self.chain.device)
+        with torch.no_grad():
+            for path, tensor in unpacked.pop(_CONSTANTS):
+                values[tuple(path)].copy_(tensor)
+        self._settings |= {path: tuple(value) for path, value in unpacked.pop(_SETTINGS).items()}
+        check_settings(self.outside.settings(), self._settings)
+        found = Inputs(**unpacked)
         for stage in self.stages:
             # Modules are built in training mode, and the script may evaluate some of them.
             self.chain.set_modes(stage, found.evaluating[stage])
@@ -152,8 +201,10 @@ def _trained(values: Mapping[StatePath, torch.Tensor]) -> list[StatePath]:
     return [path for path in values if path[0] == _TRAINED]
 
 
-def _packed(inputs: Inputs) -> bytes:
+def _packed(inputs: Inputs, changes: _Changes) -> bytes:
+    plain = {f.name: getattr(inputs, f.name) for f in fields(Inputs)}
+    plain[_SETTINGS], plain[_CONSTANTS] = changes.settings, [*changes.constants.items()]
     try:
-        return pack({f.name: getattr(inputs, f.name) for f in fields(Inputs)})
+        return pack(plain)
     except UnsupportedError as error:
         raise CannotHelpError(f"an argument of a stage cannot be sent. {error}") from error

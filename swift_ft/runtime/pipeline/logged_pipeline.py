@@ -275,6 +275,8 @@ class LoggedPipeline:
         if self.shared_layers is not None:
             self.shared_layers.completing = True
             return
+        if task.load is not None:
+            self.shared_replay.loaded()
         if not self._hook.shapes.known:
             # No neighbour exchanges shapes with it: they are elsewhere (decision 66).
             self._hook.shapes.adopt(self._shapes.of_lost(self.stages))

@@ -71,6 +71,8 @@ class PipelinePart(Part):
     def report(self, report: StatusReported) -> StatusReported:
         pipeline, iteration = self._pipeline, self._status.iteration
         shared, gap_before = pipeline.shared_layers, self._log.gap_before(iteration)
+        if not report.live and pipeline.shared_replay.has_rounded(iteration):
+            report = replace(report, iteration=None)  # it begins again at the checkpoint
         return replace(
             report,
             stages=pipeline.stages,
@@ -135,6 +137,9 @@ class LogPart(Part):
 
     def completed(self, step: StepInfo) -> None:
         step.stats = self._log.messages.end_iteration()
+        if not step.replayed:
+            # Not before: workers that are behind read what the script communicated only as they repeat it.
+            self._log.withdraw()
 
     def why_checkpoint(self, committed: int | None) -> str:
         if self._log.nearly_full():

@@ -212,9 +212,11 @@ class ScriptCommunication:
     def _record(self, operation: Operation, key: MessageKey) -> None:
         if operation.name == "recv" or self.log.writer is None:  # the sender has it; the run is about to end
             return
-        for slot, tensor in enumerate(operation.tensors):
-            # A clone: the log keeps references, and scripts go on to change what they were given.
-            self.log.sent(replace(key, slot=slot), tensor.detach().clone())
+        # Clones: the log keeps references, and scripts go on to change what they were given.
+        if not operation.kept:
+            operation.keep()
+        for slot, tensor in enumerate(operation.kept):
+            self.log.sent(replace(key, slot=slot), tensor)
 
     def _fill(self, operation: Operation, key: MessageKey, absence: Absence) -> None:
         holder = self._holder(operation, absence)

@@ -101,6 +101,7 @@ class SharedReplay:
         self._log = log
         self._group = group
         self._inexact_until: int | None = None
+        self._exact_at: int | None = None  # where an inexact replay began
 
     @property
     def exact(self) -> bool:
@@ -110,6 +111,17 @@ class SharedReplay:
     def needs_checkpoint(self, committed: int | None) -> bool:
         """Whether the log may have gaps until the next one, because an inexact replay logs nothing."""
         return self._inexact_until is not None and (committed or 0) < self._inexact_until
+
+    def has_rounded(self, iteration: int) -> bool:
+        """Whether a replay that is not complete has brought the state there with other roundings.
+
+        No replay without helpers could go on from it: messages would differ from the original's.
+        """
+        return self._exact_at is not None and iteration > self._exact_at
+
+    def loaded(self) -> None:
+        """The state is a checkpoint's again."""
+        self._exact_at = None
 
     @property
     def helped_exactly(self) -> bool:
@@ -134,6 +146,8 @@ class SharedReplay:
             # The first iteration after the checkpoint begins with exact parameters.
             self._interceptor.inexact_from = replay.begin + loaded
             self._inexact_until = replay.until
+            if self._exact_at is None:
+                self._exact_at = replay.begin
 
     def end(self) -> None:
         """The replay is complete, or it cannot continue."""

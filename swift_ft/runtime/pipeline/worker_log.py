@@ -75,6 +75,7 @@ class WorkerLog:
         self._since = -1  # older generations' segments are deleted
         self._lost = False  # what was logged last could not be written: the gap ends with a new generation
         self._whole_from = 0  # the first iteration after the last gap; also set by the writer's thread
+        self._offered = False
         self.why_gap = ""
         self.stats = LogStats()
         self.fetch_stats = FetchStats()
@@ -136,8 +137,6 @@ class WorkerLog:
         if self._lost or begin < self._whole_from:
             self._lost, self._whole_from = False, begin
         directory = log_directory(self._context.rank)
-        if self._peers is not None:
-            self._peers.withdraw(LOGS)
         if self._tier is None and self._options.two_tiers(self._store):
             keep = self._peers is not None
             self._tier = SegmentUploader(self._store, directory, self._options, self._codec_policy, keep=keep)
@@ -248,14 +247,20 @@ class WorkerLog:
                 extra={"event": "log_not_served", "rank": rank},
             )
             return False
+        self._offered = True
         self._peers.offer(LOGS, store_keys.log_offer(self.asked_in, rank), names=tier.names())
         return True
+
+    def withdraw(self) -> None:
+        """Serve the log no longer: nobody repeats or replays an iteration from it any more."""
+        if self._peers is not None and self._offered:
+            self._offered = False
+            self._peers.withdraw(LOGS)
 
     def close(self) -> None:
         """Training is over, and no worker reads the log any more. What is not in the store is deleted."""
         self._close()
-        if self._peers is not None:
-            self._peers.withdraw(LOGS)
+        self.withdraw()
         if self._tier is not None:
             self._tier.close()
             self._tier = None

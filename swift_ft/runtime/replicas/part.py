@@ -60,6 +60,7 @@ class ReplicasPart(Part):
         self._holds = holds
         self._pipelined = pipelined
         self._by_layer = by_layer
+        self._rounded_before = 0  # the iteration before which an undo has rounded, and logs have two copies
 
     def begin(self, step: StepInfo) -> None:
         self._replicas.begin(step.iteration)
@@ -84,10 +85,15 @@ class ReplicasPart(Part):
         own_statistics = (
             replicas.attached and not replicas.equal_buffers and self._rollback.has_statistics(replicas.model)
         )
-        report = replace(report, holds=self._holds(), own_statistics=own_statistics)
+        rounds = self._pipelined and not self._by_layer and not replicas.undoes_exactly
+        report = replace(report, holds=self._holds(), own_statistics=own_statistics, rounds=rounds)
         report = replicas.report_undo(report) if self._may_undo else report
         changed = report.updated or report.undoable
         return replace(report, undoes_exactly=replicas.undoes_exactly) if changed else report
+
+    def why_checkpoint(self, committed: int | None) -> str:
+        rounded = self._rounded_before > (committed or 0)
+        return "an update was undone with other roundings" if rounded else ""
 
     @property
     def _may_undo(self) -> bool:
@@ -105,6 +111,8 @@ class ReplicasPart(Part):
     def prepare(self, round: Round) -> None:
         self._warn_of_lost_statistics(round)
         task = round.task
+        if task.load is not None:
+            self._rounded_before = 0
         if task.undo or task.back:
             with recorder.span("undo", parameters=len(task.undo)):
                 self._undo(task)
@@ -121,6 +129,8 @@ class ReplicasPart(Part):
             )
 
     def _undo(self, task: Task) -> None:
+        if task.undo and self._pipelined and not self._by_layer and not self._replicas.undoes_exactly:
+            self._rounded_before = task.begin + 1
         if task.begin < self._status.iteration:  # it was completed, and counts as interrupted from here on
             self._rollback.back_to(task.begin)
             self._status.iteration, self._status.updated = task.begin, task.undo

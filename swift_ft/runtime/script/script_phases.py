@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from swift_ft.errors import UsageError
 from swift_ft.runtime.script.script_line import script_line
+from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_operations import Operation, OperationInterceptor
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
@@ -47,6 +48,13 @@ class ScriptPhases:
     def begin_step(self) -> None:
         """The script is inside of another step, or repeats one."""
         self.phase, self._steps_begun = ScriptPhase.STEP, self._steps_begun + 1
+        LastingGroup.by_future.begin()
+
+    def end_step(self, *, failed: bool) -> None:
+        """The script leaves a step."""
+        if not failed:
+            LastingGroup.by_future.settle()  # the wait for them is over, and is still of the step
+        self.phase = ScriptPhase.OUTSIDE
 
     def begin(self, operation: Operation) -> Callable[[], None] | None:
         """See the protocol."""

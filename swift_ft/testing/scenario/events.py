@@ -124,6 +124,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     pipeline, known = line.number("pipeline", 0), not line.flag("shapes-unknown")
     gap_before = line.number("log-gap-before", 0)
     replaying, can_resend = line.flag("replaying"), not line.flag("cannot-resend")
+    rounds = line.flag("rounds")
     completes, no_update, fresh = line.flag("completes"), line.flag("no-update"), not line.flag("spoiled")
     iteration = None if line.take() == NOTHING else int(line.take())
     steps = line.option("steps")
@@ -146,6 +147,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             undoable=undoable,
             no_update=no_update,
             updated=updated,
+            rounds=rounds,
             can_resend=can_resend,
             steps=None if steps is None else int(steps),
             log_gap_before=gap_before,

@@ -97,7 +97,7 @@ class Computed:
         gradients: by stage. Left empty where autograd adds them up.
         output: of the last stage, if it is among them and the script asked for it.
         loss: the last stage's.
-        random: of torch's generators after the forward pass that is the last of the worker's.
+        random: of torch's generators after the forward pass, and its loss, that is the last of the worker's.
     """
 
     sent: dict[Route, torch.Tensor] = field(default_factory=dict)
@@ -169,6 +169,7 @@ class StageChain:
         seed: Callable[[int, int, int], None],
     ) -> None:
         self._loss: Callable[..., Any] = schedule._compute_loss
+        self._own_loss: Callable[..., Any] | None = schedule._loss_fn
         self.stages = dict(sorted(stages.items()))
         self._seed = seed
         self.iteration = 0
@@ -190,6 +191,12 @@ class StageChain:
     def parameters(self, stage: int) -> list[nn.Parameter]:
         """Of a stage, in order."""
         return [*self.stages[stage].submod.parameters()]
+
+    def code_of(self, stages: Collection[int]) -> tuple[dict[int, nn.Module], Callable[..., Any] | None]:
+        """The modules of some stages, and the script's loss function if the last stage is among them."""
+        last = any(self.stages[index].is_last for index in stages)
+        modules = {index: self.stages[index].submod for index in stages}
+        return modules, self._own_loss if last else None
 
     def set_modes(self, stage: int, evaluating: Sequence[str]) -> None:
         """Put these parts of a stage in eval mode, and all others in training mode."""
@@ -248,7 +255,8 @@ class StageChain:
             By the place of the worker that holds the stages.
 
         Raises:
-            CannotHelpError: microbatches depend on each other, by a buffer that a forward pass changes.
+            CannotHelpError: microbatches depend on each other, by a buffer that a forward pass changes, or by
+                random numbers that a backward pass draws.
         """
         results = {self._places[index]: Computed() for index in self.stages}
         buffers = self._unchanged or self._buffers()
@@ -262,9 +270,15 @@ class StageChain:
                 "a forward pass changes the module's buffers (as BatchNorm does): its microbatches cannot be "
                 "computed apart"
             )
+        random = random_state()
         for stage in reversed(self.stages.values()):
             with inputs[stage.stage_index].precision():
                 self._backward(stage, microbatch, loss, results[self._places[stage.stage_index]])
+        if any(not torch.equal(state, random[kind]) for kind, state in random_state().items()):
+            # A schedule has other forward passes in between, so that it draws others.
+            raise CannotHelpError(
+                "a backward pass draws random numbers: microbatches cannot be computed apart"
+            )
         return results
 
     def _buffers(self) -> BufferCopies:
@@ -282,15 +296,18 @@ class StageChain:
         output = kind.forward_one_chunk(
             stage, microbatch, args, inputs.kwargs[microbatch], save_forward_output=False
         )
-        if self.order.is_last(self._places[index], index, microbatch):
-            result.random = random_state()
+        loss: torch.Tensor | None = None
         if stage.is_last:
             targets = inputs.targets
             target = targets[microbatch] if targets is not None else None
             more = () if inputs.loss_kwargs is None else (inputs.loss_kwargs,)
-            loss: torch.Tensor = self._loss(output, target, *more)
+            loss = self._loss(output, target, *more)
+            assert loss is not None
             result.loss = loss.detach()
             result.output = output if inputs.outputs else None
+        if self.order.is_last(self._places[index], index, microbatch):
+            result.random = random_state()  # a loss may draw, too
+        if stage.is_last:
             return loss
         after = self.stages.get(index + 1)
         if self._beside(index, index + 1):

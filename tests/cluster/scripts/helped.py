@@ -4,10 +4,14 @@
 builds a ``"wider"`` module than the script. ``"norm"`` puts a BatchNorm into every stage. ``"zeros"`` leaves
 parameters with gradients of zero where the example leaves them with none. ``"without_dropout"`` puts
 all Dropout modules in eval mode.
+
+``"habit"`` makes each stage read or change something besides its parameters: see :class:`Habit`.
 """
 
 import json
 import os
+import random
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ fault = settings.pop("build", "")
 norm = settings.pop("norm", False)
 zeros = settings.pop("zeros", False)
 without_dropout = settings.pop("without_dropout", False)
+habit = settings.pop("habit", "")
 original = train_swift.build_stage
 
 
@@ -37,8 +42,68 @@ class Normed(nn.Module):
         return self.stage(self.norm(x) if x.is_floating_point() else x)
 
 
+habits: "list[Habit]" = []
+"""Of this worker: its own stage first, then those that are built to help."""
+
+
+class Habit(nn.Module):
+    """A stage whose output depends on other things than its parameters.
+
+    ``"load"``: an attribute adds up what the stage is given, and every fifth step updates by it. ``"tau"``: a
+    buffer that the step makes smaller. ``"scale"``: an attribute that the step sets by its index.
+    ``"random"``: numbers of Python's. ``"draws"``: the loss draws numbers, and so does the step, afterwards.
+    ``"cache"``: an attribute that the first forward pass fills. ``"freezes"``: from iteration 4 on, the
+    first parameter is not trained.
+    """
+
+    tau: torch.Tensor
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.register_buffer("tau", torch.ones(1))
+        self.stage = stage
+        self.load = torch.zeros(100)
+        self.scale = 1.0
+        self.cache: torch.Tensor | None = None
+        habits.append(self)
+
+    def forward(self, x: Any) -> Any:
+        if self.cache is None:
+            self.cache = torch.ones(1)
+        if habit == "load":
+            self.load = self.load + x.detach().float().mean()
+        scale = self.scale * (1 + 0.1 * random.random() if habit == "random" else 1.0)
+        return self.stage(x) * self.tau * self.cache * scale
+
+    @torch.no_grad()
+    def after(self, index: int) -> None:
+        """At the end of a step."""
+        if habit == "tau":
+            self.tau.mul_(0.9)
+        if habit == "load" and index % 5 == 4:
+            for parameter in self.stage.parameters():
+                parameter.mul_(1 + 0.01 * self.load.mean())
+            self.load = torch.zeros(100)
+
+
+def drawing_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return original_loss(logits + 0.1 * torch.randn_like(logits), targets)
+
+
+def step_with_habit(self: torch.optim.AdamW) -> None:
+    if habit == "draws":
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.grad += 0.01 * torch.randn_like(parameter)
+    original_step(self)
+    for stage in habits[:1]:
+        stage.after(Session.index)
+
+
 def build_stage(stage_index: int, num_stages: int, config: Config) -> nn.Module:
     stage = original(stage_index, num_stages, config)
+    if habit:
+        return Habit(stage)
     return Normed(stage, config.sequence) if norm else stage
 
 
@@ -49,6 +114,17 @@ def faulty(index: int) -> nn.Module:
 
 
 class Session(swift_ft.Session):
+    index = 0
+
+    def steps(self, *args: Any, **arguments: Any) -> Iterator[Any]:
+        for step in super().steps(*args, **arguments):
+            Session.index = step.index
+            if habit == "scale":
+                habits[0].scale = 1 + 0.1 * step.index
+            if habit == "freezes" and step.index >= 4:
+                next(habits[0].stage.parameters()).requires_grad_(False)
+            yield step
+
     def attach_pipeline(self, schedule: Any, **arguments: Any) -> None:
         if fault:
             arguments["build"] = None if fault == "none" else faulty
@@ -62,6 +138,12 @@ def zero_grad(self: torch.optim.Optimizer) -> None:
     clear_gradients(self, set_to_none=False)
 
 
+original_loss = train_swift.loss_fn
+original_step = torch.optim.AdamW.step
+if habit:
+    torch.optim.AdamW.step = step_with_habit  # type: ignore[assignment]
+if habit == "draws":
+    train_swift.loss_fn = drawing_loss
 if zeros:
     clear_gradients = torch.optim.AdamW.zero_grad
     torch.optim.AdamW.zero_grad = zero_grad  # type: ignore[assignment]

@@ -56,6 +56,11 @@ def main() -> None:
             x, y = batches[step.index]
             seed = torch.tensor([float(step.index)]) if rank == last else torch.zeros(1)
             dist.broadcast(seed, src=last)
+            counted = dist.all_reduce(torch.ones(1), async_op=True)
+            assert counted is not None
+            # What is logged is what came, and not what the script makes of it.
+            doubled = counted.get_future().then(lambda ended: [one.mul_(2) for one in ended.value()])
+            assert doubled.wait()[0].item() == 2 * size
             assert functional.all_reduce(seed, "sum", mesh["pp"]).item() == size * step.index
             if args.scatter:
                 dist.reduce_scatter_tensor(torch.zeros(1), torch.ones(size))

@@ -183,6 +183,10 @@ def test_an_offer_is_for_one_plan(
     with reader.file(second, LOGS, name).download() as segment:
         assert segment.read()
     writer.log.open(3, since=0, begin=0)  # training goes on
+    assert reader.find(log_offer(3, WRITER)) == second  # those behind repeat an iteration now
+    with reader.file(second, LOGS, name).download() as segment:
+        assert segment.read()
+    writer.log.withdraw()  # they have repeated it
     assert reader.find(log_offer(2, WRITER)) is reader.find(log_offer(3, WRITER)) is None
     with pytest.raises(ConnectionRefusedError):
         reader.file(second, LOGS, name).download()
