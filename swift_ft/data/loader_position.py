@@ -17,9 +17,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.counted import Counted
 from swift_ft.checkpoint.step.kinds import CONTAINERS, MOST_ELEMENTS, is_object, is_understood
-from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.leaves import Leaves
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, passed_on
 from swift_ft.data.batch_source import samplers_of
