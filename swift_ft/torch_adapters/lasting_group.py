@@ -65,7 +65,7 @@ OF_WORK = (
 
 
 End = tuple[Callable[[], None], Operation]
-"""What the script's thread calls once an operation is over; and that operation."""
+"""A function that the script's thread calls once an operation is over; and that operation."""
 
 
 class EndedOperations:
