@@ -37,7 +37,7 @@ def _root_of(stage: int) -> str:
 
 
 class OutsideValues:
-    """What computing some stages, and a loss, can reach besides their parameters and buffers.
+    """All that computing some stages, and a loss, can reach besides their parameters and buffers.
 
     Args:
         modules: by stage.
