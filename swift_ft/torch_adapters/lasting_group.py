@@ -65,7 +65,11 @@ OF_WORK = (
 
 
 End = tuple[Callable[[], None], Operation]
+<<<<<<< HEAD
 """A function that the script's thread calls once an operation is over; and that operation."""
+=======
+"""A function for the script's thread to call once an operation is over; and that operation."""
+>>>>>>> wt-i
 
 
 class EndedOperations:
@@ -273,7 +277,7 @@ class LastingWork(dist.Work):
             if LastingGroup.waits is not None:
                 LastingGroup.waits.raise_if_aborted()
             if self._kept is not None:
-                self._kept.wait()
+                _wait(self._kept, timedelta(0))
             ends, self._ends = self._ends, ()
             _call_all(ends)
         except Exception as error:
@@ -388,9 +392,9 @@ def _call_all(ends: Sequence[End]) -> None:
         on_end()
 
 
-def _wait(native: dist.Work, timeout: timedelta) -> bool:
+def _wait(native: Any, timeout: timedelta) -> bool:
     """Raises in this file, by which `comm_errors` recognizes communication."""
-    return native.wait(timeout) if timeout else native.wait()
+    return bool(native.wait(timeout) if timeout else native.wait())
 
 
 def _on_host(group: LastingGroup, args: Sequence[Any]) -> bool:
