@@ -65,11 +65,7 @@ OF_WORK = (
 
 
 End = tuple[Callable[[], None], Operation]
-<<<<<<< HEAD
-"""A function that the script's thread calls once an operation is over; and that operation."""
-=======
 """A function for the script's thread to call once an operation is over; and that operation."""
->>>>>>> wt-i
 
 
 class EndedOperations:

@@ -33,11 +33,7 @@ _SETTINGS, _CONSTANTS = "changed settings", "changed constants"
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-<<<<<<< HEAD
-    """All that the script has changed since the last iteration, in other ways than by an update.
-=======
     """Changes of the script since the last iteration, in other ways than by an update.
->>>>>>> wt-i
 
     Attributes:
         settings: plain values of its objects; in the first iteration, all.
