@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.kinds import FIXED_EXACTLY
+from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, GENERATORS
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
 from swift_ft.checkpoint.step.traces import can_be_sampled, trace_of
 from swift_ft.errors import CannotHelpError
@@ -80,9 +80,7 @@ class OutsideValues:
 
     def _values(self) -> Iterator[tuple[tuple[int, str], Any]]:
         """Each value with a key: a number that tells places apart, and its name."""
-        if self._found is None:
-            self._found = reach(self._roots.items())
-        found = self._found
+        found = self._reach()
         yield (-1, "the state of Python's random numbers"), random.getstate()
         yield (-2, "the state of NumPy's random numbers"), np.random.get_state(legacy=True)
         for number, namespace in enumerate(found.namespaces):
@@ -93,6 +91,12 @@ class OutsideValues:
             yield (number, path), content_of(cell)
         for number, leaf in enumerate(found.leaves, len(found.namespaces) + len(found.cells)):
             yield (number, "what a container has"), leaf
+
+    def _reach(self) -> Reach:
+        """Once for a replay: to look for all takes some milliseconds."""
+        if self._found is None:
+            self._found = reach(self._roots.items())
+        return self._found
 
     def _of_other_module(self, number: int, namespace: Namespace) -> Iterator[tuple[tuple[int, str], Any]]:
         """The gradients and buffers of a module that is in no stage, such as a criterion."""
@@ -108,7 +112,7 @@ class OutsideValues:
 
     def settings(self) -> Settings:
         """The plain values of what belongs to the stages' modules and to the loss, by path."""
-        found = reach(self._roots.items())
+        found = self._reach()
         variables = [
             (f"{namespace.path}.{name}", namespace.variables.get(name, MISSING))
             for namespace in found.namespaces
@@ -163,6 +167,8 @@ class _Noted:
     def differs_from(self, now: Any) -> bool:
         """Whether it is another one, or has changed in itself."""
         before = self._value()
+        if type(before) in FIXED_EXACTLY and type(before) is type(now):
+            return not (before is now or before == now)
         if before is not now and not (_is_plain(before) and type(before) is type(now)):
             return True
         return bool(self._content != _content_of(now))
@@ -170,14 +176,16 @@ class _Noted:
 
 def _is_plain(value: Any) -> bool:
     """Whether an equal value is as good."""
-    return type(value) in FIXED_EXACTLY or isinstance(value, tuple)
+    return isinstance(value, tuple)
 
 
 def _content_of(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         content = None if value.grad_fn is not None else _digest_of(value)
         return version_of(value), content
-    return _digest_of(value)
+    # Others are one and the same, or have variables that are compared themselves.
+    may_change = isinstance(value, (tuple, np.ndarray, *CONTAINERS, *GENERATORS))
+    return _digest_of(value) if may_change else None
 
 
 def _digest_of(value: Any) -> int:
