@@ -258,8 +258,9 @@ takes as long as the lost stage's computation since the checkpoint ({replay_spre
 {replay_spread.high:.2f} times, medians {replay.low:.2f} to {replay.high:.2f}), or with one helper
 {one_helper:.2f} of that ({parallel-recovery_run.runs}). 25 iterations after a checkpoint that was
 {back:.1f} s in all, and {back_helped:.1f} s with helpers, where torchrun with a DCP checkpoint took
-{back_torchrun:.1f} s ({recovery_run.runs}). With DDP, a spare and another, smaller model
-([beside others](peers.md)) the next new iteration was complete {replicas:.2f} s after the kill
+{back_torchrun:.1f} s ({recovery_run.runs}): {faster:.1f} and {faster_helped:.1f} times as long, and after 49
+iterations {faster_49:.1f} and {faster_helped_49:.1f} times (the goal was 5). With DDP, a spare and another,
+smaller model ([beside others](peers.md)) the next new iteration was complete {replicas:.2f} s after the kill
 ({peers_run.runs}). What your script imports comes on top, unless you name it: with datasets and transformers
 {imports:.1f} s until the replacement reports, and {preloaded:.2f} s with [`--preload`](#do-i-need-spares)
 ({imports_run.runs}).

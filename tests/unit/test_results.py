@@ -70,7 +70,7 @@ def test_another_figure_is_another_page() -> None:
     changed = latest | {"imports": replace(run, tables=(replace(run.tables[0], rows=cells),))}
     assert "7.500 s" in today(changed)
     assert "7.500 s" not in today(latest)
-    assert "`--preload` 7.50 s" in quotes.fill((ROOT / "README.md").read_text(), changed)
+    assert "7.50 s with [`--preload`]" in quotes.fill((ROOT / "docs" / "faq.md").read_text(), changed)
 
 
 def test_each_text_has_its_place_and_each_place_its_text() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,11 @@ def save_or_die(what: Any, path: Any) -> None:
     save(what, path)
 
 
-sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "integrations"))
 vars(torch)["save"] = save_or_die
-importlib.import_module("nanogpt_swift").main()
+example = Path(__file__).parents[3] / "examples" / "integrations" / "nanogpt_swift.py"
+spec = importlib.util.spec_from_file_location(example.stem, example)
+assert spec is not None
+assert spec.loader is not None
+sys.modules[example.stem] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+module.main()
