@@ -89,6 +89,8 @@ def is_namespace(value: Any) -> bool:
         return is_own_class(value) and not issubclass(value, enum.Enum)
     if isinstance(value, argparse.Namespace | SimpleNamespace):
         return True
+    if isinstance(value, enum.Enum):  # a variable may name another member, and all members stay what they are
+        return False
     return is_own_class(type(value)) and (hasattr(value, "__dict__") or has_slots(value))
 
 
