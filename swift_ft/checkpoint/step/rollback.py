@@ -122,9 +122,9 @@ class Rollback:
         """Note the script's variables, in the middle of a step. What this returns puts them back."""
         return self._variables.note(()).put_back
 
-    def note_variables_and_flags(self) -> Callable[[], None]:
+    def note_variables_and_flags(self) -> NotedVariables:
         """Between two steps: also which parameters require gradients."""
-        return self._variables.note(self._state.named_parameters().values()).put_back
+        return self._variables.note(self._state.named_parameters().values())
 
     def begin(self, iteration: int, *, replayed: bool = False, whole: bool = False) -> None:
         """The step of an iteration begins.

@@ -86,7 +86,8 @@ class NotedVariables:
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
         # A loader may have been found to count in more since this was noted.
-        known = {id(namespace): counted_in(namespace.owner) for namespace in self.namespaces}
+        here = [*self.namespaces, *(namespace for namespace, _ in self.slots)]
+        known = {id(namespace): counted_in(namespace.owner) for namespace in here}
         for (namespace, name), value in zip(self.slots, self.values, strict=True):
             if name in known[id(namespace)]:
                 continue
@@ -118,6 +119,28 @@ class NotedVariables:
         for parameter, flag in self.flags:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
+
+    def keep_changed(self) -> None:
+        """From now on, put back only what has changed until now. Later changes are others' own."""
+        noted = zip(self.slots, self.values, strict=True)
+        changed = [(slot, value) for slot, value in noted if _is_other(_now(slot), value)]
+        known = {(id(namespace), name) for namespace, name in self.slots}
+        changed += [
+            ((namespace, name), MISSING)
+            for namespace in self.namespaces
+            for name in namespace.names()
+            if (id(namespace), name) not in known and namespace.may_lose(name)
+        ]
+        self.namespaces = []
+        self.slots, self.values = [slot for slot, _ in changed], [value for _, value in changed]
+        self.cells = [(cell, value) for cell, value in self.cells if _is_other(content_of(cell), value)]
+        loop = _variables_in(loop_frames(self.codes.get(EPOCHS)))
+        self.loop = {
+            place: value for place, value in self.loop.items() if _is_other(loop.get(place, MISSING), value)
+        }
+        self.leaves = {number: leaf for number, leaf in self.leaves.items() if leaf.changed}
+        self.flags = [(one, flag) for one, flag in self.flags if one.requires_grad != flag]
+        self.large = {}
 
 
 class ScriptVariables:
@@ -375,6 +398,16 @@ def _noted(value: Any) -> Any:
 def _noted_cells(cells: Iterable[tuple[CellType, Any]]) -> list[tuple[CellType, Any]]:
     noted = [(cell, _noted(value)) for cell, value in cells if value is not MISSING]
     return [(cell, value) for cell, value in noted if value is not _OPAQUE]
+
+
+def _now(slot: tuple[Namespace, str]) -> Any:
+    namespace, name = slot
+    return namespace.variables.get(name, MISSING)
+
+
+def _is_other(now: Any, noted: Any) -> bool:
+    """Whether a variable holds something else than it did. A tensor with its graph counts as another one."""
+    return now is not noted and noted is not _OPAQUE
 
 
 def _taken_back(noted: Any) -> Any:

@@ -107,7 +107,7 @@ class Between:
         state: what the session protects.
         rendezvous: where results are read that were noted.
         writer: notes results there.
-        note_variables: notes the script's variables, and returns what puts them back.
+        note_variables: notes the variables of the script.
         on_difference: called in the writer's thread, when another worker had another result.
 
     Attributes:
@@ -214,12 +214,12 @@ class Between:
                 "return what decides, and change it in session.between(..., then=...), or do it inside "
                 "`with step:`."
             )
-        if hook.then is None:
-            return
-        noted = _written(hook, result)
-        self._note(hook, iteration, position, generation, noted)
-        phases.phase = ScriptPhase.OUTSIDE  # what follows must need no other worker
-        self._apply(hook, noted)
+        if hook.then is not None:
+            noted = _written(hook, result)
+            self._note(hook, iteration, position, generation, noted)
+            phases.phase = ScriptPhase.OUTSIDE  # what follows must need no other worker
+            self._apply(hook, noted)
+        self._before[iteration, position].complete()
 
     def interrupted(self) -> None:
         """A hook was interrupted: modules and the script's variables are as they were before it."""
@@ -240,11 +240,11 @@ class Between:
 
     def go_back(self, iteration: int, position: int) -> None:
         """To the state before a hook and all that follow it."""
-        later = [place for place in self._before if place >= (iteration, position)]
-        if later and min(later)[0] == iteration:
-            self._before[min(later)].restore()
-        for place in later:
-            del self._before[place]
+        for place in sorted(self._before, reverse=True):
+            if place >= (iteration, position):
+                noted = self._before.pop(place)
+                if place[0] == iteration:
+                    noted.restore()
 
     def take_over(self, iteration: int, until: int, *, begin: int = 0) -> None:
         """Apply the noted results of the hooks after an iteration, in a replay.
@@ -269,8 +269,9 @@ class Between:
             if self.log is not None:
                 self.log.note(iteration, position, noted)
             if noted != _SKIPPED:
-                self._note_before(iteration, position)
+                before = self._note_before(iteration, position)
                 self._apply(hook, noted)
+                before.complete()
 
     def _noted(self, iteration: int, position: int) -> str | None:
         key = store_keys.between_result(iteration, position)

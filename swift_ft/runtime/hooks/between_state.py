@@ -14,13 +14,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
+from swift_ft.checkpoint.step.script import NotedVariables
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.tensors import same_bits, version_of
 
-NoteVariables = Callable[[], Callable[[], None]]
-"""Notes the variables of the script, and returns what puts them back."""
+NoteVariables = Callable[[], NotedVariables]
+"""Notes the variables of the script."""
 
 
 class ModuleModes:
@@ -86,14 +87,18 @@ class ChangeableState:
 
     def __init__(self, state: TrainingState, note_variables: NoteVariables) -> None:
         self._state = state
-        self._put_variables_back = note_variables()
+        self._variables = note_variables()
         self._small = state.snapshot()
         self._groups = HyperParameters(state.optimizers.values())
+
+    def complete(self) -> None:
+        """The hook is over: of the variables, what the script sets from now on is not the hook's."""
+        self._variables.keep_changed()
 
     def restore(self) -> None:
         """As it was."""
         self._state.restore(self._small)
-        self._put_variables_back()
+        self._variables.put_back()
         self._groups.put_back()  # after schedulers, which set rates
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,6 @@ def save_or_die(what: Any, path: Any) -> None:
     save(what, path)
 
 
+sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "integrations"))
 vars(torch)["save"] = save_or_die
-example = Path(__file__).parents[3] / "examples" / "integrations" / "nanogpt_swift.py"
-spec = importlib.util.spec_from_file_location(example.stem, example)
-assert spec is not None
-assert spec.loader is not None
-sys.modules[example.stem] = module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-module.main()
+importlib.import_module("nanogpt_swift").main()

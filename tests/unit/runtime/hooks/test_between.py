@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from swift_ft.checkpoint.step.reach import Namespace
+from swift_ft.checkpoint.step.script import NotedVariables
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.runtime.hooks.between import Between, Hook, OnLoss
@@ -47,7 +49,7 @@ class Worker:
         parts = {"model": self.model, "optimizer": self.optimizer, "plateau": self.plateau}
         self.phases = ScriptPhases()
         self.differed = False
-        self.best = 0.0  # a variable of the script
+        self.best, self.level = 0.0, 1.0  # variables of the script
         self.between = Between(
             rank,
             TrainingState(parts),
@@ -61,9 +63,10 @@ class Worker:
     def _differs(self) -> None:
         self.differed = True
 
-    def _note_best(self) -> Callable[[], None]:
-        best = self.best
-        return lambda: vars(self).update(best=best)
+    def _note_best(self) -> NotedVariables:
+        here = Namespace("", self)
+        slots = [(here, "best"), (here, "level")]
+        return NotedVariables([], slots, [self.best, self.level], [], {}, {}, {})
 
     @property
     def rate(self) -> float:
@@ -158,6 +161,19 @@ def test_variables_go_the_way_back(worker: Worker, store: Store) -> None:
     assert replaying.best == 1
     replaying.between.go_back(1, 0)
     assert replaying.best == 0
+
+
+def test_what_the_script_sets_after_a_function_stays(worker: Worker) -> None:
+    """As at the top of an epoch, which follows the function before it and is not begun again."""
+
+    def count() -> None:
+        worker.best += 1
+
+    worker.add(count)
+    worker.run(1)
+    worker.level = 2.0
+    worker.between.go_back(1, 0)
+    assert (worker.best, worker.level) == (0.0, 2.0)
 
 
 def test_variables_after_an_interruption(worker: Worker) -> None:
