@@ -35,7 +35,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
         ("kill machine=3 iteration=5 point=backward microbatch=3", 9),
         ("kill machine=3 iteration=4 point=optimizer", 0),
         ("kill machine=1 iteration=5 point=optimizer", 0),
-        ("kill machine=0 iteration=5 point=optimizer; kill machine=3 iteration=4 point=replay", 0),
+        ("kill machine=0 iteration=5 point=optimizer; kill machine=3 iteration=any point=join", 0),
     ],
 )
 def test_a_loss(inject: str, helpers: int, tmp_path: Path, reference: ClusterRun) -> None:
