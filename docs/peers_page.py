@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 
-from benchmarks.lib.figures import Cell, Figure, cell_text
-from benchmarks.lib.markdown import TARGET_COLUMNS, table, target_rows
+from benchmarks.lib.figures import Cell, Figure
+from benchmarks.lib.markdown import TARGET_COLUMNS, table, table_in_markdown, target_rows
 from benchmarks.lib.runs import Run, Table
 from benchmarks.peers.report import (
     CPU,
@@ -165,13 +165,8 @@ def page(run: Run, where: str, distance: int = 25) -> str:
         costs=table(["", *systems], list(_costs(found, systems))),
         worse=table(["", *SHORT.values()], list(_worse(found, systems))),
         targets=table(TARGET_COLUMNS, target_rows(run.targets)),
-        settings="\n\n".join(_whole(one) for one in run.tables if one.text in ("", NOT_HERE)),
+        settings="\n\n".join(table_in_markdown(one) for one in run.tables if one.text in ("", NOT_HERE)),
     )
-
-
-def _whole(one: Table) -> str:
-    rows = [[*map(cell_text, cells)] for cells in one.rows]
-    return "\n\n".join(part for part in (one.text, table(one.columns, rows)) if part)
 
 
 # ---------------------------------------------------------------------------------------------- tables

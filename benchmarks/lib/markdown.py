@@ -37,11 +37,16 @@ def target_rows(targets: Sequence[Verdict]) -> list[list[str]]:
     return [[one.name, one.limit, cell_text(one.measured), VERDICTS[one.met]] for one in targets]
 
 
+def table_in_markdown(one: Table) -> str:
+    """A recorded table, behind what is said of it."""
+    rows = [[*map(cell_text, cells)] for cells in one.rows]
+    return "\n\n".join(part for part in (one.text, table(one.columns, rows)) if part)
+
+
 def run_in_markdown(run: Run) -> str:
     """All that a run has measured."""
     parts = [run.about]
-    for one in run.tables:
-        parts += [one.text, table(one.columns, [[*map(cell_text, cells)] for cells in one.rows])]
+    parts += map(table_in_markdown, run.tables)
     if run.targets:
         parts.append(table(TARGET_COLUMNS, target_rows(run.targets)))
     return "\n\n".join(part for part in (*parts, *run.notes) if part)

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any, Literal
 
 from benchmarks.lib.ports import free_port, is_listening
-from benchmarks.peers.scripts.harness import MACHINE, processes_with
+from benchmarks.peers.processes import MACHINE, processes_with
 from examples.commands import CommandError, started
 
 Failure = Literal["spare", "again", "process"]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +24,7 @@ from benchmarks.peers.report import Cell, equal, judge
 from benchmarks.peers.systems import GUEST_SWIFT, OURS, PLAIN, SWIFT, SYSTEMS, TUNED_TORCHFT
 from benchmarks.peers.table import turns
 from docs import peers_page
+from docs.house import ROOT
 from examples.commands import CommandError
 
 CASE = Case("data", "spare", 1)
@@ -239,6 +243,22 @@ def test_the_page_has_all_that_others_are_ahead_in() -> None:
                     line.startswith(f"| {loss.layout}: {row} | ")
                     for line in page.partition("is ahead")[2].splitlines()
                 ), (loss.layout, row)
+
+
+@pytest.mark.parametrize("module", ["benchmarks.peers.table", "docs.results"])
+def test_the_commands_find_all_that_they_import(module: str) -> None:
+    """As make runs them: the examples' folder is on the path of tests and scripts alone."""
+    option = {"docs.results": "--check"}.get(module, "--help")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run = subprocess.run(
+        [sys.executable, "-m", module, option],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
 
 
 def test_the_picture_has_the_times_of_each_table() -> None:

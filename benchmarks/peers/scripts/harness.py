@@ -26,8 +26,8 @@ from gpt import Block, argument_parser
 from instrument import process_start
 from torch import Tensor, nn
 
-MACHINE = "PEERS_MACHINE"
-"""The variable by which all processes of a machine are found, also those that have no parent any more."""
+from benchmarks.peers.processes import MACHINE, processes_with
+
 _opened = count()
 
 
@@ -111,20 +111,6 @@ def _watch(output: Tensor, strike: Callable[[Tensor], None]) -> None:
 def _of_this_machine() -> list[int]:
     """All other processes with the same ``MACHINE`` in their environment."""
     return processes_with(MACHINE, os.environ[MACHINE])
-
-
-def processes_with(variable: str, value: str) -> list[int]:
-    """Processes that were started with this variable, but this one."""
-    wanted = f"{variable}={value}".encode()
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (entry / "environ").read_bytes()
-        except OSError:
-            continue
-        if wanted in environment.split(b"\0") and int(entry.name) != os.getpid():
-            found.append(int(entry.name))
-    return found
 
 
 def digest(model: nn.Module) -> str:

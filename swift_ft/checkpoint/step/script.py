@@ -86,8 +86,8 @@ class NotedVariables:
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
         # A loader may have been found to count in more since this was noted.
-        here = [*self.namespaces, *(namespace for namespace, _ in self.slots)]
-        known = {id(namespace): counted_in(namespace.owner) for namespace in here}
+        here = {id(one): one for one in (*self.namespaces, *(namespace for namespace, _ in self.slots))}
+        known = {number: counted_in(one.owner) for number, one in here.items()}
         for (namespace, name), value in zip(self.slots, self.values, strict=True):
             if name in known[id(namespace)]:
                 continue

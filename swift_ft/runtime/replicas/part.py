@@ -85,8 +85,7 @@ class ReplicasPart(Part):
         own_statistics = (
             replicas.attached and not replicas.equal_buffers and self._rollback.has_statistics(replicas.model)
         )
-        rounds = self._pipelined and not self._by_layer and not replicas.undoes_exactly
-        report = replace(report, holds=self._holds(), own_statistics=own_statistics, rounds=rounds)
+        report = replace(report, holds=self._holds(), own_statistics=own_statistics, rounds=self._rounds)
         report = replicas.report_undo(report) if self._may_undo else report
         changed = report.updated or report.undoable
         return replace(report, undoes_exactly=replicas.undoes_exactly) if changed else report
@@ -94,6 +93,11 @@ class ReplicasPart(Part):
     def why_checkpoint(self, committed: int | None) -> str:
         rounded = self._rounded_before > (committed or 0)
         return "an update was undone with other roundings" if rounded else ""
+
+    @property
+    def _rounds(self) -> bool:
+        """Whether messages are logged that an undo, which rounds, would not lead to again."""
+        return self._pipelined and not self._by_layer and not self._replicas.undoes_exactly
 
     @property
     def _may_undo(self) -> bool:
@@ -129,7 +133,7 @@ class ReplicasPart(Part):
             )
 
     def _undo(self, task: Task) -> None:
-        if task.undo and self._pipelined and not self._by_layer and not self._replicas.undoes_exactly:
+        if task.undo and self._rounds:
             self._rounded_before = task.begin + 1
         if task.begin < self._status.iteration:  # it was completed, and counts as interrupted from here on
             self._rollback.back_to(task.begin)
