@@ -111,7 +111,8 @@ MEANINGS = {
     "commit_failed": "A checkpoint is complete, but its marker could not be written.",
     "disk_budget_exhausted": "Senders wait until a checkpoint is committed or segments are uploaded.",
     "events_not_written": "The file of `--events-log` cannot be written. The run continues.",
-    "last_checkpoint_not_committed": "The run is over, and its last checkpoint does not count.",
+    "last_checkpoint_not_committed": "The run is over, and its last checkpoint does not count. The exit "
+    "code is 1 if it is that of the last iteration.",
     "replay_together": "Workers replay together because of what a line of the script communicates.",
     "log_not_uploaded": "A log is not in the store yet. Its writer serves it while it lives.",
     "part_copy_unusable": "A near copy of a file of a checkpoint cannot be used. Another place is asked.",

@@ -255,8 +255,12 @@ class Checkpointer:
 
 
 def _may_succeed_later(store: Store, error: BaseException) -> bool:
-    """Whether the store did not answer, is full, or cannot be written at the moment."""
-    return store.may_pass(error) or is_transient(error) or is_outage(error)
+    """Whether the store did not answer, is full, or cannot be written at the moment.
+
+    A store that goes away while a part is being written takes the folder along that was just made for it.
+    """
+    gone = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return gone or store.may_pass(error) or is_transient(error) or is_outage(error)
 
 
 def _clear(state: dict[str, Any]) -> None:

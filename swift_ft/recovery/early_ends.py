@@ -40,10 +40,29 @@ def why_incomplete(state: State, what: str, reason: str) -> str:
         f"{what} after the last iteration: {reason.removesuffix('.')}. Training is complete; what its "
         "script does after the loop is not: "
     )
+    return lost + _how_to_go_on(state)
+
+
+def why_not_saved(state: State) -> str:
+    """Why a job has failed all of whose scripts have succeeded. Empty if it has not.
+
+    Whoever starts it again, or takes the checkpoint elsewhere, would get an older state.
+    """
+    checkpoints = state.checkpoints
+    owed, saved = checkpoints.owed, checkpoints.committed
+    if owed is None or (saved is not None and saved >= owed):
+        return ""
+    return (
+        f"training is complete, and its last checkpoint, of iteration {owed}, is not in the store, as the "
+        f"lines above say: once the store can be used again, {_how_to_go_on(state)}"
+    )
+
+
+def _how_to_go_on(state: State) -> str:
     saved = state.checkpoints.committed
     steps = max((steps for steps in _steps_of(state).values() if steps is not None), default=None)
     if saved is None:
-        return lost + "no checkpoint is committed, so --fresh trains once more from the beginning"
+        return "no checkpoint is committed, so --fresh trains once more from the beginning"
     if steps is None:
         rest = "trains again what came after it"
     elif saved < steps:
@@ -51,7 +70,7 @@ def why_incomplete(state: State, what: str, reason: str) -> str:
     else:
         rest = "trains no more"
     return (
-        f"{lost}--resume begins from the checkpoint at iteration {saved}, {rest}, and runs what follows the "
+        f"--resume begins from the checkpoint at iteration {saved}, {rest}, and runs what follows the "
         "loop on all machines"
     )
 

@@ -177,6 +177,8 @@ class Checkpoints:
 
     All of them are before ``committed``, and in the store: they are not deleted.
     """
+    owed: int | None = None
+    """The last iteration of the training, if a checkpoint follows it: without that one the job has failed."""
     requested: int | None = None
     """An early checkpoint that was asked for: of this generation, and after ``committed``."""
     parts: Map[int, Map[int, SavedPart]] = field(default_factory=Map)

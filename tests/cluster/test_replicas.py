@@ -205,3 +205,36 @@ def test_the_last_checkpoint_is_complete_although_its_writer_died(
     assert committed[-1] == iterations
     checked = verify_checkpoint(CheckpointFolder(Store(run.store)), committed[-1])
     assert checked.intact
+
+
+GONE = f"vanish worker=0 iteration={2 * CHECKPOINT_EVERY - 1} point=optimizer seconds={{}}"
+"""The store goes away before the last checkpoint is saved."""
+
+
+def test_the_last_checkpoint_waits_for_a_store_that_is_gone(tmp_path: Path, undisturbed: Reference) -> None:
+    iterations = 2 * CHECKPOINT_EVERY
+    run = run_replicas(tmp_path, 2, f"--iterations={iterations}", inject=GONE.format(4))
+    assert_identical(run, undisturbed(2, f"--iterations={iterations}"))
+    assert not run.recoveries
+    assert "is not committed" not in run.output
+    assert run.events("CheckpointCommitted")[-1]["iteration"] == iterations
+
+
+def test_a_run_without_its_last_checkpoint_has_failed(tmp_path: Path) -> None:
+    """The store is away for longer than it is waited for. What the script does after the loop is done."""
+    iterations = 2 * CHECKPOINT_EVERY
+    run = run_cluster(
+        tmp_path,
+        *(*BUCKETS, f"--iterations={iterations}"),
+        machines=2,
+        flags=["--checkpoint-timeout", "1"],
+        script=training(tmp_path, EXAMPLES / "train_ddp.py"),
+        inject=GONE.format(30),
+    )
+    assert run.code == 1, run.output[-6000:]
+    assert f"The last checkpoint, of iteration {iterations}, is not committed." in run.output
+    assert f"its last checkpoint, of iteration {iterations}, is not in the store" in run.output
+    assert run.events("CheckpointCommitted")[-1]["iteration"] == CHECKPOINT_EVERY
+    goes_on = f"from the checkpoint at iteration {CHECKPOINT_EVERY}, trains the last {CHECKPOINT_EVERY} of"
+    assert goes_on in run.output
+    assert [*tmp_path.glob("weights*")]

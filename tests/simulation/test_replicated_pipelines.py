@@ -72,4 +72,4 @@ def test_a_transfer_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_parts_of_who_completes_alone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_whole_at", lambda chosen, rank: chosen.tasks[rank].begin)
-    find("is remembered although|is not committed")
+    find("is remembered although|is not in the store")

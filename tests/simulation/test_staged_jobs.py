@@ -70,7 +70,7 @@ def test_a_part_that_is_durable_after_its_iteration_was_undone_is_found(
         return []
 
     monkeypatch.setattr(recovery, "_revoked", forgotten)
-    with pytest.raises(Violation, match=r"several histories|names parts that do not exist|is not committed"):
+    with pytest.raises(Violation, match=r"several histories|names parts that do not|is not in the store"):
         run_jobs(4, 1, 1_500)
 
 

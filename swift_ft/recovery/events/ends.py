@@ -7,10 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFinished:
-    """A worker has completed its last iteration. It stays until all workers have."""
+    """A worker has completed its last iteration. It stays until all workers have.
+
+    Attributes:
+        rank: the worker.
+        generation: in which it has.
+        saves: that iteration, if a checkpoint of all workers follows it; else None.
+    """
 
     rank: int
     generation: int
+    saves: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

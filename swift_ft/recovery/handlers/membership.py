@@ -9,7 +9,7 @@ from immutables import Map
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
 from swift_ft.recovery.causes import Cause, cause_of
-from swift_ft.recovery.early_ends import why_incomplete
+from swift_ft.recovery.early_ends import why_incomplete, why_not_saved
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine
 from swift_ft.recovery.handlers.generations import end_job, end_too_early, fill_slots, restart_all, vacate
@@ -230,6 +230,8 @@ def script_exited(state: State, event: ev.ScriptExited) -> State:
         exited = state.membership.exited.set(slot, None)
         state = replace(state, membership=replace(state.membership, exited=exited))
     if len(ended) == state.world_size:
+        if not_saved := why_not_saved(state):
+            return end_job(state, not_saved)
         verdict = Verdict(True, "finished")
         return replace(state, phase=Phase.ENDED, round=replace(state.round, plan=None), verdict=verdict)
     if state.phase == Phase.LIVE:  # no worker has to wait for this worker's last iteration

@@ -338,7 +338,12 @@ def worker_finished(state: State, event: ev.WorkerFinished) -> State:
     state = give_up_change(state, "the training is complete")
     finished = state.round.finished.set(event.rank, None)
     layouts = replace(state.layouts, pending=None)
-    return replace(state, round=replace(state.round, finished=finished), layouts=layouts)
+    checkpoints = state.checkpoints
+    if event.saves is not None:
+        checkpoints = replace(checkpoints, owed=event.saves)
+    return replace(
+        state, round=replace(state.round, finished=finished), layouts=layouts, checkpoints=checkpoints
+    )
 
 
 def replay_failed(state: State, event: ev.ReplayFailed) -> State:

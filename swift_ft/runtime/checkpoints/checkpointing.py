@@ -60,9 +60,10 @@ class Saver:
 
     def due(self, iteration: int) -> bool:
         """Whether a checkpoint follows the completion of this many iterations, regularly or on request."""
-        return self._regular(iteration) or iteration == self._participant.state.checkpoints.requested
+        return self.regular(iteration) or iteration == self._participant.state.checkpoints.requested
 
-    def _regular(self, iteration: int) -> bool:
+    def regular(self, iteration: int) -> bool:
+        """Whether a checkpoint follows it without any request."""
         return iteration % self.every == 0
 
     def request(self, iteration: int, generation: int, reason: str) -> None:
@@ -79,7 +80,7 @@ class Saver:
         """
         state, at = self._participant.state, iteration + ev.REQUESTED_AHEAD
         requested = state.checkpoints.requested
-        soon = any(self._regular(i) for i in range(iteration, at + 1))
+        soon = any(self.regular(i) for i in range(iteration, at + 1))
         pending = requested is not None and iteration <= requested  # a second one would be ignored
         if self._asking or state.phase != Phase.LIVE or soon or pending or not self._checkpointer.wait(0.0):
             return
@@ -142,8 +143,9 @@ class Saver:
                     return
 
     def finish(self, iteration: int) -> None:
-        """Wait for the commit of the last regular checkpoint, once all workers have reported their parts.
+        """Wait for the commit of the last checkpoint, once all workers have reported their parts.
 
         A requested one is not waited for: other workers may have learned of it too late.
         """
-        self._commits.wait(iteration - iteration % self.every, self._timeout_s)
+        owed = self._participant.state.checkpoints.owed
+        self._commits.wait(iteration - iteration % self.every if owed is None else owed, self._timeout_s)

@@ -112,6 +112,10 @@ class CheckpointsPart(Part):
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
         return self._saver.due(iteration)
 
+    def regular(self, iteration: int) -> bool:
+        """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
+        return self._saver.regular(iteration)
+
     def save(self, iteration: int, *, replaying: bool = False) -> None:
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
         self._elsewhere.end_segment()

@@ -562,12 +562,16 @@ class WorkerCore:
         if self._job.generation_over(state):
             yield from self.recover()
             return False
-        if self._has_begun_at(self.status.iteration):  # and no iteration is left
-            yield Call(self._checkpoints.save, self.status.iteration)
+        last = self.status.iteration
+        begun = self._has_begun_at(last)  # and no iteration is left
+        if begun:
+            yield Call(self._checkpoints.save, last)
         yield self.parts.finish
         self._hooks.check()
-        hit(Point.END, self.status.iteration)
-        yield Call(self._job.append, ev.WorkerFinished(rank=self.rank, generation=state.generation))
+        hit(Point.END, last)
+        saves = last if begun or self._checkpoints.regular(last) else None
+        finished = ev.WorkerFinished(rank=self.rank, generation=state.generation, saves=saves)
+        yield Call(self._job.append, finished)
         state = yield self._job.wait_for_finish
         if self._job.generation_over(state):
             yield from self.recover()

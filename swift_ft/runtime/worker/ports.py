@@ -125,6 +125,9 @@ class Checkpoints(Protocol):
     def due(self, iteration: int) -> bool:
         """Whether a checkpoint follows the completion of this many iterations."""
 
+    def regular(self, iteration: int) -> bool:
+        """Whether that is so without any request: then all workers save."""
+
     def save(self, iteration: int, *, replaying: bool = False) -> None:
         """Begin to save, unless that checkpoint is committed.
 

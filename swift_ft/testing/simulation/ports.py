@@ -164,6 +164,9 @@ class _Checkpoints:
     def due(self, iteration: int) -> bool:
         return self._worker.checkpoint_due(iteration)
 
+    def regular(self, iteration: int) -> bool:
+        return iteration % self._worker.world.settings.checkpoint_every == 0
+
     def save(self, iteration: int, *, replaying: bool = False) -> None:
         self._worker.save(self._worker.view)
 

@@ -285,11 +285,10 @@ class Worker(ReplayingProcess, Part):
 
     def close(self) -> Ticks[None]:  # type: ignore[override]  # its driver takes ticks
         """Stay until the last checkpoint is committed."""
-        last, every = self.world.settings.iterations, self.world.settings.checkpoint_every
         while True:
             if self.act_in_background():
                 yield Pending.ACTED
-            elif last % every or self._committed >= last or self.view.phase == Phase.ENDED:
+            elif self._committed >= (self.view.checkpoints.owed or 0) or self.view.phase == Phase.ENDED:
                 return
             else:
                 yield Pending.IDLE  # until a deadline

@@ -134,6 +134,32 @@ def test_a_save_outlasts_an_outage(suffix: str, flaky: type[FlakyFileSystem], st
     assert_holds(store, 10, at_save)
 
 
+def test_a_save_outlasts_a_store_that_goes_away_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount that is lost takes the folder along that was just made: then a file cannot be made in it."""
+    place, away = tmp_path / "store", tmp_path / "away"
+    store = Store(place)
+    store.write_json("run.json", {})
+    store.anchor("run.json")
+    worker = Worker(store)
+    gone = threading.Event()
+
+    def write(store: Store, path: str, *args: Any, **options: Any) -> Any:
+        if not gone.is_set():
+            place.rename(away)
+            gone.set()
+            (place / path / ".metadata.tmp").touch()  # it raises
+        return write_part(store, path, *args, **options)
+
+    monkeypatch.setattr("swift_ft.checkpoint.checkpointer.write_part", write)
+    worker.save(10)
+    assert gone.wait(DEADLINE_S)
+    away.rename(place)
+    assert worker.checkpointer.wait(DEADLINE_S)
+    assert worker.checkpointer.folder.committed() == [10]
+
+
 def test_training_does_not_wait_for_a_store_that_is_down(
     flaky: type[FlakyFileSystem], store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,7 +42,7 @@ EVENTS = st.one_of(
     ),
     st.builds(ev.CheckpointCommitted, iteration=ITERATIONS, epoch=st.integers(0, 2), keep=st.integers(1, 3)),
     st.builds(ev.CheckpointRequested, rank=RANKS, iteration=ITERATIONS, generation=GENERATIONS),
-    st.builds(ev.WorkerFinished, rank=RANKS, generation=GENERATIONS),
+    st.builds(ev.WorkerFinished, rank=RANKS, generation=GENERATIONS, saves=st.one_of(st.none(), ITERATIONS)),
     st.builds(ev.ScriptExited, machine=MACHINES, started_in=GENERATIONS),
     st.builds(ev.ScriptFailed, machine=MACHINES, started_in=GENERATIONS, reason=st.just("why")),
     st.builds(
@@ -176,6 +177,36 @@ def test_a_report_after_a_script_has_ended_ends_the_job_among_others_as_well_as_
     reports = [ev.StatusReported(rank=rank, generation=1, iteration=None) for rank in (1, 2)]
     assert step_all(state, reports) == step(state, reports[0])
     assert step_all(state, reports).phase == Phase.ENDED
+
+
+@pytest.mark.parametrize(
+    ("saves", "committed", "fails"),
+    [(8, 4, True), (8, 8, False), (8, None, True), (None, 4, False), (None, None, False)],
+)
+def test_a_run_fails_without_the_checkpoint_of_its_last_iteration(
+    saves: int | None, committed: int | None, fails: bool
+) -> None:
+    """And one between two regular checkpoints does not: nobody was promised one of its last iteration."""
+    opened: list[ev.Event] = [ev.JobOpened(machines=2), *(ev.MachineJoined(machine=name) for name in "AB")]
+    reports = [ev.StatusReported(rank=rank, generation=1, iteration=None, steps=8) for rank in (0, 1)]
+    ready = [ev.WorkerReady(rank=rank, generation=1) for rank in (0, 1)]
+    finished = [
+        ev.WorkerFinished(rank=0, generation=1, saves=saves),
+        ev.WorkerFinished(rank=1, generation=1),  # it knew of a newer commit
+    ]
+    state = step_all(State(), [*opened, *reports, *ready, *finished])
+    if committed is not None:
+        epoch = state.checkpoints.epoch
+        state = step(state, ev.CheckpointCommitted(iteration=committed, epoch=epoch, keep=2))
+    exits = [ev.ScriptExited(machine=name, started_in=1, iteration=8) for name in "AB"]
+    state = step_all(state, exits)
+    assert state.phase == Phase.ENDED
+    assert state.verdict is not None
+    assert state.verdict.ok != fails
+    if fails:
+        assert "its last checkpoint, of iteration 8, is not in the store" in state.verdict.reason
+        goes_on = {4: "--resume begins from the checkpoint at iteration 4, trains the last 4 of 8 iterations"}
+        assert goes_on.get(committed or 0, "--fresh trains once more") in state.verdict.reason
 
 
 def test_all_participants_apply_a_deadline_alike() -> None:

@@ -1031,6 +1031,22 @@ def it_ends_when_all_have_done_the_last_iteration(core: Core) -> None:
 
 
 @check
+def it_says_whether_a_checkpoint_of_all_follows_the_last_iteration(core: Core) -> None:
+    """One that was asked for does not count, since others may not have heard of it."""
+    last = live(core).status.iteration
+    for regular, due, committed, begun, saves in (
+        ((last,), (last,), 0, None, last),
+        ((), (last,), 0, None, None),
+        ((), (), None, last, last),  # another world has begun there, and has no checkpoint yet
+    ):
+        around = live(core, regular=regular, due=due)
+        around.state = a_state(6, since=begun, committed=committed)
+        around.says(around.core.finish())
+        (finished,) = [event for event in around.events if isinstance(event, ev.WorkerFinished)]
+        assert finished.saves == saves
+
+
+@check
 def a_loss_at_the_end_is_recovered(core: Core) -> None:
     around = live(core, generation_over=[True])
     assert ends_in_recovery(around, around.core.finish()) == ["pause", "generation over?"]

@@ -300,6 +300,9 @@ class _Checkpoints:
     def due(self, iteration: int) -> bool:
         return iteration in self._around.answers.get("due", ())
 
+    def regular(self, iteration: int) -> bool:
+        return iteration in self._around.answers.get("regular", ())
+
     def save(self, iteration: int, *, replaying: bool = False) -> None:
         early = " before all is done" if self._around.status.parts_done is not None else ""
         self._around.note("save", f"{iteration}{' in a replay' if replaying else ''}{early}")
