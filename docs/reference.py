@@ -114,6 +114,8 @@ MEANINGS = {
     "last_checkpoint_not_committed": "The run is over, and its last checkpoint does not count. The exit "
     "code is 1 if it is that of the last iteration.",
     "replay_together": "Workers replay together because of what a line of the script communicates.",
+    "log_not_kept": "The end of a log that stays is not in the store: no replay without the job can read it.",
+    "loop_left": "The script has left its loop before the end. The iteration that it was in does not count.",
     "log_not_uploaded": "A log is not in the store yet. Its writer serves it while it lives.",
     "part_copy_unusable": "A near copy of a file of a checkpoint cannot be used. Another place is asked.",
     "part_not_copied": "The local disk took no copy of a checkpoint's file. It is in the store.",
@@ -154,6 +156,7 @@ MEANINGS = {
     "change_too_dear": "A change to other machines would pay, but for `--policy-price`. Said once.",
     "change_compared": "What a change of `--policy auto` has cost and brought, beside the forecast.",
     "script_began_slowly": "A recovery waited for what a replacement's script did before its session.",
+    "store_left": "The script has ended, and what is being written into the store has not.",
     "script_end_waits": "A script has ended, and a thread, a process or an exit handler of it goes on.",
     "strays_stay": "Processes that a dead worker had started do not end: they wait for a disk or a device.",
     "process_not_started": "A process that was forked for a worker, a guest or an audit cannot begin.",

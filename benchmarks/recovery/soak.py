@@ -37,7 +37,7 @@ from swift_ft.units import format_bytes
 TURNS = ("replicas 2x1", "pipeline 4x1", "hybrid 4x1", "sharded 2x1, copies", "interleaved 4x1")
 _POINTS = ("between", "optimizer")
 _CALIBRATION = 300
-"""Iterations of the run that says how long one takes, which its start is no part of."""
+"""Iterations of the run that says how long one takes, which its start and checkpoints are no part of."""
 _CALIBRATION_SAMPLE_S = 0.1
 _CHECKPOINTS = 40
 """In one training. Logs and old checkpoints are deleted with each."""
@@ -261,7 +261,8 @@ def _usual_step(its: Topology, place: Path) -> float:
     """Seconds from one iteration of a short training without failures to the next."""
     place.mkdir()
     clock = Clock(output := place / "output")
-    with started(_command(its, place, _CALIBRATION, []), output) as process:
+    command = _command(its, place, _CALIBRATION, [], checkpoints=1)  # as rare as in the long ones
+    with started(command, output) as process:
         while process.poll() is None:
             clock.read()
             time.sleep(_CALIBRATION_SAMPLE_S)
@@ -279,10 +280,12 @@ def _undisturbed(its: Topology, place: Path, iterations: int) -> float:
     return time.monotonic() - began
 
 
-def _command(its: Topology, place: Path, iterations: int, flags: Sequence[str]) -> list[str]:
+def _command(
+    its: Topology, place: Path, iterations: int, flags: Sequence[str], checkpoints: int = _CHECKPOINTS
+) -> list[str]:
     script = [word.format(folder=place) for word in its.script]
     _replace(script, "--iterations", str(iterations))
-    _replace(script, "--checkpoint-every", str(max(4, iterations // _CHECKPOINTS)))
+    _replace(script, "--checkpoint-every", str(max(4, iterations // checkpoints)))
     shape = ["--machines", str(its.machines), "--nproc-per-node", str(its.workers)]
     return swift_run(*shape, "--spares", str(_SPARES), *its.flags, *flags, *script)
 

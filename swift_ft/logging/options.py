@@ -15,7 +15,7 @@ class Ship(StrEnum):
     ALWAYS = "always"
     """As soon as they are complete."""
     ON_FAILURE = "on-failure"
-    """When the log is flushed: after a failure, and at the end."""
+    """After a failure; and at the end, where the logs stay."""
 
 
 class Compress(StrEnum):

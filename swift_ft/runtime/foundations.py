@@ -31,7 +31,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.runtime.attachments import Attachments
 from swift_ft.runtime.checkpoints.checkpointing import Saver
 from swift_ft.runtime.checkpoints.commits import Commits
-from swift_ft.runtime.checkpoints.housekeeping import Housekeeper, Housekeeping
+from swift_ft.runtime.checkpoints.housekeeping import Housekeeper, Housekeeping, KeepLogs
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
 from swift_ft.runtime.data.check import BatchBoard, BatchCheck
 from swift_ft.runtime.data.iterators import iterators_of_script, kept_ahead, may_keep_position
@@ -194,7 +194,9 @@ class Foundations:
     def _new_log(self) -> WorkerLog:
         store, is_cancelled = self._store, self._participant.replay_cancelled
         peers = self._peers if store.remote else None  # else all read it where it is
-        return WorkerLog(store, self._context, self._settings.log, peers, is_cancelled=is_cancelled)
+        stays = self._settings.keep_logs is KeepLogs.ALL
+        options = self._settings.log
+        return WorkerLog(store, self._context, options, peers, is_cancelled=is_cancelled, stays=stays)
 
     def _new_history(self) -> WorkHistory:
         return WorkHistory(self._context, self._records.write_history)

@@ -92,6 +92,10 @@ class Iterations:
         """The step was interrupted: see :meth:`swift_ft.runtime.worker.core.WorkerCore.interrupted`."""
         perform(self._core.interrupted(cause, failure, caught=caught))
 
+    def leave(self) -> None:
+        """The script leaves its loop before the end, and may not come back."""
+        perform(self._core.leave())
+
     def finish(self) -> bool:
         """Wait until all workers have completed the last iteration. False if there are more steps to run."""
         return perform(self._core.finish())

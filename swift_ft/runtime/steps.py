@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
@@ -11,12 +12,15 @@ from typing import ParamSpec
 
 from swift_ft.coordination.agent_channel import agent_channel, tell_agent
 from swift_ft.errors import RecoveryError, UsageError, first_line
+from swift_ft.program import last_duties
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.epoch_top import EpochTop
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.step_failures import step_failures
+
+_logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 
@@ -318,11 +322,28 @@ class Loop:
             for record in step._records:
                 record()
 
+    def _leave(self) -> None:
+        """The script has ended, and its loop had not: ``break``, ``return``, ``sys.exit(0)``, a caught error."""
+        _logger.warning(
+            "The script has left its loop in iteration %d, which does not count: nothing of it is saved or "
+            "recorded. session.stop() ends a training after a complete iteration.",
+            self._runner.iteration,
+            extra={"event": "loop_left", "iteration": self._runner.iteration},
+        )
+        self._runner.leave()
+
     @contextlib.contextmanager
     def _in_loop(self) -> Iterator[None]:
+        left = False
         try:
             tell_agent(in_loop=True)
+            last_duties.add(self._leave)
             yield
+        except GeneratorExit:
+            left = True
+            raise
         finally:
+            if not left:  # it is over, or has failed
+                last_duties.remove(self._leave)
             self._phases.phase = ScriptPhase.OVER
             tell_agent(in_loop=False)  # what the script does now may take its time

@@ -33,6 +33,10 @@ first to write spares the others the work.
 """
 
 
+_PATIENCE = 0.5
+"""With a store that is away, as a part of the limit: there must be time left to say so."""
+
+
 class RunEnd:
     """Removes begun files of this machine's workers, and archives the last entries of the journal.
 
@@ -93,10 +97,10 @@ class RunEnd:
 
         def tidy() -> None:
             self._sweep_logs()
+            if archives:  # first: only this tells how the run ended
+                self._archive(limit_s)
             if not succeeded and ranks:
                 self._in_store(lambda store: self._sweep_drafts(store, state, ranks), limit_s, "tidied")
-            if archives:
-                self._archive(limit_s)
 
         _within(limit_s, tidy)
 
@@ -132,7 +136,7 @@ class RunEnd:
         if not self._store:
             return
         try:
-            store = store_of_run(self._store, self._run_id, limit_s)
+            store = store_of_run(self._store, self._run_id, limit_s * _PATIENCE)
             if store is not None:
                 act(store)
         except Exception as error:
@@ -148,3 +152,9 @@ def _within(limit_s: float, action: Callable[[], None]) -> None:
     thread = threading.Thread(target=action, name="swift-run-end", daemon=True)
     thread.start()
     thread.join(limit_s)
+    if thread.is_alive():
+        _logger.warning(
+            "The end of the run could not be archived in its store within %g s (--shutdown-timeout).",
+            limit_s,
+            extra={"event": "archive_failed"},
+        )

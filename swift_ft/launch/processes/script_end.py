@@ -49,10 +49,14 @@ def finish(limit_s: float, on_late: Callable[[str], object]) -> None:
     watch.start()
     # Executors end through it, too. The interpreter itself calls it by this name, and there is no other way.
     threading._shutdown()  # type: ignore[attr-defined]  # not in the stubs
+    _end_of_script()
+    done.set()
+
+
+def _end_of_script() -> None:
     atexit._run_exitfuncs()
     _finalize(gc.get_objects())
     _flush_c()
-    done.set()
 
 
 def _watch(done: threading.Event, limit_s: float, on_late: Callable[[str], object]) -> None:
@@ -67,8 +71,16 @@ def _watch(done: threading.Event, limit_s: float, on_late: Callable[[str], objec
             limit_s,
             extra={"event": "script_end_waits"},
         )
-    if not done.wait(limit_s - said_s):
-        on_late(_awaited())
+    if done.wait(limit_s - said_s):
+        return
+    if not (awaited := _awaited()):  # the store hangs, for which the script's own files must not pay
+        _logger.warning(
+            "Something is still being written into the store %g s after the end of the script: it is left.",
+            limit_s,
+            extra={"event": "store_left"},
+        )
+        _end_of_script()
+    on_late(awaited)
 
 
 def _awaited() -> str:

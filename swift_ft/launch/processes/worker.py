@@ -32,6 +32,7 @@ from swift_ft.network import JobSecret, hold_secret
 from swift_ft.network.secret import SECRET_VARIABLE
 from swift_ft.observe.checked import CheckFolder
 from swift_ft.observe.spans import recorder
+from swift_ft.program import last_duties
 from swift_ft.program.kept_sources import kept_sources
 from swift_ft.recovery.causes import Cause, cause_of_signal
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
@@ -131,6 +132,8 @@ def run_worker(
         SessionlessSteps(CheckFolder(context.check), context.rank)
     try:
         code = _run_script(job, channel)
+        if code == 0:
+            last_duties.do_all()
         _finish(code, channel, context.config.exit_timeout_s)
     except KeyboardInterrupt:  # the signal is this worker's failure, and the agent sees which one it was
         code = -signal.SIGINT

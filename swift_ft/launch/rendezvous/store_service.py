@@ -136,8 +136,14 @@ class StoreService:
 
 
 def run_is_over(store: RendezvousStore) -> None:
-    """Let the service of one run end: its machines no longer need it."""
-    store.set(store_keys.over(), "1")
+    """Let the service of one run end: its machines no longer need it.
+
+    It may have ended already, since another machine has said so.
+    """
+    store.patience_s = 0.0
+    with contextlib.suppress(DistError, RuntimeError, RendezvousLostError):
+        store.set(store_keys.over(), "1")
+        store.check([store_keys.over()])  # torch's client sends, and waits for nothing
 
 
 def _keep_serving(host: str, port: int, report_w: int, until_over: str) -> NoReturn:

@@ -142,6 +142,12 @@ class Saver:
                 if self._participant.is_cancelled():
                     return
 
+    def leave(self, iteration: int) -> None:
+        """Wait for the commit of the last regular checkpoint, although other workers may still train."""
+        self._commits.wait_while_others_save(
+            iteration - iteration % self.every, self._log.generation, self._timeout_s
+        )
+
     def finish(self, iteration: int) -> None:
         """Wait for the commit of the last checkpoint, once all workers have reported their parts.
 

@@ -11,7 +11,7 @@ from swift_ft.coordination.participant import Participant
 from swift_ft.errors import FencedError, SwiftError
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, commit_due
 from swift_ft.recovery.topology import replica_sets
 from swift_ft.storage.retry import is_outage, is_transient, retry
@@ -19,7 +19,10 @@ from swift_ft.storage.retry import is_outage, is_transient, retry
 _logger = logging.getLogger(__name__)
 
 _COMMIT_S = 600.0
-"""Seconds for which a commit is retried while the store does not answer, beyond the store's own patience."""
+"""Seconds for which a commit is retried while the store does not answer, beyond the store's own patience.
+
+At least: it is retried for as long as workers wait for the last one.
+"""
 
 
 class Commits:
@@ -77,6 +80,23 @@ class Commits:
                 extra={"event": "last_checkpoint_not_committed", "iteration": iteration},
             )
 
+    def wait_while_others_save(self, iteration: int, generation: int, timeout_s: float) -> None:
+        """Wait until a checkpoint is committed, or cannot be any more: some worker has ended without its part.
+
+        Args:
+            iteration: its.
+            generation: the one in which this worker has saved.
+            timeout_s: how long at most.
+        """
+
+        def over(state: State) -> bool:
+            parts = state.checkpoints.parts.get(iteration, {})
+            gone = [rank for rank in state.membership.ended if rank not in parts]
+            committed = (state.checkpoints.committed or 0) >= iteration
+            return committed or bool(gone) or state.generation != generation or state.phase == Phase.ENDED
+
+        self._participant.wait_for(over, timeout_s)
+
     def _commit(self, iteration: int, state: State) -> None:
         """Write the marker, then append the event. Older logs may be deleted only after that."""
 
@@ -96,7 +116,8 @@ class Commits:
         try:
             hit(Point.COMMIT, iteration)
             what = f"{self._folder.store.url} to take the marker of checkpoint {iteration}"
-            retry(write, _COMMIT_S, _is_retryable, what=what)
+            patience_s = max(_COMMIT_S, self._participant.context.config.checkpoint_timeout_s)
+            retry(write, patience_s, _is_retryable, what=what)
             self._participant.append(
                 ev.CheckpointCommitted(iteration=iteration, epoch=state.checkpoints.epoch, keep=self._keep)
             )

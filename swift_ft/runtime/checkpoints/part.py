@@ -128,6 +128,10 @@ class CheckpointsPart(Part):
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
         self._saver.request(iteration, generation, reason)
 
+    def leave(self, iteration: int) -> None:
+        """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
+        self._saver.leave(iteration)
+
     def failure(self, error: SwiftError, generation: int) -> ev.Event:
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
         if isinstance(error, DamagedCheckpointError):

@@ -87,6 +87,8 @@ class LayerProfiler:
         """All workers have completed their last iteration: wait for the file."""
         if self._awaited is not None:
             self._awaited.close(timeout_s, "worker 0 to write what the layers cost")
+        elif self._rank == 0 and self._out is not None:
+            say_too_short(self._out, _WARM_UP + _MEASURED)
 
     def _publish(self) -> None:
         found = {}
@@ -110,6 +112,16 @@ class LayerProfiler:
                 error,
                 extra={"event": "profile_not_written"},
             )
+
+
+def say_too_short(out: Path, iterations: int) -> None:
+    """Say why there is no file of what was measured."""
+    _logger.warning(
+        "%s was not written: it takes %d iterations that are trained in one process.",
+        out,
+        iterations,
+        extra={"event": "profile_not_written"},
+    )
 
 
 def joined(stages: Mapping[int, list[LayerProfile]]) -> list[LayerProfile]:

@@ -27,7 +27,7 @@ from swift_ft.costs.job import Job, Measured, Worker
 from swift_ft.errors import UsageError, first_line
 from swift_ft.logging import IterationStats
 from swift_ft.observe.waits import waiting
-from swift_ft.runtime.elastic.layer_profiler import LayerProfiler
+from swift_ft.runtime.elastic.layer_profiler import LayerProfiler, say_too_short
 from swift_ft.torch_adapters.communication import begin, device_of, wait_for
 from swift_ft.torch_adapters.layer_stack import stack_of
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -170,6 +170,8 @@ class Profiler:
             self._layers.close(timeout_s)
         if self._awaited is not None:
             self._awaited.close(timeout_s, "worker 0 to write the profile")
+        elif self._out is not None:
+            say_too_short(self._out, _WARM_UP + _MEASURED)
 
     def _write(self, published: Sequence[bytes]) -> None:
         assert self._out is not None

@@ -62,6 +62,7 @@ class WorkerLog:
         peers: PeerFiles | None,
         *,
         is_cancelled: Callable[[int], bool],
+        stays: bool = False,
     ) -> None:
         # Owner of all fields: the training thread. The housekeeping thread drops segments of the open writer,
         # and threads that serve metrics read.
@@ -72,6 +73,7 @@ class WorkerLog:
         self._tier: SegmentUploader | None = None  # from the first generation to the end of the process
         self._peers = peers
         self._is_cancelled = is_cancelled
+        self._stays = stays
         self._since = -1  # older generations' segments are deleted
         self._lost = False  # what was logged last could not be written: the gap ends with a new generation
         self._whole_from = 0  # the first iteration after the last gap; also set by the writer's thread
@@ -258,12 +260,28 @@ class WorkerLog:
             self._peers.withdraw(LOGS)
 
     def close(self) -> None:
-        """Training is over, and no worker reads the log any more. What is not in the store is deleted."""
+        """Training is over, and no worker reads the log any more.
+
+        What is not in the store is deleted, unless the log stays: then it is waited for.
+        """
         self._close()
         self.withdraw()
         if self._tier is not None:
+            if self._stays:
+                self._upload_rest(self._tier)
             self._tier.close()
             self._tier = None
+
+    def _upload_rest(self, tier: SegmentUploader) -> None:
+        try:
+            tier.flush(self._context.config.flush_timeout_s)
+        except LogTimeoutError as error:
+            _logger.warning(
+                "The end of the log of worker %d is lost: %s",
+                self._context.rank,
+                error,
+                extra={"event": "log_not_kept", "rank": self._context.rank},
+            )
 
     def _close(self) -> None:
         if (writer := self.writer) is not None:

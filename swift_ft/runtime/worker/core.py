@@ -564,7 +564,7 @@ class WorkerCore:
             return False
         last = self.status.iteration
         begun = self._has_begun_at(last)  # and no iteration is left
-        if begun:
+        if begun and not self._checkpoints.due(last):  # else it is being saved: see `_saves_at_once`
             yield Call(self._checkpoints.save, last)
         yield self.parts.finish
         self._hooks.check()
@@ -578,3 +578,8 @@ class WorkerCore:
             return False
         yield self.parts.close
         return True
+
+    def leave(self) -> Flow[None]:
+        """The script leaves its loop before the end: what was begun for the store is still done."""
+        yield self.parts.finish
+        yield Call(self._checkpoints.leave, self.status.iteration)

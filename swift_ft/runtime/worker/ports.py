@@ -138,6 +138,9 @@ class Checkpoints(Protocol):
     def request(self, iteration: int, generation: int, reason: str) -> None:
         """Ask for one of all workers before the regular one."""
 
+    def leave(self, iteration: int) -> None:
+        """Wait for the commit of the last regular one, as long as it can come."""
+
     def failure(self, error: SwiftError, generation: int) -> ev.Event:
         """The event that says why this worker cannot do its task."""
 

@@ -170,6 +170,9 @@ class _Checkpoints:
     def save(self, iteration: int, *, replaying: bool = False) -> None:
         self._worker.save(self._worker.view)
 
+    def leave(self, iteration: int) -> None:
+        raise AssertionError("simulated scripts take all steps")
+
     def request(self, iteration: int, generation: int, reason: str) -> None:
         at = iteration + ev.REQUESTED_AHEAD
         self._worker.append(

@@ -35,3 +35,12 @@ def test_who_has_left_the_loop_may_be_silent(habit: str, tmp_path: Path) -> None
     assert run.code == 0, run.output[-3000:]
     assert not run.events("MachineLost")
     assert exported(tmp_path) == {"rank0.pt", "rank1.pt"}
+
+
+@pytest.mark.parametrize("habit", ["leaves", pytest.param("exits", marks=pytest.mark.thorough)])
+def test_a_checkpoint_that_is_on_its_way_is_committed(habit: str, tmp_path: Path) -> None:
+    """The store is away as the script leaves its loop. The iteration that it leaves in does not count."""
+    run = run_habit(tmp_path, SCRIPT, habit, inject="vanish worker=0 iteration=5 point=optimizer seconds=3")
+    assert run.code == 0, run.output[-3000:]
+    assert run.events("CheckpointCommitted")[-1]["iteration"] == 6
+    assert run.output.count("has left its loop in iteration 6, which does not count") == 2

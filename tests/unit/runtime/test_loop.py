@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from swift_ft.errors import UsageError
+from swift_ft.program import last_duties
 from swift_ft.runtime.epoch_top import Epochs
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.steps import Loop, Step
@@ -62,6 +64,9 @@ class Runner:
     def finish(self) -> bool:
         self.happened.append("finish")
         return True
+
+    def leave(self) -> None:
+        self.happened.append("leave")
 
 
 class Top:
@@ -172,6 +177,37 @@ def test_a_break_in_the_last_step_changes_nothing() -> None:
             if step.index_in_epoch == 2:
                 break
     assert script.runner.happened[-2:] == ["complete 5", "finish"]
+
+
+@pytest.mark.parametrize(
+    ("end", "leaves"), [("break", True), ("an error of the script", True), ("all", False), ("ours", False)]
+)
+def test_who_leaves_a_loop_has_something_to_do_at_the_end_of_the_script(
+    end: str, leaves: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was begun for the store is still done. Not where the session itself has ended the script."""
+    monkeypatch.setattr(last_duties, "_duties", [])
+    script = Script()
+    if end == "ours":
+        monkeypatch.setattr(script.runner, "complete", ends_the_script)
+    with contextlib.suppress(KeyError, SystemExit):
+        for step in script.loop.steps(3):
+            with step:
+                pass
+            if step.index == 1 and end == "break":
+                break
+            if step.index == 1 and end == "an error of the script":
+                raise KeyError
+    assert "leave" not in script.runner.happened
+    last_duties.do_all()
+    assert (script.runner.happened[-1:] == ["leave"]) == leaves
+    assert ("in iteration 1, which does not count" in caplog.text) == leaves
+    last_duties.do_all()
+    assert script.runner.happened.count("leave") == leaves
+
+
+def ends_the_script() -> None:
+    raise SystemExit(0)
 
 
 def test_an_epoch_without_a_loop() -> None:

@@ -80,10 +80,18 @@ def context(rank: int, address: str = "127.0.0.1", flush_s: float = 60.0) -> Wor
 class Worker:
     """A worker's log in one generation after the other."""
 
-    def __init__(self, store: Store, rendezvous: RendezvousStore, folder: Path, place: WorkerContext) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rendezvous: RendezvousStore,
+        folder: Path,
+        place: WorkerContext,
+        *,
+        stays: bool = False,
+    ) -> None:
         self.peers = PeerFiles(rendezvous, place, {place.machine}.__contains__)
         options = LogOptions(local=folder / f"local{place.rank}")
-        self.log = WorkerLog(store, place, options, self.peers, is_cancelled=lambda _: False)
+        self.log = WorkerLog(store, place, options, self.peers, is_cancelled=lambda _: False, stays=stays)
 
     def write(self, generation: int) -> None:
         self.log.open(generation, since=0, begin=0)
@@ -222,3 +230,27 @@ def test_an_own_log_is_read_where_it_is(writer: Worker, store: SlowStore) -> Non
 def _listens_only_where_it_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that an address of another host cannot be listened at."""
     monkeypatch.setattr("swift_ft.network.peer_server.listen_address", lambda host: host)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_log_that_stays_is_waited_for_at_the_end(
+    comes_back: bool,
+    store: SlowStore,
+    rendezvous: RendezvousStore,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A replay without the job reads all of it. Any other log is of no use by then."""
+    place = context(WRITER, flush_s=60.0 if comes_back else 0.1)
+    writer = Worker(store, rendezvous, tmp_path, place, stays=True)
+    writer.write(1)
+    if comes_back:
+        threading.Timer(0.2, store.gate.set).start()
+    writer.log.close()
+    assert bool(store.list(log_directory(WRITER))) == comes_back
+    assert events_of(caplog) == [] if comes_back else ["log_not_kept"]
+    other = Worker(store, rendezvous, tmp_path, context(READER))
+    other.write(1)
+    store.gate.clear()
+    other.log.close()
+    assert not store.list(log_directory(READER))

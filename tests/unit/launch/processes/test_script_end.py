@@ -1,8 +1,12 @@
-"""What the end of a script says of files that cannot be closed."""
+"""What the end of a script writes and says, also where something does not end."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
+import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,3 +41,35 @@ def test_what_is_lost_is_said(kind: type[HalfOpened], said: bool, capsys: pytest
     script_end._try(file, "close")
     assert (f"Exception ignored in: {kind.__qualname__}.close" in capsys.readouterr().err) == said
     file.f = "closed"  # its destructor closes it once more
+
+
+@pytest.mark.parametrize(("thread", "is_ours"), [("swift-housekeeper_0", True), ("uploads", False)])
+def test_the_script_s_files_do_not_pay_for_a_store_that_hangs(
+    thread: str,
+    is_ours: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A thread of ours is left. One of the script's is its own affair, and may still write its files."""
+    ended, handled, late = threading.Event(), [], threading.Event()
+    hangs = threading.Thread(target=ended.wait, name=thread)
+    hangs.start()
+    awaited: list[str] = []
+    monkeypatch.setattr(threading, "_shutdown", lambda: late.wait())
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: handled.append("an exit handler"))
+    monkeypatch.setattr(gc, "get_objects", lambda: [file])
+    file = (tmp_path / "metrics.csv").open("w")
+    file.write("loss")
+
+    def on_late(what: str) -> None:
+        awaited.append(what)
+        assert handled == ["an exit handler"] * is_ours
+        assert (tmp_path / "metrics.csv").read_text() == "loss" * is_ours
+        late.set()
+
+    script_end.finish(0.01, on_late)
+    ended.set()
+    hangs.join()
+    assert awaited == ["" if is_ours else f"thread {thread}"]
+    assert ("store" in caplog.text) == is_ours

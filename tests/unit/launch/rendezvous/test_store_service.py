@@ -129,3 +129,13 @@ def _let_go_and_wait(service: StoreService, lifeline_w: int) -> None:
     os.close(lifeline_w)
     service.let_go()
     time.sleep(600)
+
+
+def test_a_service_that_has_ended_needs_no_word() -> None:
+    """Another machine has said so before: nobody waits for it then, and the run is as good as before."""
+    server = TCPStore("127.0.0.1", 0, is_master=True)
+    address = StoreAddress.tcp("127.0.0.1", server.port)
+    store = connect(address, timeout_s=LONG_S)
+    del server
+    run_is_over(store)
+    assert store.patience_s == 0.0

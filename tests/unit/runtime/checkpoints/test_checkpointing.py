@@ -16,6 +16,7 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.config.run_config import RunConfig
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Checkpoints, JobShape, Phase, RecoveryRound, SavedPart, State
+from swift_ft.recovery.membership import Membership
 from swift_ft.runtime.checkpoints.checkpointing import Saver
 from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeping
@@ -202,6 +203,47 @@ def test_a_commit_is_waited_for_while_it_can_come(
     Commits(*cast(Any, (participant, None, None)), keep=2).wait(40, 7.0)
     assert participant.waiting == waits
     assert ("of iteration 40, is not committed" in caplog.text) == (committed < 40)
+
+
+@pytest.mark.parametrize(
+    ("state", "waits"),
+    [
+        (State(), True),
+        (State(checkpoints=Checkpoints(committed=40)), False),
+        (State(checkpoints=Checkpoints(parts=Map({40: Map({1: SavedPart("b")})}))), True),
+        (State(membership=Membership(ended=Map({1: 39}))), False),  # its part never comes
+        (
+            State(
+                membership=Membership(ended=Map({1: 40})),
+                checkpoints=Checkpoints(parts=Map({40: Map({1: SavedPart("b")})})),
+            ),
+            True,
+        ),
+        (State(generation=4), False),
+        (State(phase=Phase.ENDED), False),
+    ],
+)
+def test_who_leaves_the_loop_waits_for_a_commit_that_can_come(state: State, waits: bool) -> None:
+    participant = Participant(replace(state, generation=state.generation or 3))
+    commits = Commits(*cast(Any, (participant, None, None)), keep=2)
+    commits.wait_while_others_save(40, 3, 7.0)
+    assert participant.waiting == waits
+
+
+def test_a_marker_is_tried_for_as_long_as_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers would wait for one that nobody writes."""
+    tried: list[float] = []
+    monkeypatch.setattr("swift_ft.runtime.checkpoints.commits._COMMIT_S", 5.0)
+    monkeypatch.setattr(
+        "swift_ft.runtime.checkpoints.commits.retry",
+        lambda action, patience_s, *args, **options: tried.append(patience_s),
+    )
+    folder = SimpleNamespace(store=SimpleNamespace(url="memory://store"))
+    for timeout_s in (1.0, 60.0):
+        context = SimpleNamespace(config=SimpleNamespace(checkpoint_timeout_s=timeout_s))
+        participant = SimpleNamespace(context=context, append=lambda event: None)
+        Commits(*cast(Any, (participant, folder, None)), keep=2)._commit(40, State())
+    assert tried == [5.0, 60.0]
 
 
 def test_a_store_that_is_slow_to_clean_does_not_fail_the_run(caplog: pytest.LogCaptureFixture) -> None:

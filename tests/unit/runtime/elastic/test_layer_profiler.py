@@ -65,6 +65,18 @@ def test_the_layers_of_all_stages_are_written(tmp_path: Path) -> None:
     assert {layer.state_bytes for layer in layers} == {2 * 4 * 72}
 
 
+def test_a_run_that_is_too_short_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    out = tmp_path / "layers.json"
+    (first, one), (second, other) = profilers(out)
+    train(first, one, 4)
+    train(second, other, 4)
+    for profiler in (first, second):
+        profiler.close(30)
+    assert not out.exists()
+    (record,) = caplog.records
+    assert f"{out} was not written: it takes 5 iterations" in record.getMessage()
+
+
 def test_shared_layers_keep_their_place() -> None:
     stage = [LayerProfile(1, 1, 1), LayerProfile(1, 1, 1, shared_with=0)]
     assert [layer.shared_with for layer in joined({0: stage, 1: stage})] == [None, 0, None, 2]

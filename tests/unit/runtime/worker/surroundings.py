@@ -307,6 +307,9 @@ class _Checkpoints:
         early = " before all is done" if self._around.status.parts_done is not None else ""
         self._around.note("save", f"{iteration}{' in a replay' if replaying else ''}{early}")
 
+    def leave(self, iteration: int) -> None:
+        self._around.note("leave", f"{iteration}")
+
     def request(self, iteration: int, generation: int, reason: str) -> None:
         self._around.note("request", f"{iteration} in {generation}: {reason}")
 

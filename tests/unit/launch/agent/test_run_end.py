@@ -1,0 +1,58 @@
+"""What an agent still does for the session's store when the run is over, also where that store hangs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from swift_ft.launch.agent import run_end
+from swift_ft.launch.agent.run_end import RunEnd
+from swift_ft.recovery.job_state import JobShape, Phase, State, Verdict
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was done in the store, in order."""
+    acts: list[str] = []
+    monkeypatch.setattr(RunEnd, "_write_tail", lambda self, store: acts.append("archived"))
+    monkeypatch.setattr(RunEnd, "_sweep_drafts", lambda self, *_: acts.append("swept"))
+    return acts
+
+
+def an_end(ok: bool) -> State:
+    return State(shape=JobShape(machines=1), phase=Phase.ENDED, verdict=Verdict(ok, "why"))
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_the_end_is_archived_before_all_else(
+    ok: bool, done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience: list[float] = []
+    monkeypatch.setattr(
+        run_end, "store_of_run", lambda url, run, patience_s: patience.append(patience_s) or url
+    )
+    end = RunEnd("run")
+    end.hear({"store": "memory://here"})
+    end.tidy(an_end(ok), 0, 60.0)
+    assert done == ["archived", *["swept"] * (not ok)]
+    assert max(patience) < 60.0, "there is time left to say that the store is away"
+
+
+@pytest.mark.parametrize("act", ["tidy", "archive"])
+def test_a_store_that_hangs_is_told(
+    act: str, done: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(run_end, "store_of_run", lambda *_: answers.wait())
+    end = RunEnd("run")
+    end.hear({"store": "memory://here"})
+    acts: dict[str, Callable[[], None]] = {
+        "tidy": lambda: end.tidy(an_end(True), 0, 0.01),
+        "archive": lambda: end.archive(0.01),
+    }
+    acts[act]()
+    answers.set()
+    assert not done
+    assert [record.event for record in caplog.records] == ["archive_failed"]  # type: ignore[attr-defined]  # ours
