@@ -323,7 +323,7 @@ class Loop:
                 record()
 
     def _leave(self) -> None:
-        """The script has ended, and its loop had not: ``break``, ``return``, ``sys.exit(0)``, a caught error."""
+        """The script has ended, and its loop had not: by ``break``, ``return`` or ``sys.exit(0)``."""
         _logger.warning(
             "The script has left its loop in iteration %d, which does not count: nothing of it is saved or "
             "recorded. session.stop() ends a training after a complete iteration.",

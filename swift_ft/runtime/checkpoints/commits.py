@@ -81,7 +81,7 @@ class Commits:
             )
 
     def wait_while_others_save(self, iteration: int, generation: int, timeout_s: float) -> None:
-        """Wait until a checkpoint is committed, or cannot be any more: some worker has ended without its part.
+        """Wait until a checkpoint is committed, or cannot be any more: a worker has ended without its part.
 
         Args:
             iteration: its.

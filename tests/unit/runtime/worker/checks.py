@@ -880,8 +880,8 @@ def another_world_saves_after_its_first_iteration(core: Core) -> None:
     for saves in (True, False):
         around.core.begin()
         assert ("save" in " ".join(around.says(around.core.completed()))) == saves
-    # Where none is left, where a regular one is due, and where there is one already. It is saved once: another
-    # part would take the place of the one that is committed.
+    # Where none is left, where a regular one is due, and where there is one already. It is saved once: a
+    # second part would take the place of the one that is committed.
     for due, committed, at_once, first, last in (
         ((), 3, False, True, True),
         ((4,), 3, True, False, False),
