@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 
 import pytest
+from immutables import Map
 
 from swift_ft.launch.agent import run_end
 from swift_ft.launch.agent.run_end import RunEnd
 from swift_ft.recovery.job_state import JobShape, Phase, State, Verdict
+from swift_ft.recovery.membership import Membership
 
 
 @pytest.fixture
@@ -22,7 +24,9 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def an_end(ok: bool) -> State:
-    return State(shape=JobShape(machines=1), phase=Phase.ENDED, verdict=Verdict(ok, "why"))
+    membership = Membership(members=Map({0: "m-1"}))
+    shape, verdict = JobShape(machines=1), Verdict(ok, "why")
+    return State(shape=shape, membership=membership, phase=Phase.ENDED, verdict=verdict)
 
 
 @pytest.mark.parametrize("ok", [True, False])

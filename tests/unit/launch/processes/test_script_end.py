@@ -71,5 +71,6 @@ def test_the_script_s_files_do_not_pay_for_a_store_that_hangs(
     script_end.finish(0.01, on_late)
     ended.set()
     hangs.join()
+    file.close()
     assert awaited == ["" if is_ours else f"thread {thread}"]
     assert ("store" in caplog.text) == is_ours
