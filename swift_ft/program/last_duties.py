@@ -1,4 +1,4 @@
-"""What is still to be done once a script has come to its end with success, before its process ends."""
+"""The duties between the end of a script that has succeeded and the end of its process."""
 
 from __future__ import annotations
 

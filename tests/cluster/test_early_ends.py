@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.lib.ports import free_port
+from swift_ft.config.exit_codes import EXIT_KEPT_OUT
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.launch.rendezvous.store_service import is_listening
 from tests.support.cluster import ClusterRun, assert_identical, one_line, run_cluster, training
@@ -114,6 +115,6 @@ def test_a_machine_that_differs_is_refused_and_the_job_goes_on(what: str, why: s
     for process in (second, first):
         _, said = process.communicate(timeout=60)
         assert process.returncode == 0, said
-    assert refused.returncode == 2, errors
+    assert refused.returncode == EXIT_KEPT_OUT, errors
     (line,) = errors.splitlines()
     assert re.search(f"swift-run: this machine differs from the others of the job: {why}", line), line

@@ -6,12 +6,14 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from immutables import Map
+
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import FencedError, SwiftError
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import Phase, SavedPart, State
 from swift_ft.recovery.orders import WorkerOrder, commit_due
 from swift_ft.recovery.topology import replica_sets
 from swift_ft.storage.retry import is_outage, is_transient, retry
@@ -90,7 +92,7 @@ class Commits:
         """
 
         def over(state: State) -> bool:
-            parts = state.checkpoints.parts.get(iteration, {})
+            parts = state.checkpoints.parts.get(iteration, Map[int, SavedPart]())
             gone = [rank for rank in state.membership.ended if rank not in parts]
             committed = (state.checkpoints.committed or 0) >= iteration
             return committed or bool(gone) or state.generation != generation or state.phase == Phase.ENDED

@@ -34,9 +34,12 @@ def test_the_end_is_archived_before_all_else(
     ok: bool, done: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patience: list[float] = []
-    monkeypatch.setattr(
-        run_end, "store_of_run", lambda url, run, patience_s: patience.append(patience_s) or url
-    )
+
+    def store(url: str, run: str, patience_s: float) -> str:
+        patience.append(patience_s)
+        return url
+
+    monkeypatch.setattr(run_end, "store_of_run", store)
     end = RunEnd("run")
     end.hear({"store": "memory://here"})
     end.tidy(an_end(ok), 0, 60.0)

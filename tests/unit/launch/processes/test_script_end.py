@@ -52,14 +52,15 @@ def test_the_script_s_files_do_not_pay_for_a_store_that_hangs(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A thread of ours is left. One of the script's is its own affair, and may still write its files."""
-    ended, handled, late = threading.Event(), [], threading.Event()
+    ended, late = threading.Event(), threading.Event()
+    handled: list[str] = []
+    file = (tmp_path / "metrics.csv").open("w")
     hangs = threading.Thread(target=ended.wait, name=thread)
     hangs.start()
     awaited: list[str] = []
     monkeypatch.setattr(threading, "_shutdown", lambda: late.wait())
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: handled.append("an exit handler"))
     monkeypatch.setattr(gc, "get_objects", lambda: [file])
-    file = (tmp_path / "metrics.csv").open("w")
     file.write("loss")
 
     def on_late(what: str) -> None:
