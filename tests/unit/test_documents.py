@@ -62,6 +62,13 @@ def test_the_architecture_names_all_rooms() -> None:
     assert sorted(of_folders) == sorted(room for room in rooms if (PACKAGE / room).is_dir())
 
 
+def test_the_architecture_names_all_capabilities() -> None:
+    lines = (DOCS / "architecture.md").read_text().splitlines()
+    row = next(line for line in lines if line.startswith("| `runtime/` |"))
+    folders = {path.parent.name for path in (PACKAGE / "runtime").glob("*/__init__.py")}
+    assert {*re.findall(r"`(\w+)/`", row)} - {"runtime"} == folders
+
+
 def test_the_architecture_stays_an_overview() -> None:
     lines = (DOCS / "architecture.md").read_text().splitlines()
     assert len(lines) <= 220, "a decision is a page of its own in docs/decisions"
