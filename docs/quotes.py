@@ -262,22 +262,22 @@ takes as long as the lost stage's computation since the checkpoint ({replay_spre
 ({back_helped:.1f} s with helpers) where 25 iterations are replayed, and {back_torchrun:.1f} s with torchrun
 and a DCP checkpoint ({recovery_run.runs}), which is {faster:.1f} and {faster_helped:.1f} times as long. After
 49 iterations it is {faster_49:.1f} and {faster_helped_49:.1f} times (the goal was 5). With DDP, a spare and
-another, smaller model ([beside others](peers.md)) the next new iteration was complete {replicas:.2f} s after the kill
-({peers_run.runs}). What your script imports comes on top, unless you name it: with datasets and transformers
+another, smaller model ([beside others](peers.md)) the next new iteration was complete {replicas:.2f} s after
+the kill ({peers_run.runs}). What your script imports comes on top, unless you name it: with datasets and transformers
 {imports:.1f} s until the replacement reports, and {preloaded:.2f} s with [`--preload`](#do-i-need-spares)
 ({imports_run.runs}).
 """,
     "memory": """
 | what | memory |
 | --- | --- |
-| a worker with a session, small models | {memory.low:.0f} to {memory.high:.0f} MiB at most, where torchrun's \
-took {memory_torchrun.low:.0f} to {memory_torchrun.high:.0f} ([beside others](peers.md)). Pages that it shares \
-with the process that it was forked from count |
+| a worker with a session, small models | {memory.low:.0f} to {memory.high:.0f} MiB at most, where \
+torchrun's took {memory_torchrun.low:.0f} to {memory_torchrun.high:.0f} ([beside others](peers.md)). \
+Pages that it shares with the process that it was forked from count |
 | the log of a pipeline | 256 MiB for each machine (`log_budget_bytes`) |
-| memory checkpoints (`snapshot_every`) | [four times](concepts.md#memory-checkpoints) each worker's state, on \
-the host |
-| a guest; the next world of a change | 1.2 times what the machine's workers take, on the host and on each GPU. \
-The state lies on the host once more while a world is switched |
+| memory checkpoints (`snapshot_every`) | [four times](concepts.md#memory-checkpoints) each worker's \
+state, on the host |
+| a guest; the next world of a change | 1.2 times what the machine's workers take, on the host and on \
+each GPU. The state lies on the host once more while a world is switched |
 | `exact=True` | [a bucket and some bytes for each parameter](undo.md#costs) |
 | `verify="replay"` | a copy of the state on the device, in a step that is computed twice |
 """,
