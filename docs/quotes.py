@@ -227,9 +227,10 @@ QUOTES = {
 | --- | --- | --- | --- |
 | four replicas, a spare waits | {replicas:.2f} | {replicas_torchrun:.1f} | torchft \
 {replicas_torchft_fast:.1f} (timeouts of 1 s), nvidia-resiliency-ext {replicas_nvidia:.1f} |
-| four replicas, no spare: the machine comes back at once | {alone:.1f}; {alone_guest:.2f} with a guest at \
-once | {alone_torchrun:.1f} | torchft {alone_torchft:.0f}, or {alone_torchft_fast:.1f} (timeouts of 1 s); \
-nvidia-resiliency-ext {alone_nvidia:.1f}; dlrover {alone_dlrover:.1f} |
+| four replicas, no spare: the machine comes back at once | {alone:.1f}; {alone_guest:.2f} if a surviving \
+machine takes over its worker (`--elastic-wait 0`) | {alone_torchrun:.1f} | torchft {alone_torchft:.0f}, or \
+{alone_torchft_fast:.1f} (timeouts of 1 s); nvidia-resiliency-ext {alone_nvidia:.1f}; dlrover \
+{alone_dlrover:.1f} |
 | a pipeline of four, a spare waits | {stages:.1f} | {stages_torchrun:.1f} | nvidia-resiliency-ext \
 {stages_nvidia:.1f} |
 | HSDP, a spare waits | {shards:.2f} | {shards_torchrun:.1f} | |
@@ -263,9 +264,9 @@ takes as long as the lost stage's computation since the checkpoint ({replay_spre
 and a DCP checkpoint ({recovery_run.runs}), which is {faster:.1f} and {faster_helped:.1f} times as long. After
 49 iterations it is {faster_49:.1f} and {faster_helped_49:.1f} times (the goal was 5). With DDP, a spare and
 another, smaller model ([beside others](peers.md)) the next new iteration was complete {replicas:.2f} s after
-the kill ({peers_run.runs}). What your script imports comes on top, unless you name it: with datasets and transformers
-{imports:.1f} s until the replacement reports, and {preloaded:.2f} s with [`--preload`](#do-i-need-spares)
-({imports_run.runs}).
+the kill ({peers_run.runs}). What your script imports comes on top, unless you name it: with datasets and
+transformers {imports:.1f} s until the replacement reports, and {preloaded:.2f} s with
+[`--preload`](#do-i-need-spares) ({imports_run.runs}).
 """,
     "memory": """
 | what | memory |
