@@ -171,6 +171,12 @@ def test_a_page_that_is_gone_is_found() -> None:
     assert missing_pages(text) == ["docs/guide.md#no-such", "docs/how-to/no-such.md"]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_installs_from_no_index(page: Path) -> None:
+    """No index has the package: the README says how it is installed, and pages name extras."""
+    assert not re.search(r"pip install ['\"]?swift[-_]ft", page.read_text())
+
+
 # ------------------------------------------------------------------------------------- limitations
 
 LIMITATIONS = {
