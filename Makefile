@@ -7,7 +7,10 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-elastic demo-reshape test test-all test-due durations test-unit test-packages test-support test-theirs test-trainer test-torch test-gpu gpu-day wheels test-nccl-like coverage lint bench bench-peers bench-chaos chaos chaos-changes orders mutants soak bench-parallel bench-scale bench-noise bench-gpu bench-planning docs changelog site recording pictures figures clean
 
-help:  ## list the targets
+# The user's first: what is marked by ### and not by ##.
+help:  ### list the targets
+	@awk -F ':.*  ### ' '/^[a-z-]+:.*  ### / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo; echo 'To work on it:'
 	@awk -F ':.*  ## ' '/^[a-z-]+:.*  ## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(BIN)/python:
@@ -28,15 +31,15 @@ $(VENV)/.installed-bench: $(VENV)/.installed-dev
 	for peer in $$($(BIN)/python -c '$(PEERS)'); do $(INSTALL) "$$peer" || true; done
 	@touch $@
 
-install: $(VENV)/.installed  ## make the virtual environment, with the package in it
+install: $(VENV)/.installed  ### make the virtual environment, with the package in it
 
-demo: $(VENV)/.installed  ## kill a machine in mid-training, rebuild it, compare all weights
+demo: $(VENV)/.installed  ### kill a machine in mid-training, rebuild it, compare all weights
 	$(BIN)/python -m examples.demo
 
-demo-elastic: $(VENV)/.installed  ## kill two machines for which none comes, add two later, compare all weights
+demo-elastic: $(VENV)/.installed  ### kill two machines for which none comes, add two later, compare all weights
 	$(BIN)/python -m examples.demo_elastic
 
-demo-reshape: $(VENV)/.installed  ## change a running job to unlike pipelines, fewer machines, and back, compare all weights
+demo-reshape: $(VENV)/.installed  ### change a running job to unlike pipelines, fewer machines, and back, compare all weights
 	$(BIN)/python -m examples.demo_reshape
 
 # Two tests at a time: tests of whole clusters wait more than they compute.
@@ -141,7 +144,7 @@ lint: $(VENV)/.installed-dev  ## check style, imports and types
 	$(BIN)/mypy
 
 # With BENCH_RECORD=benchmarks/results each benchmark keeps its figures, and `make docs` puts them on the pages.
-bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against torchrun and torchft
+bench: $(VENV)/.installed-bench  ### measure overhead and recovery, also against torchrun and torchft
 	$(BIN)/python -m benchmarks.logging.overhead
 	$(BIN)/python -m benchmarks.logging.collectives
 	$(BIN)/python -m benchmarks.recovery.recovery
@@ -160,7 +163,7 @@ bench: $(VENV)/.installed-bench  ## measure overhead and recovery, also against 
 
 # --keep goes on where a run was cut off: all of it takes an hour.
 BENCH_PEERS ?= --keep build/peers.jsonl
-bench-peers: $(VENV)/.installed-bench  ## kill machines under swift_ft and four other systems, in turns (an hour)
+bench-peers: $(VENV)/.installed-bench  ### kill machines under swift_ft and four other systems, in turns (an hour)
 	mkdir -p build
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.peers.table $(BENCH_PEERS)
 
@@ -212,7 +215,7 @@ changelog: $(VENV)/.installed  ## show what a release would add to the changelog
 	$(BIN)/towncrier build --draft --version next
 
 # The variable silences an advertisement, which is no warning about the site.
-site: $(VENV)/.installed-dev  ## build the site of all documents in build/site
+site: $(VENV)/.installed-dev  ### build the site of all documents in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 recording: $(VENV)/.installed-dev  ## record the demo as the moving picture of the README
@@ -229,8 +232,8 @@ bench-planning: $(VENV)/.installed-dev  ## time the grouping and the layouts, an
 	$(BIN)/python -m benchmarks.planning.simulated
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.planning.layouts
 
-figures: $(VENV)/.installed-dev  ## measure and draw the paper's figures 9 to 11 and table 3 in benchmarks/figures
+figures: $(VENV)/.installed-dev  ### measure and draw the paper's figures 9 to 11 and table 3 in benchmarks/figures
 	$(BIN)/python -m benchmarks.paper.figures
 
-clean:  ## remove the virtual environment and all that was built
+clean:  ### remove the virtual environment and all that was built
 	rm -rf $(VENV) build *.egg-info runs .coverage*

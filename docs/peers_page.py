@@ -1,8 +1,8 @@
-"""Write docs/peers.md: the newest side by side in four tables, from one recorded run.
+"""Write docs/peers.md: the newest side by side in five tables, from one recorded run.
 
-The run has a table of ten columns for each layout and each kind of loss. A reader asks four things of it:
-how long until training goes on, what is lost, what it costs while nothing fails, and where another system is
-ahead. ``docs.results`` writes the page.
+The run has a table of ten columns for each layout and each kind of loss. A reader asks of it: how long until
+training goes on, and with all workers, what is lost, what it costs while nothing fails, and where another
+system is ahead. ``docs.results`` writes the page.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from itertools import groupby
 from operator import attrgetter
 
 from benchmarks.lib.figures import Cell, Figure
-from benchmarks.lib.markdown import TARGET_COLUMNS, table, table_in_markdown, target_rows
+from benchmarks.lib.markdown import table, table_in_markdown
 from benchmarks.lib.runs import Run, Table
 from benchmarks.peers.report import (
     CPU,
     FAILURES,
+    FULL,
     LAYOUTS,
     MEMORY,
     NEW,
-    NOT_HERE,
     PRICE,
     REPEATED,
     SHORT,
@@ -53,7 +53,14 @@ Seconds from the kill to the end of the next new iteration.
 
 {back}
 
-{reasons}
+*As swift_ft*: the setting plays no part there. *Failed*, *cannot*, *not measured*:
+[HISTORY](../benchmarks/HISTORY.md#{name}) says why, in the same place of its tables.
+
+## Until all four workers train
+
+Seconds from the kill to the end of the next new iteration of all four. *Never*: the job goes on with three.
+
+{full}
 
 ## What is lost
 
@@ -64,7 +71,8 @@ for bit.
 
 ## What it costs while nothing fails
 
-Of several kinds of losses, which play no part here, the least and the greatest median.
+Of several kinds of losses, which play no part here, the least and the greatest median. The targets that were
+missed, which count the worst repetition: [RESULTS](../benchmarks/RESULTS.md#figures).
 
 {costs}
 
@@ -74,10 +82,6 @@ First swift_ft as it is, then the best of the others.
 
 {worse}
 
-## What was asked
-
-{targets}
-
 ## How it was measured
 
 {where}
@@ -86,9 +90,8 @@ First swift_ft as it is, then the best of the others.
 
 {settings}
 
-{notes}
-
-[HISTORY](../benchmarks/HISTORY.md#{name}) has all of it with its ranges, and earlier runs;
+[HISTORY](../benchmarks/HISTORY.md#{name}) has all of it with its ranges, what does not run
+on this host, and earlier runs;
 `python -m benchmarks.peers.draw` draws the picture.
 """
 
@@ -158,14 +161,12 @@ def page(run: Run, where: str, distance: int = 25) -> str:
         name=run.name,
         where=f"{where[0].upper()}{where[1:]}",
         about=run.about,
-        notes="\n\n".join(run.notes),
         back=_by_loss(found, systems, _back),
-        reasons=table(["empty above", "of", "why"], list(_reasons(found, systems))),
+        full=_by_loss(found, systems, _full),
         lost=_by_loss(found, systems, _lost),
         costs=table(["", *systems], list(_costs(found, systems))),
         worse=table(["", *SHORT.values()], list(_worse(found, systems))),
-        targets=table(TARGET_COLUMNS, target_rows(run.targets)),
-        settings="\n\n".join(table_in_markdown(one) for one in run.tables if one.text in ("", NOT_HERE)),
+        settings="\n\n".join(table_in_markdown(one) for one in run.tables if not one.text),
     )
 
 
@@ -180,13 +181,24 @@ def _by_loss(found: Sequence[Loss], systems: Sequence[str], cell: Callable[[Loss
 
 def _back(loss: Loss, system: str) -> str:
     back = loss.number(NEW, system)
-    return "" if back is None else _median(back)
+    return _none(loss, system) if back is None else _median(back)
+
+
+def _full(loss: Loss, system: str) -> str:
+    full = loss.of(FULL, system)
+    return _median(full) if isinstance(full, Figure) else full or _none(loss, system)
+
+
+def _none(loss: Loss, system: str) -> str:
+    """In two words why there is no figure: what the run says before its reason."""
+    why = str(loss.of(NEW, system) or "").partition(":")[0]
+    return {"no": "cannot", "fails": "failed"}.get(why, why)
 
 
 def _lost(loss: Loss, system: str) -> str:
     repeated, equal = loss.number(REPEATED, system), loss.of(WEIGHTS, system)
     if repeated is None:
-        return ""
+        return _none(loss, system)
     bits = {"yes": "same bits", "no": "others"}.get(str(equal), str(equal))
     return f"{repeated:.0f}; {bits}"
 
@@ -195,24 +207,6 @@ def _median(figure: Figure, unit: bool = False) -> str:
     """``0.29``, and ``0.29 (1)`` if there was one run."""
     said = replace(figure, low=None, high=None, unit=figure.unit if unit else "").text()
     return said if figure.low is not None else f"{said} (1)"
-
-
-def _reasons(found: Sequence[Loss], systems: Sequence[str]) -> Iterator[list[str]]:
-    """Why cells are empty: each reason once, with where it holds and for whom."""
-    places: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for one in found:
-        for name in systems:
-            if isinstance(why := one.of(NEW, name), str):
-                places.setdefault((name, why), {}).setdefault(one.layout, []).append(one.short)
-    alike: dict[tuple[str, str], list[str]] = {}
-    for (name, why), of_layout in places.items():
-        where = "; ".join(_somewhere(layout, shorts) for layout, shorts in of_layout.items())
-        alike.setdefault((where, why), []).append(name)
-    yield from ([where, " and ".join(names), why] for (where, why), names in alike.items())
-
-
-def _somewhere(layout: str, shorts: Sequence[str]) -> str:
-    return layout if len(shorts) == len(SHORT) else f"{layout}, {', '.join(shorts)}"
 
 
 def _costs(found: Sequence[Loss], systems: Sequence[str]) -> Iterator[list[str]]:

@@ -116,6 +116,7 @@ def fill(text: str, runs: Mapping[str, Run]) -> str:
 _1, _25, _49 = (f"{n} iterations after the checkpoint" for n in (1, 25, 49))
 _BACK = "kill to the end of the next new iteration, 25 after the checkpoint"
 _STEP = "step / plain PyTorch's, 25 after the checkpoint"
+_MEMORY = "a worker's most memory, 25 after the checkpoint"
 _ALL_LIVE = "to all live, interrupted iteration begins"
 
 
@@ -145,7 +146,6 @@ FIGURES = {
     "faster_49": Quote("recovery", "torchrun + DCP / swift_ft", (_49,)),
     "faster_helped_49": Quote("recovery", "torchrun + DCP / swift_ft", (_49,), (2,)),
     "one_helper": Quote("parallel-recovery", "replay / with alone", ("1 helper",)),
-    # DDP
     # Beside other systems
     "replicas": _beside(1, "swift_ft"),
     "replicas_torchrun": _beside(1, "torchrun + DCP"),
@@ -168,6 +168,8 @@ FIGURES = {
     "step_stages": Quote("peers", _STEP, ("swift_ft",), (4, 5, 6)),
     "step_shards": Quote("peers", _STEP, ("swift_ft",), (7, 8, 9)),
     "step_torchrun": Quote("peers", _STEP, ("torchrun + DCP",), tuple(range(1, 10))),
+    "memory": Quote("peers", _MEMORY, ("swift_ft",), tuple(range(1, 10))),
+    "memory_torchrun": Quote("peers", _MEMORY, ("torchrun + DCP",), tuple(range(1, 10))),
     # DDP
     "ddp_short": Quote("ddp-step", "torchrun", ("step",), (1, 2, 3)),
     "ddp_short_cpu": Quote("ddp-step", "torchrun", ("CPU time of worker 0",), (1, 2, 3)),
@@ -225,9 +227,10 @@ QUOTES = {
 | --- | --- | --- | --- |
 | four replicas, a spare waits | {replicas:.2f} | {replicas_torchrun:.1f} | torchft \
 {replicas_torchft_fast:.1f} (timeouts of 1 s), nvidia-resiliency-ext {replicas_nvidia:.1f} |
-| four replicas, no spare: the machine comes back at once | {alone:.1f}; {alone_guest:.2f} with a guest at \
-once | {alone_torchrun:.1f} | torchft {alone_torchft:.0f}, or {alone_torchft_fast:.1f} (timeouts of 1 s); \
-nvidia-resiliency-ext {alone_nvidia:.1f}; dlrover {alone_dlrover:.1f} |
+| four replicas, no spare: the machine comes back at once | {alone:.1f}; {alone_guest:.2f} if a surviving \
+machine takes over its worker (`--elastic-wait 0`) | {alone_torchrun:.1f} | torchft {alone_torchft:.0f}, or \
+{alone_torchft_fast:.1f} (timeouts of 1 s); nvidia-resiliency-ext {alone_nvidia:.1f}; dlrover \
+{alone_dlrover:.1f} |
 | a pipeline of four, a spare waits | {stages:.1f} | {stages_torchrun:.1f} | nvidia-resiliency-ext \
 {stages_nvidia:.1f} |
 | HSDP, a spare waits | {shards:.2f} | {shards_torchrun:.1f} | |
@@ -256,14 +259,28 @@ again {live_spread.low:.2f} to {live_spread.high:.2f} s after the kill (medians 
 {live.high:.2f} s, with helpers {live_helped.low:.2f} to {live_helped.high:.2f} s), plus the replay, which
 takes as long as the lost stage's computation since the checkpoint ({replay_spread.low:.2f} to
 {replay_spread.high:.2f} times, medians {replay.low:.2f} to {replay.high:.2f}), or with one helper
-{one_helper:.2f} of that ({parallel-recovery_run.runs}). 25 iterations after a checkpoint that was
-{back:.1f} s in all, and {back_helped:.1f} s with helpers, where torchrun with a DCP checkpoint took
-{back_torchrun:.1f} s ({recovery_run.runs}): {faster:.1f} and {faster_helped:.1f} times as long, and after 49
-iterations {faster_49:.1f} and {faster_helped_49:.1f} times (the goal was 5). With DDP, a spare and another,
-smaller model ([beside others](peers.md)) the next new iteration was complete {replicas:.2f} s after the kill
-({peers_run.runs}). What your script imports comes on top, unless you name it: with datasets and transformers
-{imports:.1f} s until the replacement reports, and {preloaded:.2f} s with [`--preload`](#do-i-need-spares)
-({imports_run.runs}).
+{one_helper:.2f} of that ({parallel-recovery_run.runs}). In all: {back:.1f} s
+({back_helped:.1f} s with helpers) where 25 iterations are replayed, and {back_torchrun:.1f} s with torchrun
+and a DCP checkpoint ({recovery_run.runs}), which is {faster:.1f} and {faster_helped:.1f} times as long. After
+49 iterations it is {faster_49:.1f} and {faster_helped_49:.1f} times (the goal was 5). With DDP, a spare and
+another, smaller model ([beside others](peers.md)) the next new iteration was complete {replicas:.2f} s after
+the kill ({peers_run.runs}). What your script imports comes on top, unless you name it: with datasets and
+transformers {imports:.1f} s until the replacement reports, and {preloaded:.2f} s with
+[`--preload`](#do-i-need-spares) ({imports_run.runs}).
+""",
+    "memory": """
+| what | memory |
+| --- | --- |
+| a worker with a session, small models | {memory.low:.0f} to {memory.high:.0f} MiB at most, where \
+torchrun's took {memory_torchrun.low:.0f} to {memory_torchrun.high:.0f} ([beside others](peers.md)). \
+Pages that it shares with the process that it was forked from count |
+| the log of a pipeline | 256 MiB for each machine (`log_budget_bytes`) |
+| memory checkpoints (`snapshot_every`) | [four times](concepts.md#memory-checkpoints) each worker's \
+state, on the host |
+| a guest; the next world of a change | 1.2 times what the machine's workers take, on the host and on \
+each GPU. The state lies on the host once more while a world is switched |
+| `exact=True` | [a bucket and some bytes for each parameter](undo.md#costs) |
+| `verify="replay"` | a copy of the state on the device, in a step that is computed twice |
 """,
     "packing": """
 Packing (`compress=`) makes messages {packed_float32.low:.1f} to {packed_float32.high:.1f} times smaller

@@ -26,12 +26,13 @@ from docs.house import MODULES, PACKAGE, ROOT
 from swift_ft.checkpoint.layer_costs import measured_costs
 from swift_ft.cli import group, simulate, store
 from swift_ft.cli.chaos import main as chaos
+from swift_ft.cli.live import add_status_option
 from swift_ft.cli.news import KINDS
 from swift_ft.cli.plan import main as plan
 from swift_ft.cli.recover import main as recover
 from swift_ft.cli.verb import load_verb
 from swift_ft.config import detection_timings as timings
-from swift_ft.config import store_keys
+from swift_ft.config import exit_codes, store_keys
 from swift_ft.config.option import Option, flag_of
 from swift_ft.config.run_config import RunConfig
 from swift_ft.data import FileSamples, GlobalBatches, IndexedBatches, LoaderBatches
@@ -193,6 +194,22 @@ MEANINGS = {
 }
 """What each event of the package's loggers means to an operator."""
 
+EXIT_CODES = {
+    "0": "the run is complete, or this machine was asked to leave and has left",
+    "1": "the run gave up, and one line says why; a fault of `--inject` never struck; `--check` found "
+    "something unprotected",
+    "EXIT_USAGE": "a mistake that the user can fix; one line per mistake",
+    "EXIT_FENCED": "the machine was replaced and may not go on",
+    "EXIT_KEPT_OUT": "this machine takes no part, and the run goes on with another one: it differs from the "
+    "others, or fails a [health check](how-to/incidents.md#health-checks)",
+    "EXIT_NOT_STARTED": "a process could not be started",
+    "130, 143": "SIGINT, SIGTERM ended it",
+    "any other": "the exit code of the script that failed",
+}
+"""The meaning of each exit code of swift-run: those that have a name in the code are called by it."""
+
+_INTERNAL = {"EXIT_RENDEZVOUS_LOST"}  # between the processes of one swift-run
+
 
 def document(text: str) -> str:
     """The reference with its tables written anew.
@@ -233,7 +250,27 @@ def _flags() -> Iterator[str]:
                 _said(option.help),
             )
 
-    return _table(("flag", "meaning"), rows())
+    status = argparse.ArgumentParser(add_help=False)
+    add_status_option(status)
+    more = ((_names_of(action), _said(action.help or "")) for action in status._actions)
+    return _table(("flag", "meaning"), (*rows(), *more))
+
+
+def _exit_codes() -> Iterator[str]:
+    names = {name for name in vars(exit_codes) if name.startswith("EXIT_")}
+    if odd := names ^ _INTERNAL ^ {name for name in EXIT_CODES if name.startswith("EXIT_")}:
+        raise LookupError(
+            f"say in EXIT_CODES of docs/reference.py what each code means, no other: {sorted(odd)}"
+        )
+    rows = ((str(getattr(exit_codes, name, name)), meaning) for name, meaning in EXIT_CODES.items())
+    return _table(("code", "meaning"), rows)
+
+
+def _names_of(action: argparse.Action) -> str:
+    """An option or a positional argument with its value, as code."""
+    value = "" if action.nargs == 0 else _value_of(action)
+    names = ", ".join(action.option_strings)
+    return f"`{f'{names} {value}'.strip()}`"
 
 
 def _options_of(parser: argparse.ArgumentParser) -> Callable[[], Iterator[str]]:
@@ -241,10 +278,8 @@ def _options_of(parser: argparse.ArgumentParser) -> Callable[[], Iterator[str]]:
         for action in parser._actions:
             if {"-h", "--help-all", "--version"} & {*action.option_strings}:  # said once for all commands
                 continue
-            names = ", ".join(action.option_strings)
-            value = "" if action.nargs == 0 else _value_of(action)
             required = " (required)" if action.required and "default:" not in (action.help or "") else ""
-            yield f"`{f'{names} {value}'.strip()}`", _said(action.help or "") + required
+            yield _names_of(action), _said(action.help or "") + required
 
     return lambda: _table(("flag", "meaning"), rows())
 
@@ -637,6 +672,7 @@ def _detection_timings() -> Iterator[str]:
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "swift-run": _flags,
+    "exit-codes": _exit_codes,
     "front-door": _front_door,
     "swift-recover": _verbs_of("swift-recover", "swift_ft.cli.recover", recover.VERBS),
     "swift-group": _options_of(group.parser()),

@@ -1,7 +1,7 @@
-"""A hook of mkdocs: pages of the site that live outside of ``docs/``, and the links to and from them.
+"""A hook of mkdocs: what the site has from outside of ``docs/``, and the links to and from it.
 
-The README is the landing page, and the changelog and the measurements are pages, too. Each has one copy, the
-one that a reader of the repository sees.
+The README is the landing page, and the changelog and the measurements are pages, too. Scripts and manifests
+of ``deploy/`` are files of the site. Each has one copy, the one that a reader of the repository sees.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ PAGES = {
 """Where a page stands in the repository, and its name in the site."""
 
 _FIGURES = "benchmarks/figures"
+_RECIPES = "deploy"
+_OF_RECIPES = {".sbatch", ".sh", ".yaml"}
 _CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages and figures from outside of ``docs/``."""
+    """Adds pages, figures and recipes from outside of ``docs/``."""
     for source, name in PAGES.items():
         text = links_in_site((ROOT / source).read_text(), source)
         files.append(File.generated(config, name, content=text))
     for figure in sorted((ROOT / _FIGURES).glob("*.png")):
         files.append(File.generated(config, f"figures/{figure.name}", abs_src_path=str(figure)))
+    for recipe in sorted((ROOT / _RECIPES).rglob("*.*")):
+        if recipe.suffix in _OF_RECIPES:
+            name = recipe.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(recipe)))
     return files
 
 

@@ -102,6 +102,7 @@ def cpu_ratios(cells: Sequence[Cell], case: Case, system: str) -> list[float]:
 STEP = "step / plain PyTorch's"
 CPU = "CPU time of worker 0 in a step / plain PyTorch's"
 NEW = "kill to the end of the next new iteration"
+FULL = "kill to the same with all four workers"
 REPEATED = "completed iterations that all repeat"
 PRICE = "the three steps after a checkpoint take longer by"
 MEMORY = "a worker's most memory"
@@ -110,7 +111,7 @@ RATIOS = {STEP: step_ratios, CPU: cpu_ratios}
 READ: dict[str, tuple[Callable[[Outcome], float | None], str, int]] = {
     "kill to the first survivor out of the interrupted iteration": (lambda one: one.detected_s, " s", 2),
     NEW: (lambda one: one.new_s, " s", 2),
-    "kill to the same with all four workers": (lambda one: one.full_s, " s", 2),
+    FULL: (lambda one: one.full_s, " s", 2),
     REPEATED: (lambda one: one.lost, "", 0),
     PRICE: (lambda one: one.checkpoint_s, " s", 2),
     MEMORY: (lambda one: one.peak_mb, " MiB", 0),
@@ -126,7 +127,7 @@ def judge(cells: Sequence[Cell], cases: Sequence[Case]) -> list[Target]:
         some = [case for case in cases if case.layout == layout]
         for words, ratios in RATIOS.items():
             if found := [ratio for case in some for ratio in ratios(cells, case, SWIFT.name)]:
-                name = f"{LAYOUTS[layout]}: {words}, in the worst row"
+                name = f"{LAYOUTS[layout]}: {words}, in the worst repetition"
                 targets.append(Target(name, f"<= {AT_MOST}", f"{max(found):.2f}", max(found) <= AT_MOST))
         for ours, words in (([SWIFT.name], "swift_ft as it is"), (OURS, "the fastest of its settings")):
             if best := _all_beside(cells, some, ours, lambda case: _others(cells, case)):
@@ -264,7 +265,7 @@ def _figure(
     if found:
         return Summary.of(found).text(unit, digits)
     if runs:
-        full = read is READ["kill to the same with all four workers"][0]
+        full = read is READ[FULL][0]
         return "" if not full else "never" if system.shrinks else "not in time"
     return _why_none(cells, case, system) if read is READ[NEW][0] else ""
 

@@ -129,7 +129,7 @@ class Checked:
                 "does not ask for step.index, and no part of Session(state) keeps a position. A replacement "
                 "would begin with the first batch again, and a repeated step would get another one.",
                 "Look batches up, as in `x, y = batches[step.index]`: swift_ft.data.LoaderBatches(loader) "
-                "makes that of a DataLoader (docs/how-to/data.md).",
+                "makes that of a DataLoader (docs/how-to/global-batches.md).",
             )
 
     def _of_values(self) -> Iterator[Unprotected]:

@@ -63,7 +63,7 @@ def _check(model: DistributedDataParallel) -> None:
             "DistributedDataParallel(device_mesh=...) around a module of parallelize_module() takes the "
             "parameters out of the module in the first forward pass, so nothing could save or restore them: "
             'use fully_shard(module, mesh=mesh["dp_replicate", "dp_shard"]) in its place '
-            "(docs/how-to/titan.md)."
+            "(docs/how-to/own-trainer.md)."
         )
     if model.mixed_precision is not None:
         raise UnsupportedError(

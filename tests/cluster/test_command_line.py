@@ -211,6 +211,24 @@ def test_several_workers_on_a_machine(tmp_path: Path) -> None:
     assert "[machine 1 rank 3] sum 6.0" in run.output
 
 
+def test_a_debugger_in_the_only_worker_reads_what_is_typed(tmp_path: Path) -> None:
+    """The worker has the launcher's input, and nothing is said to have failed meanwhile."""
+    script = tmp_path / "debugged.py"
+    script.write_text("found = 6 * 7\nbreakpoint()\nprint('went on', flush=True)\n")
+    flags = "--standalone --machines 1 --nproc-per-node 1 --tee 0 --log-dir /dev/null"
+    run = subprocess.run(
+        [sys.executable, "-m", "swift_ft.cli.run", *flags.split(), str(script)],
+        input="p 'is', found\nc\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "('is', 42)" in run.stdout
+    assert "went on" in run.stdout
+
+
 def test_script_that_fails(tmp_path: Path) -> None:
     run = run_cluster(tmp_path, "raise", script=[str(BARE)])
     assert run.code == 1

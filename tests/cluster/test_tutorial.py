@@ -101,7 +101,9 @@ def test_the_highlighted_lines_are_those_that_change(name: str, changed_name: st
         for number in range(begin, end)
         if after[number]
     }
-    assert new == {int(number) for number in changed.attributes["hl_lines"].split()}
+    assert new == {int(number) for number in changed.attributes["hl_lines"].split()}, "what the site shows"
+    marked = {number for number, line in enumerate(after, 1) if line.endswith("  # new")}
+    assert new == marked, "what a reader of the file sees, where nothing is highlighted"
     assert len(new) < 10
 
 

@@ -48,8 +48,6 @@ def test_decisions_that_the_code_refers_to_exist() -> None:
     referred = {int(number) for number in re.findall(r"\bdecision (\d+)\b", SOURCE)}
     assert referred, "no comment refers to a decision"
     assert referred <= numbers, f"there is no decision {sorted(referred - numbers)}"
-    named = set(re.findall(r"docs/decisions/[\w-]+\.md", SOURCE))
-    assert not [name for name in named if not (ROOT / name).exists()]
 
 
 def test_the_architecture_names_all_rooms() -> None:
@@ -62,6 +60,13 @@ def test_the_architecture_names_all_rooms() -> None:
     first_cells = [row.split(" | ")[0] for row in folders.splitlines()]
     of_folders = re.findall(r"`(\w+)/`", " ".join(first_cells))
     assert sorted(of_folders) == sorted(room for room in rooms if (PACKAGE / room).is_dir())
+
+
+def test_the_architecture_names_all_capabilities() -> None:
+    lines = (DOCS / "architecture.md").read_text().splitlines()
+    row = next(line for line in lines if line.startswith("| `runtime/` |"))
+    folders = {path.parent.name for path in (PACKAGE / "runtime").glob("*/__init__.py")}
+    assert {*re.findall(r"`(\w+)/`", row)} - {"runtime"} == folders
 
 
 def test_the_architecture_stays_an_overview() -> None:
@@ -138,6 +143,38 @@ def test_tests_that_a_page_names_exist(page: Path) -> None:
 def test_a_test_that_is_gone_is_found() -> None:
     here = "`tests/unit/test_documents.py::test_a_test_that_is_gone_is_found`"
     assert missing_tests(f"{here} and `test_that_never_was`") == {"test_that_never_was"}
+
+
+def missing_pages(text: str) -> list[str]:
+    """Pages of ``docs/`` that a text names, by themselves or with a heading, and that are not there."""
+    named = dict.fromkeys(re.findall(r"\b(docs/[\w/-]+\.md)(?:#([\w-]+))?", text))
+    return [
+        f"{page}#{heading}".rstrip("#")
+        for page, heading in named
+        if not (ROOT / page).exists() or (heading and heading not in headings_of(ROOT / page))
+    ]
+
+
+def headings_of(page: Path) -> set[str]:
+    """The anchors of a page, as links have them."""
+    titles = re.findall(r"^#+ (.+)$", prose_of(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def test_pages_that_the_package_names_exist() -> None:
+    """Messages lead a user to them, and a page may be renamed."""
+    assert not missing_pages(SOURCE)
+
+
+def test_a_page_that_is_gone_is_found() -> None:
+    text = "(docs/guide.md#data), docs/guide.md#no-such, docs/how-to/no-such.md."
+    assert missing_pages(text) == ["docs/guide.md#no-such", "docs/how-to/no-such.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_installs_from_no_index(page: Path) -> None:
+    """No index has the package: the README says how it is installed, and pages name extras."""
+    assert not re.search(r"pip install ['\"]?swift[-_]ft", page.read_text())
 
 
 # ------------------------------------------------------------------------------------- limitations

@@ -186,6 +186,25 @@ def test_targets_take_the_fastest_peer_and_the_worst_row() -> None:
     assert missed == dict.fromkeys(("as it is", "any setting", "torchft"), ("2.000", False))
 
 
+def test_a_step_is_judged_by_its_worst_repetition_and_the_page_shows_medians() -> None:
+    """So the name of the target says it: its figure is above that of the page."""
+    cells = [
+        Cell(number, CASE, name, replace(FAST, step_s=step_s if name == SWIFT.name else 1.0))
+        for number, step_s in enumerate((1.0, 1.2, 2.0), 1)
+        for name in (PLAIN.name, SWIFT.name)
+    ]
+    judged = {one.name: one.measured for one in judge(cells, [CASE])}
+    assert judged[f"four replicas: {report.STEP}, in the worst repetition"] == "2.00"
+
+
+def test_the_page_says_how_long_it_takes_until_all_workers_train() -> None:
+    page = peers_page.page(newest(read_runs())["peers"], "here")
+    rows = page.partition("## Until all four workers train")[2].partition("## What is lost")[0]
+    again = next(line for line in rows.splitlines() if line.startswith("| four replicas, no spare |"))
+    assert "5.02" in again, "a system may go on sooner than with all of its workers"
+    assert again.count("never") == 2
+
+
 def test_our_fastest_setting_is_judged_apart() -> None:
     cells = _cells({SWIFT.name: 4.0, GUEST_SWIFT.name: 1.0, TUNED_TORCHFT.name: 4.0, "dlrover": 2.0})
     expected = {"as it is": ("2.000", False), "any setting": ("0.500", True), "torchft": ("0.250", True)}
@@ -223,8 +242,9 @@ def test_the_tables_say_why_a_figure_is_missing_and_the_page_what_is_worse() -> 
     assert by_name["weights equal, 1 after the checkpoint"]["faster"] == "yes"
     run = replace(newest(read_runs())["peers"], tables=body.tables)
     page = peers_page.page(run, "here", distance=1)
-    assert "| four replicas, a spare | 1.00 (1) |  |  |  | 0.25 (1) |" in page, "until training goes on"
-    assert "| four replicas, a spare | broken | failed: it ended with 1 |" in page
+    marked = "| four replicas, a spare | 1.00 (1) | not installed | cannot | failed | 0.25 (1) |"
+    assert marked in page.partition("## Until all four")[0], "until training goes on"
+    assert "| four replicas, a spare | 0; same bits | not installed | cannot | failed |" in page
     assert f"| four replicas: {report.NEW} | 1.00 s (1), faster 0.25 s (1) |  |  |" in page
     assert f"{report.MEMORY} | 300 MiB (1)" not in page.partition("is ahead")[2], "alike"
 

@@ -18,6 +18,7 @@ from swift_ft.cli import group, run, simulate
 from swift_ft.cli.chaos import main as chaos
 from swift_ft.cli.plan.main import VERBS
 from swift_ft.cli.verb import load_verb
+from swift_ft.config import exit_codes
 
 
 def test_the_tables_are_what_the_code_says() -> None:
@@ -30,6 +31,32 @@ def test_all_that_the_package_exports_is_described() -> None:
         line.partition("`")[2].partition("`")[0] for line in PATH.read_text().splitlines() if "##" in line
     }
     assert {*swift_ft.__all__} <= headings | {"SessionMetrics"}
+
+
+def section_of_swift_run() -> str:
+    return PATH.read_text().partition("\n## swift-run\n")[2].partition("\n## ")[0]
+
+
+def test_each_option_of_swift_run_is_described() -> None:
+    """Torchrun's, too, and those that no configuration has."""
+    names = [name for action in run.parser()._actions for name in action.option_strings[:2] if "--" in name]
+    hyphened = {name for name in names if "_" not in name}
+    assert "--status" in hyphened
+    described = {*re.findall(r"(?<=`)--[a-z-]+", section_of_swift_run())}
+    assert hyphened - described == set()
+
+
+def test_each_exit_code_with_a_meaning_is_described() -> None:
+    codes = {value for name, value in vars(exit_codes).items() if name.startswith("EXIT_")}
+    assert exit_codes.EXIT_KEPT_OUT in codes
+    described = {int(code) for code in re.findall(r"^\| (\d+) \|", section_of_swift_run(), re.MULTILINE)}
+    assert codes - described == {exit_codes.EXIT_RENDEZVOUS_LOST}, "which no user sees"
+
+
+def test_an_exit_code_without_words_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exit_codes, "EXIT_NEW", 99, raising=False)
+    with pytest.raises(LookupError, match="EXIT_NEW"):
+        document(PATH.read_text())
 
 
 def test_a_document_without_a_place_for_a_table_is_refused() -> None:

@@ -45,6 +45,15 @@ def test_the_page_of_today_is_short() -> None:
     assert lines <= 165, f"{lines} lines: show less in benchmarks/lib/subjects.py"
 
 
+def test_what_ran_on_gpus_is_in_the_record() -> None:
+    """The page is written by hand: each GPU and commit that it names is one of a run that was kept."""
+    page = (ROOT / "docs" / "nccl.md").read_text()
+    named = set(re.findall(r"(H\d+), commit ([0-9a-f]{7,})", page))
+    kept = {(kind, run.commit) for run in RUNS for kind in str(run.host.gpu).split()}
+    assert len(named) == 2
+    assert named <= kept
+
+
 def test_no_run_and_no_missed_target_is_left_out() -> None:
     history, page = HISTORY.read_text(), RESULTS.read_text()
     assert [run.name for run in RUNS if f"### {run.name}\n" not in history] == []

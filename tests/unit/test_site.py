@@ -31,6 +31,12 @@ def test_each_document_is_a_page(site: Path) -> None:
     assert not list(site.rglob("*.py"))  # what writes the documents is no page
 
 
+def test_recipes_are_files_of_the_site(site: Path) -> None:
+    recipes = ("slurm/train.sbatch", "ssh/swift-ssh.sh", "kubernetes/statefulset.yaml")
+    assert [name for name in recipes if not (site / "deploy" / name).exists()] == []
+    assert "../deploy/slurm/train.sbatch" in (site / "how-to" / "slurm.html").read_text()
+
+
 def test_the_readme_is_the_landing_page(site: Path) -> None:
     landing = (site / "index.html").read_text()
     assert "A recovery runtime for distributed training with" in landing
@@ -54,6 +60,7 @@ def test_the_interface_comes_from_the_docstrings(site: Path) -> None:
         ("docs/undo.md", "[a](../benchmarks/HISTORY.md#proof)", "[a](results-history.md#proof)"),
         ("docs/how-to/llama.md", "[a](gpt2.md) [b](../guide.md#data)", "[a](gpt2.md) [b](../guide.md#data)"),
         ("docs/how-to/llama.md", "[a](../../benchmarks/RESULTS.md)", "[a](../results.md)"),
+        ("docs/how-to/ssh.md", "[a](../../deploy/ssh/swift-ssh.sh)", "[a](../deploy/ssh/swift-ssh.sh)"),
         ("docs/how-to/gpt2.md", "```python\nx[0](../a.py)\n```\n", "```python\nx[0](../a.py)\n```\n"),
         ("benchmarks/HISTORY.md", "![a](figures/figure-9.png)", "![a](figures/figure-9.png)"),
         ("benchmarks/RESULTS.md", "[a](results/README.md)", "[a](results-format.md)"),

@@ -5,7 +5,7 @@
     nccl_like.register()
     torch.distributed.init_process_group(nccl_like.NAME)
 
-What that is, is a list of statements with a test each: `docs/nccl.md`.
+What that is, is a list of statements with a test each: `docs/nccl-internals.md`.
 """
 
 from __future__ import annotations

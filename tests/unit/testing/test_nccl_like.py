@@ -25,6 +25,6 @@ def test_statement(name: str, statements: Statements) -> None:
 
 
 def test_the_document_has_all_statements() -> None:
-    lines = (ROOT / "docs" / "nccl.md").read_text().splitlines()
+    lines = (ROOT / "docs" / "nccl-internals.md").read_text().splitlines()
     statements = [line.split(" | ")[0][2:] for line in lines if " | yes | " in line]
     assert statements == [*STATEMENTS.values()]
