@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from swift_ft.checkpoint.folder import MARKER, CheckpointFolder
-from swift_ft.checkpoint.manifest import MANIFEST, read_sealed
+from swift_ft.checkpoint.manifest import MANIFEST, read_marker
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.errors import UsageError
 from swift_ft.offline.run_store import store_errors
@@ -46,7 +46,7 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
         if store.exists(_METADATA):
             return {None: (ReadOnlyStore(parent or ".", patience_s=10.0), SavedPart(name, ""))}
         for marker in (MARKER, REPLAY_RECORD):
-            if (content := read_sealed(store, marker, marker)) is not None:
+            if (content := read_marker(store, marker, marker)) is not None:
                 digests = content.get("digests", {})
                 return {
                     int(rank): (store, SavedPart(path.rsplit("/", 1)[-1], digests.get(path, "")))
