@@ -14,10 +14,12 @@ __all__ = [
     "format_bytes",
     "format_moment",
     "format_seconds",
+    "in_spans",
     "named",
     "parse_bandwidth",
     "parse_bytes",
     "parse_seconds",
+    "spans_of",
 ]
 
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
@@ -116,3 +118,19 @@ def named(noun: str, numbers: Iterable[int]) -> str:
         shown.append(f"{len(numbers) - _MOST_NAMED} more")
     several = "s" * (len(numbers) > 1)
     return f"{noun}{several} {' and '.join(part for part in (', '.join(shown[:-1]), shown[-1]) if part)}"
+
+
+def spans_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of each stretch of numbers that follow each other, ascending."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans
+
+
+def in_spans(spans: Iterable[tuple[int, int]], to: str = " to ") -> str:
+    """``0 to 2, 7``, from the first and the last number of each stretch."""
+    return ", ".join(str(first) if first == last else f"{first}{to}{last}" for first, last in spans)
