@@ -16,10 +16,11 @@ import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
+from swift_ft.units import some
+
 StateDigests = Mapping[str, int]
 """By the name of a tensor of the state."""
 
-_LISTED = 3
 _ROW = 4096
 _SMALL_BYTES = 8 * _ROW
 _BLOCK_BYTES = {"cpu": 2**19}
@@ -60,8 +61,7 @@ def differing(one: StateDigests, other: StateDigests) -> list[str]:
 
 def listed(names: Sequence[str]) -> str:
     """A few names, and the number of the others."""
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more tensors" if more > 0 else "")
+    return some(names, 3, of="tensors")
 
 
 def weighted_sum(tensor: torch.Tensor) -> torch.Tensor:

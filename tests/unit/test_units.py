@@ -11,6 +11,7 @@ from swift_ft.units import (
     parse_bandwidth,
     parse_bytes,
     parse_seconds,
+    some,
     spans_of,
 )
 
@@ -108,3 +109,12 @@ def test_formats_bytes(count: float, text: str) -> None:
 def test_writes_numbers_as_spans(numbers: list[int], text: str) -> None:
     assert in_spans(spans_of(numbers)) == text
     assert in_spans(spans_of(numbers), "-") == text.replace(" to ", "-")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [("", ""), ("a", "a"), ("ab", "a, b"), ("abc", "a, b and 1 more"), ("abcde", "a, b and 3 more")],
+)
+def test_writes_the_first_of_many(words: str, text: str) -> None:
+    assert some(words, 2) == text
+    assert some(words, 2, of="letters") == (f"{text} letters" if "more" in text else text)
