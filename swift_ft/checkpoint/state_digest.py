@@ -54,8 +54,8 @@ def warm_up() -> None:
     tensor_digests({"small": torch.zeros(3), "large": torch.zeros(2 * _ROW)})
 
 
-def differing(one: StateDigests, other: StateDigests) -> list[str]:
-    """Names of the tensors whose digests differ, or that only one of the two has."""
+def differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Names of what has other digests in the two, or is in one of them alone."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
