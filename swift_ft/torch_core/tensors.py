@@ -86,6 +86,39 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return alike and torch.equal(_wide(bits_of(one)), _wide(bits_of(other)))
 
 
+def same_values(one: Any, other: Any, *, incomparable: bool = False) -> bool:
+    """Whether two values are of one type and alike: also in lists, tuples and mappings.
+
+    Tensors are compared bit for bit, by their values where they are sparse, and NaN equals itself.
+
+    Args:
+        one: a tensor, a plain value, or a container of these.
+        other: another one. Its tensors may be on another device.
+        incomparable: the answer for values that cannot be compared.
+    """
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.layout == other.layout and same_bits(_dense(one), _dense(other).to(one.device))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(
+            same_values(one[key], other[key], incomparable=incomparable) for key in one
+        )
+    if isinstance(one, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(same_values(a, b, incomparable=incomparable) for a, b in pairs)
+    if isinstance(one, float):
+        return repr(one) == repr(other)
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError, RuntimeError):
+        return incomparable
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout == torch.strided else tensor.detach().to_dense()
+
+
 def _wide(bits: torch.Tensor) -> torch.Tensor:
     """Eight bytes in each element where they can be: a comparison takes as long for a byte as for eight."""
     aligned = bits.nbytes % 8 == 0 and bits.storage_offset() * bits.element_size() % 8 == 0
