@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from swift_ft.checkpoint.plain_classes import Unknown, attributes, kind_of, members, name_of
+from swift_ft.torch_core.tensors import tensor_bytes
 
 _WHOLE = (str, bytes, bytearray, memoryview, range, io.BytesIO)
 """Classes whose objects are one value, though they consist of parts."""
@@ -96,7 +97,7 @@ def _digest_of(value: Any) -> str:
 def _pieces_of(value: Any) -> Iterator[Any]:
     """All bytes of a value, after its kind: NaN is as itself, and -0.0 is not as 0.0."""
     if isinstance(value, torch.Tensor):
-        yield from _pieces_of_tensor(value.detach().cpu())
+        yield from _pieces_of_tensor(value.detach())
     elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
         yield f"{value.dtype}{value.shape}".encode()
         yield value.tobytes()
@@ -113,8 +114,7 @@ def _pieces_of_tensor(value: torch.Tensor) -> Iterator[Any]:
     kind = f"{value.dtype}{tuple(value.shape)}".encode()
     if value.layout == torch.strided:
         yield kind
-        plain = value.resolve_conj().resolve_neg().contiguous()
-        yield plain.reshape(-1).view(torch.uint8).numpy()
+        yield tensor_bytes(value)
         return
     yield f"{value.layout}".encode()
     yield kind

@@ -80,6 +80,20 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(_INTEGERS[flat.element_size()])
 
 
+def plain_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous memory of the host without lazy conjugation or negation: the tensor's own if it is that."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The raw bytes of a dense tensor in row-major order.
+
+    A contiguous CPU tensor is not copied: the view shares (and keeps alive) its storage. Any other tensor is
+    copied into that form first, from another device synchronously.
+    """
+    return plain_on_host(tensor).reshape(-1).view(torch.uint8).numpy().data
+
+
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two dense tensors of one device are equal bit for bit: NaN equals itself, 0.0 is not -0.0."""
     alike = one.shape == other.shape and one.dtype == other.dtype
