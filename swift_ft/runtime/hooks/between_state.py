@@ -102,10 +102,5 @@ class ChangeableState:
 
 
 def _hyper_parameters(state: TrainingState) -> dict[str, list[dict[str, Any]]]:
-    return {
-        name: [
-            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
-        for name, optimizer in state.optimizers.items()
-    }
+    values = HyperParameters(state.optimizers.values()).values()
+    return dict(zip(state.optimizers, copy.deepcopy(values), strict=True))
