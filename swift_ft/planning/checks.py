@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import TypeGuard, cast
+from typing import TypeGuard
 
 from swift_ft.errors import UsageError
 
@@ -40,5 +40,7 @@ def check_positive(values: Mapping[str, object], of: str = "number") -> None:
 
 
 def _is_finite(value: object) -> TypeGuard[float]:
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    return is_number and abs(cast("float", value)) <= sys.float_info.max  # not so NaN, nor 10**400
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # 10**400
+        return False

@@ -11,12 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from swift_ft.checkpoint.plain_classes import KnownClasses
 from swift_ft.checkpoint.state_payload import pack
 from swift_ft.offline.part_comparison import differences
 
 
+@dataclasses.dataclass
+class Averages:
+    weights: torch.Tensor
+
+
 def state(weight: torch.Tensor, **plain: object) -> dict[str, object]:
-    return {"models.model.weight": weight, "plain.bytes": io.BytesIO(pack(plain))}
+    packed = pack(plain, KnownClasses([Averages]))
+    return {"models.model.weight": weight, "plain.bytes": io.BytesIO(packed)}
 
 
 @pytest.mark.parametrize(
@@ -50,11 +57,6 @@ def test_values_of_numpy_and_of_containers() -> None:
     assert differences(one, other) == []
     other = state(weight, a=-nan, d=deque([1, 2]), s={"x", "y"}, p="a")
     assert differences(one, other) == [f"plain.bytes.{name}" for name in ("a", "d.1", "p", "s")]
-
-
-@dataclasses.dataclass
-class Averages:
-    weights: torch.Tensor
 
 
 def test_what_an_object_holds_is_compared_whole() -> None:
