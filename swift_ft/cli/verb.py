@@ -1,4 +1,4 @@
-"""How tools end, and verbs of a command (``swift-recover``, ``swift-plan``): exit codes, arguments, JSON."""
+"""The end of each tool, and verbs of a command (``swift-recover``, ``swift-plan``): arguments, exit codes."""
 
 from __future__ import annotations
 
