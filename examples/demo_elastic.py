@@ -33,9 +33,10 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.demo import same_bits
-from swift_ft.cli.watch import View, Watch, in_words, layers_on
+from swift_ft.cli.watch import View, Watch, layers_on
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.recovery.job_state import Phase
+from swift_ft.units import in_spans, spans_of
 
 SCRIPT = Path(__file__).with_name("train_elastic.py")
 MACHINES, ITERATIONS = 4, 120
@@ -211,7 +212,7 @@ def picture(layouts: list[Layout]) -> Table:
         table.add_column(f"{layout.iteration} to {end}")
     names = sorted({name for layout in layouts for name in layout.layers}, key=lambda name: (len(name), name))
     for name in names:
-        cells = [in_words(layout.layers.get(name, [])) or "-" for layout in layouts]
+        cells = [in_spans(spans_of(layout.layers.get(name, [])), "-") or "-" for layout in layouts]
         table.add_row(name, *cells)
     return table
 

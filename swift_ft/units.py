@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from swift_ft.errors import UsageError
+
+T = TypeVar("T")
 
 __all__ = [
     "counted",
     "format_bytes",
     "format_moment",
     "format_seconds",
+    "in_spans",
     "named",
     "parse_bandwidth",
     "parse_bytes",
     "parse_seconds",
+    "some",
+    "spans_of",
 ]
 
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?"
@@ -25,7 +31,6 @@ _SIZE = re.compile(rf"\s*({_NUMBER})\s*([kKmMgGtTpPeE]?)(i?)([bB]?)\s*")
 _TIMES = re.compile(rf"({_NUMBER})\s*(ms|seconds?|sec|s|minutes?|min|m|hours?|h|days?|d)?\s*")
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_MOST_NAMED = 8
 
 
 def parse_bytes(text: str) -> int:
@@ -111,8 +116,47 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 def named(noun: str, numbers: Iterable[int]) -> str:
     """``worker 1``, ``workers 1, 2 and 5``; of many only the first."""
     numbers = sorted(numbers)
-    shown = [str(number) for number in numbers[:_MOST_NAMED]]
-    if len(numbers) > _MOST_NAMED:
-        shown.append(f"{len(numbers) - _MOST_NAMED} more")
-    several = "s" * (len(numbers) > 1)
-    return f"{noun}{several} {' and '.join(part for part in (', '.join(shown[:-1]), shown[-1]) if part)}"
+    return f"{noun}{'s' * (len(numbers) > 1)} {some(numbers, and_last=True)}"
+
+
+def some(
+    things: Sequence[T],
+    most: int = 8,
+    of: str = "",
+    *,
+    word: Callable[[T], str] = str,
+    and_last: bool = False,
+) -> str:
+    """``a, b``; of many only the first: ``a, b and 5 more``.
+
+    Args:
+        things: all of them.
+        most: so many are written.
+        of: a noun for the others: ``a, b and 5 more tensors``.
+        word: writes one of them.
+        and_last: where all are written, the last one follows an "and", too.
+    """
+    shown = [word(thing) for thing in things[:most]]
+    if len(things) > most:
+        last = f"{len(things) - most} more{f' {of}' if of else ''}"
+    elif and_last and len(shown) > 1:
+        last = shown.pop()
+    else:
+        return ", ".join(shown)
+    return f"{', '.join(shown)} and {last}"
+
+
+def spans_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """The first and the last of each stretch of numbers that follow each other, ascending."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = (spans[-1][0], number)
+        else:
+            spans.append((number, number))
+    return spans
+
+
+def in_spans(spans: Iterable[tuple[int, int]], to: str = " to ") -> str:
+    """``0 to 2, 7``, from the first and the last number of each stretch."""
+    return ", ".join(str(first) if first == last else f"{first}{to}{last}" for first, last in spans)

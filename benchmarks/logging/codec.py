@@ -24,7 +24,8 @@ from benchmarks.lib.results import Summary, argument_parser, machine, record, ta
 from examples.commands import finished
 from swift_ft.logging import Direction, MessageKey, checksum_of
 from swift_ft.logging.format.codec import Codec, pack, unpack
-from swift_ft.logging.format.record import Record, RecordKind, dtype_name, tensor_bytes
+from swift_ft.logging.format.record import Record, RecordKind, dtype_name
+from swift_ft.torch_core.tensors import tensor_bytes
 
 TRAINING = Path(__file__).parent / "scripts" / "sent_tensors.py"
 STAGES = 4

@@ -44,8 +44,8 @@ from swift_ft.logging import (
     MessageKey,
     SegmentIdentity,
 )
-from swift_ft.logging.format.record import tensor_bytes
 from swift_ft.storage.store import Store
+from swift_ft.torch_core.tensors import tensor_bytes
 
 LOG = "log/rank-00000"
 SEGMENT_BYTES = 64 << 20

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from benchmarks.lib.results import machine as this_machine
 from benchmarks.planning.models import gpt
-from swift_ft.recovery.layout.mesh import even_layout
+from swift_ft.recovery.layout.degrees import SHORT_NAMES, from_names
 from swift_ft.recovery.moves.plan import plan_moves
 
 LAYERS = 100
@@ -48,7 +48,7 @@ class Row:
 def measure(name: str, old: dict[str, int], new: dict[str, int], sharded: bool) -> Row:
     """Plans one change, with the state already listed."""
     tensors = MODEL.tensors(shared=(("dp", 0),) if sharded else ())
-    before, after = even_layout(LAYERS, **old), even_layout(LAYERS, **new)
+    before, after = (from_names(d.items(), SHORT_NAMES, None).layout(LAYERS) for d in (old, new))
     devices = range(max(before.size, after.size))
     begin = time.process_time()
     plan = plan_moves(tensors, (before, range(before.size)), (after, devices))

@@ -34,10 +34,10 @@ from benchmarks.lib.results import (
 )
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.logging.format.record import tensor_bytes
 from swift_ft.runtime.data.digest import BatchDigest
 from swift_ft.storage.digest import Digester
 from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.tensors import tensor_bytes
 
 LIMIT = 1.01
 EVERY = (100, 10)

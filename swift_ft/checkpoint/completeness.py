@@ -16,7 +16,6 @@ from weakref import WeakSet
 import torch
 from torch import nn
 from torch.amp import GradScaler
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -27,6 +26,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import IncompleteStateError
 from swift_ft.torch_core.model_state import model_state
 from swift_ft.torch_core.optimizers import contained
+from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import storage_id, tensors_in, version_of
 
 _STEPS = "steps with the optimizer"
@@ -242,14 +242,10 @@ class _Tensors:
         """Put tensors in."""
         for tensor in tensors:
             self._tensors.add(id(tensor))
-            self._storages.add(storage_id(_local(tensor)))
+            self._storages.add(storage_id(local(tensor)))
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._tensors or storage_id(_local(tensor)) in self._storages
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return id(tensor) in self._tensors or storage_id(local(tensor)) in self._storages
 
 
 def _trained(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

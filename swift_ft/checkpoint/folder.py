@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from swift_ft.checkpoint.manifest import read_manifest, read_sealed
+from swift_ft.checkpoint.manifest import read_manifest, read_marker
 from swift_ft.checkpoint.state_payload import FetchRanges
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, SwiftError
 from swift_ft.recovery.job_state import SavedPart
@@ -88,7 +88,7 @@ class CheckpointFolder:
             DamagedCheckpointError: if the marker is gone, or is not what was written.
             CheckpointError: if there is no checkpoint at all: the store itself may be gone.
         """
-        marker = read_sealed(self.store, f"{_folder(iteration)}/{MARKER}", MARKER)
+        marker = read_marker(self.store, f"{_folder(iteration)}/{MARKER}", MARKER)
         # A store that is not mounted looks like this. It must not count as damage, which all give up.
         if marker is None and not self._all():
             raise CheckpointError(
@@ -212,7 +212,7 @@ class CheckpointFolder:
         """Whether a checkpoint has parts of a later generation of this run."""
         named = set[str]()
         with suppress(DamagedCheckpointError):
-            marker = read_sealed(self.store, f"{_ROOT}/{name}/{MARKER}", MARKER)
+            marker = read_marker(self.store, f"{_ROOT}/{name}/{MARKER}", MARKER)
             if marker is not None and marker["run_id"] != run_id:
                 named = _names(marker)
         parts = {*self.store.list(f"{_ROOT}/{name}")} - named
@@ -227,7 +227,7 @@ class CheckpointFolder:
     def _intact_marker(self, iteration: int) -> dict[str, Any] | None:
         """The content of a checkpoint's marker; None if it is missing or damaged."""
         with suppress(DamagedCheckpointError):
-            return read_sealed(self.store, f"{_folder(iteration)}/{MARKER}", MARKER)
+            return read_marker(self.store, f"{_folder(iteration)}/{MARKER}", MARKER)
         return None
 
     def _all(self) -> list[str]:

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from swift_ft.errors import DamagedCheckpointError, SwiftError
-from swift_ft.storage.digest import FileDigest, digest_of_json, unsealed
+from swift_ft.errors import DamagedCheckpointError
+from swift_ft.storage.digest import FileDigest, digest_of_json
+from swift_ft.storage.sealed_file import GONE, read_whole
 from swift_ft.storage.store import Store
 
 MANIFEST = "digests.json"
@@ -34,35 +35,21 @@ def read_manifest(store: Store, part: str, digest: str) -> dict[str, FileDigest]
     Raises:
         DamagedCheckpointError: if it is gone, or is not the one of that digest.
     """
-    content = _read(store, f"{part}/{MANIFEST}", MANIFEST)
+    content, damage = read_whole(store, f"{part}/{MANIFEST}", lambda _: True)  # its digest is in the marker
     if content is None:
-        raise DamagedCheckpointError(f"the file {MANIFEST} is gone", file=MANIFEST)
-    return _listed(content, digest)
-
-
-def _listed(content: dict[str, Any], digest: str) -> dict[str, FileDigest]:
+        raise DamagedCheckpointError(f"the file {MANIFEST} {damage}", file=MANIFEST)
     if digest_of_json(content) != digest:
         raise DamagedCheckpointError(f"the file {MANIFEST} does not match its digest", file=MANIFEST)
     return {name: FileDigest(**file) for name, file in content["files"].items()}
 
 
-def read_sealed(store: Store, path: str, name: str) -> dict[str, Any] | None:
+def read_marker(store: Store, path: str, name: str) -> dict[str, Any] | None:
     """A marker without its own digest; None if it is absent.
 
     Raises:
         DamagedCheckpointError: if the marker is not what was written.
     """
-    marker = _read(store, path, name)
-    if marker is None or marker.keys() == _UNSEALED:
-        return marker
-    plain = unsealed(marker)
-    if plain is None:
-        raise DamagedCheckpointError(f"the file {name} does not match its digest", file=name)
-    return plain
-
-
-def _read(store: Store, path: str, name: str) -> dict[str, Any] | None:
-    try:
-        return store.read_json(path)
-    except SwiftError as error:
-        raise DamagedCheckpointError(f"the file {name} is not what was written", file=name) from error
+    marker, damage = read_whole(store, path, lambda content: content.keys() == _UNSEALED)
+    if damage and damage != GONE:
+        raise DamagedCheckpointError(f"the file {name} {damage}", file=name)
+    return marker

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from swift_ft.errors import TopologyMismatchError
-from swift_ft.torch_core.tensors import same_bits
+from swift_ft.torch_core.tensors import same_values
 
 Options = Mapping[str, Any]
 """Of a group, all but its parameters: a learning rate, as a scheduler has set it, a weight decay."""
@@ -63,28 +63,17 @@ def numbers_here(name: str, here: Sequence[Options], arrived: Mapping[str, InGro
     found = {}
     for parameter, one in arrived.items():
         numbers = [one.number, *range(len(here))]
-        fitting = (n for n in numbers if n < len(here) and _same_options(here[n], one.options))
+        fitting = (n for n in numbers if n < len(here) and same_values(here[n], one.options))
         if (number := next(fitting, None)) is None:
             raise TopologyMismatchError(_no_such_group(name, here, parameter, one), key=parameter)
         found[parameter] = number
     return found
 
 
-def _same_options(one: Options, other: Options) -> bool:
-    return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
-        both = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        return both and same_bits(one, other.to(one.device))
-    return bool(one == other)
-
-
 def _no_such_group(name: str, here: Sequence[Options], parameter: str, one: InGroup) -> str:
     there = one.options
     like: Options = here[one.number] if one.number < len(here) else {}
-    key = next((key for key in there if not _same(there[key], like.get(key))), "lr")
+    key = next((key for key in there if not same_values(there[key], like.get(key))), "lr")
     return (
         f"{name} has {parameter} in a group whose {key} is {there.get(key)}, and no group with these options "
         f"where the layer is to go (group {one.number} has {like.get(key)}): layers can move if all workers "
@@ -119,7 +108,7 @@ def groups_here(
             that a parameter was in, or a scheduler has the rates of other groups.
     """
     if len(own) == len(here) and all(
-        one.number < len(own) and _same_options(own[one.number], one.options) for one in arrived.values()
+        one.number < len(own) and same_values(own[one.number], one.options) for one in arrived.values()
     ):
         return {parameter: one.number for parameter, one in arrived.items()}, [*own]
     if by_number:
@@ -131,7 +120,7 @@ def groups_here(
     options: dict[int, Options] = {}
     for parameter, one in arrived.items():
         number = now.get(parameter)
-        if number is not None and not _same_options(options.setdefault(number, one.options), one.options):
+        if number is not None and not same_values(options.setdefault(number, one.options), one.options):
             raise TopologyMismatchError(_no_such_group(name, options_of(here), parameter, one), key=parameter)
     filled = [options.get(number, there) for number, there in enumerate(here)]
     known = {parameter: now[parameter] for parameter in arrived if parameter in now}

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from swift_ft.checkpoint.state_digest import StateDigests
 from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.storage.digest import sealed
-from swift_ft.storage.sealed_file import read_sealed
+from swift_ft.storage.sealed_file import read_whole
 from swift_ft.storage.store import Store
 
 
@@ -49,7 +49,7 @@ def write_setup(store: Store, run_id: str, rank: int, setup: Mapping[str, str]) 
 
 def read_setup(store: Store, run_id: str, rank: int) -> dict[str, str] | None:
     """See :func:`write_setup`. None if there is no whole file."""
-    return read_sealed(store, _path(run_id, rank, "setup"))
+    return read_whole(store, _path(run_id, rank, "setup"))[0]
 
 
 def write_own_steps(store: Store, run_id: str, rank: int, steps: Mapping[int, OwnStep]) -> None:
@@ -66,8 +66,8 @@ def write_own_steps(store: Store, run_id: str, rank: int, steps: Mapping[int, Ow
 
 def read_own_steps(store: Store, run_id: str, rank: int) -> dict[int, OwnStep]:
     """See :func:`write_own_steps`. Empty if there is no whole file."""
-    found = read_sealed(store, _path(run_id, rank, "gradients")) or {}
-    return {int(iteration): OwnStep(**step) for iteration, step in found.items()}
+    found, _ = read_whole(store, _path(run_id, rank, "gradients"))
+    return {int(iteration): OwnStep(**step) for iteration, step in (found or {}).items()}
 
 
 def _path(run_id: str, rank: int, what: str) -> str:

@@ -15,8 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.errors import CheckpointError, SwiftError, UsageError
-from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.errors import CheckpointError, UsageError
+from swift_ft.storage.digest import sealed
+from swift_ft.storage.sealed_file import GONE, read_whole
 from swift_ft.storage.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ def read_record(store: Store) -> dict[str, Any] | None:
         )
         record, damage = copy, ""
     if record is None:
-        if damage and (damage != _GONE or CheckpointFolder(store).committed()):
+        if damage and (damage != GONE or CheckpointFolder(store).committed()):
             raise UsageError(_lost(store, damage))
         return None
     if record.get("format", 0) > FORMAT:
@@ -81,21 +82,15 @@ def read_record(store: Store) -> dict[str, Any] | None:
     return record
 
 
-_GONE = "is gone"
-
-
 def _read(store: Store, path: str) -> tuple[dict[str, Any] | None, str]:
     """A record without its digest, and what is wrong with it; empty for an intact or a strange one."""
-    try:
-        found = store.read_json(path)
-    except SwiftError:
-        return None, "is damaged (it is no JSON object)"
-    if found is None:
-        return None, _GONE
-    if _DIGEST not in found and (found.keys() <= _UNSEALED or not found.keys() >= _NEEDED):
-        return found, ""  # of an earlier version, or of another tool
-    plain = unsealed(found)
-    return plain, "" if plain is not None else "is damaged (it does not match its digest)"
+    record, damage = read_whole(store, path, _is_unsealed)
+    return record, damage if damage in ("", GONE) else f"is damaged (it {damage})"
+
+
+def _is_unsealed(content: Mapping[str, Any]) -> bool:
+    """Whether an earlier version wrote it, or another tool."""
+    return _DIGEST not in content and (content.keys() <= _UNSEALED or not content.keys() >= _NEEDED)
 
 
 def _newest_copy(store: Store) -> dict[str, Any] | None:

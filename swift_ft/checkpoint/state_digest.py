@@ -16,10 +16,11 @@ import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
+from swift_ft.units import some
+
 StateDigests = Mapping[str, int]
 """By the name of a tensor of the state."""
 
-_LISTED = 3
 _ROW = 4096
 _SMALL_BYTES = 8 * _ROW
 _BLOCK_BYTES = {"cpu": 2**19}
@@ -53,15 +54,14 @@ def warm_up() -> None:
     tensor_digests({"small": torch.zeros(3), "large": torch.zeros(2 * _ROW)})
 
 
-def differing(one: StateDigests, other: StateDigests) -> list[str]:
-    """Names of the tensors whose digests differ, or that only one of the two has."""
+def differing(one: Mapping[str, object], other: Mapping[str, object]) -> list[str]:
+    """Names of what has other digests in the two, or is in one of them alone."""
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 def listed(names: Sequence[str]) -> str:
     """A few names, and the number of the others."""
-    more = len(names) - _LISTED
-    return ", ".join(names[:_LISTED]) + (f" and {more} more tensors" if more > 0 else "")
+    return some(names, 3, of="tensors")
 
 
 def weighted_sum(tensor: torch.Tensor) -> torch.Tensor:

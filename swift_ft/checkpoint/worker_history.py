@@ -16,7 +16,8 @@ from typing import Any
 from swift_ft.checkpoint.run_record import run_directory
 from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.errors import SwiftError
-from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.storage.digest import sealed
+from swift_ft.storage.sealed_file import read_whole
 from swift_ft.storage.store import Store
 
 _NAME = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.json")
@@ -104,10 +105,9 @@ def read_sealed(store: Store, run_id: str, name: str) -> dict[str, Any]:
         SwiftError: it is not what was written, or it is gone.
     """
     path = f"{history_directory(run_id)}/{name}"
-    found = store.read_json(path)
-    content = unsealed(found) if found is not None else None
+    content, damage = read_whole(store, path)
     if content is None:
-        raise SwiftError(f"the file {path} does not match its digest", path=path)
+        raise SwiftError(f"the file {path} {damage}", path=path)
     return content
 
 

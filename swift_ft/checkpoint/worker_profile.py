@@ -13,7 +13,7 @@ from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.costs.job import Measured, Worker
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.read_only import read_at_once
-from swift_ft.storage.sealed_file import read_sealed
+from swift_ft.storage.sealed_file import read_whole
 from swift_ft.storage.store import Store
 
 
@@ -36,7 +36,7 @@ def read_profiles(store: Store, run_id: str, world_size: int) -> dict[int, Worke
 
 def _read(store: Store, path: str) -> Worker | None:
     """The content of a file; None if it is damaged."""
-    plain = read_sealed(store, path)
+    plain, _ = read_whole(store, path)
     return _worker(plain) if plain is not None else None
 
 

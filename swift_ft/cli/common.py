@@ -1,10 +1,9 @@
-"""Code that the planning tools share: errors in one line with exit code 2, units in arguments, plots."""
+"""Code that the tools share: errors of arguments in one line, units and limits in arguments, plots."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -53,16 +52,6 @@ def at_most(most: int, least: int | None = None) -> Callable[[str], int]:
         return value
 
     return parse
-
-
-def run_tool(name: str, tool: Callable[[Sequence[str] | None], None], argv: Sequence[str] | None) -> int:
-    """Runs a tool; a usage error becomes one line on stderr and exit code 2."""
-    try:
-        tool(argv)
-    except UsageError as error:
-        sys.stderr.write(f"{name}: {' '.join(str(error).split())}\n")
-        return 2
-    return 0
 
 
 def pyplot() -> Any:

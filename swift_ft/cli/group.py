@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from swift_ft.cli.common import OneLineParser, at_most, pyplot, run_tool, save_plot, unit
+from swift_ft.cli.common import OneLineParser, at_most, pyplot, save_plot, unit
 from swift_ft.cli.first_help import add_version
+from swift_ft.cli.verb import ended
 from swift_ft.costs.chain_profile import ChainProfile, read_profile
 from swift_ft.errors import UsageError
 from swift_ft.planning.advisor import Advice, LoggingQuestion, advise, bubble_ratio
@@ -35,7 +37,7 @@ _MOST_STAGES = 65_536
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    return run_tool("swift-group", _run, argv)
+    return ended("swift-group", partial(_run, argv))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -7,14 +7,16 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from swift_ft.cli.common import OneLineParser, at_most, pyplot, run_tool, save_plot, unit
+from swift_ft.cli.common import OneLineParser, at_most, pyplot, save_plot, unit
 from swift_ft.cli.first_help import SWIFT_SIM, add_version, shorten_help
+from swift_ft.cli.verb import ended
 from swift_ft.errors import UsageError
 from swift_ft.planning.curves import Curve, interval_curves, mtbf_curves
 from swift_ft.planning.elastic_jobs import ELASTIC_PRESETS, losing_every, read_elastic_job, read_spot_trace
@@ -41,7 +43,7 @@ _DURATIONS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    return run_tool("swift-sim", _run, argv)
+    return ended("swift-sim", partial(_run, argv))
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""Verbs of a command (``swift-recover``, ``swift-plan``): arguments, exit codes, JSON."""
+"""The end of each tool, and verbs of a command (``swift-recover``, ``swift-plan``): arguments, exit codes."""
 
 from __future__ import annotations
 
@@ -74,16 +74,29 @@ def load_verb(package: str, name: str) -> Verb:
 
 
 def run_verb(parser: argparse.ArgumentParser, argv: Sequence[str]) -> int:
-    """Run the verb that the arguments name; an error becomes one line on stderr.
+    """Run the verb that the arguments name. Returns the exit code."""
+
+    def run() -> int:
+        args = parser.parse_args(argv)
+        return int(args.run(args))
+
+    return ended(parser.prog, run)
+
+
+def ended(tool: str, action: Callable[[], int | None]) -> int:
+    """Do what a tool is for; an error becomes one line on stderr.
+
+    Args:
+        tool: its name.
+        action: returns the exit code, or None if all is well.
 
     Returns:
         The exit code.
     """
     try:
-        args = parser.parse_args(argv)
-        return int(args.run(args))
+        return action() or ExitCode.OK
     except SwiftError as error:
-        sys.stderr.write(f"{parser.prog}: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"{tool}: {' '.join(str(error).split())}\n")
         return ExitCode.USAGE
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

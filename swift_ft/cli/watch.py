@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
+from swift_ft.units import in_spans, spans_of
 
 _EVENTS_SHOWN = 9
 _CONNECT_S = 10.0
@@ -138,7 +139,7 @@ class View:
             case Phase.LIVE:
                 words = "finished" if ranks <= set(state.round.finished) else "live"
                 if layers := layers_on(state, slot):
-                    words += f", layers {in_words(layers)}"
+                    words += f", layers {in_spans(spans_of(layers), '-')}"
                 if share := shares_on(state, slot):
                     words += f", {share} of {sum(state.layouts.shares[-1].samples)} samples"
                 if (pace := max(pace_of(state, rank) for rank in ranks)) > 1000:
@@ -161,17 +162,6 @@ def shares_on(state: State, slot: int) -> int:
     samples = state.layouts.shares[-1].samples
     workers = state.world_size // len(samples)
     return sum(samples[replica] for replica in {rank // workers for rank in state.ranks_of(slot)})
-
-
-def in_words(numbers: Sequence[int]) -> str:
-    """Ascending numbers, those that follow each other as a range: ``0-2, 7``."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _task_in_words(plan: Plan, rank: int, progress: Progress) -> str:

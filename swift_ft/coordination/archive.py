@@ -21,7 +21,8 @@ from swift_ft.errors import SwiftError, first_line
 from swift_ft.recovery.entries import Entry, entry_from_dict
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.snapshot import JournalSnapshot
-from swift_ft.storage.digest import sealed, unsealed
+from swift_ft.storage.digest import sealed
+from swift_ft.storage.sealed_file import GONE, read_whole
 from swift_ft.storage.store import Store
 
 _logger = logging.getLogger(__name__)
@@ -90,12 +91,11 @@ class JournalArchive:
             SwiftError: if it is not what was written, or another version wrote it.
         """
         path = f"{self.directory}/{span.name}"
-        found = self.store.read_json(path)
-        if found is None:
+        content, damage = read_whole(self.store, path)
+        if damage == GONE:
             raise FileNotFoundError(path)
-        content = unsealed(found)
         if content is None:
-            raise SwiftError(f"the file {path} does not match its digest", path=path)
+            raise SwiftError(f"the file {path} {damage}", path=path)
         if content["run_id"] != self.run_id:
             raise SwiftError(f"the file {path} belongs to run {content['run_id']}", path=path)
         return [entry_from_dict(data) for data in content["entries"]]

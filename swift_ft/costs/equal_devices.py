@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median, median_low
 
 from swift_ft.costs.layer_profile import LayerProfile
@@ -37,7 +36,10 @@ def on_equal_devices(layers: Sequence[LayerProfile], devices: Sequence[Hashable]
         usual = median_low(times.values())
         for device, time in times.items():
             paces[device].append(time / usual)
-    return [_scaled(layer, paces, device) for layer, device in zip(layers, devices, strict=True)]
+    return [
+        layer.faster(median(paces[device])) if device in paces else layer
+        for layer, device in zip(layers, devices, strict=True)
+    ]
 
 
 def measured_layers(
@@ -64,12 +66,3 @@ def measured_layers(
 def _uniform(layers: Sequence[LayerProfile], own: Sequence[int]) -> bool:
     times = [layers[number].compute_ns for number in own]
     return 0 < max(times) <= _ALIKE * min(times)
-
-
-def _scaled(layer: LayerProfile, paces: Mapping[Hashable, Sequence[float]], device: Hashable) -> LayerProfile:
-    if device not in paces:
-        return layer
-    pace = median(paces[device])
-    return replace(
-        layer, forward_ns=round(layer.forward_ns / pace), backward_ns=round(layer.backward_ns / pace)
-    )

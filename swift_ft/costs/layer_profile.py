@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,11 @@ class LayerProfile:
     def compute_ns(self) -> int:
         """Forward and backward."""
         return self.forward_ns + self.backward_ns
+
+    def faster(self, by: float) -> LayerProfile:
+        """The layer on a device that takes its time divided by this factor."""
+        forward, backward = (round(time / by) for time in (self.forward_ns, self.backward_ns))
+        return replace(self, forward_ns=forward, backward_ns=backward)
 
 
 def layers_from_json(text: str, source: str = "layers") -> tuple[LayerProfile, ...]:

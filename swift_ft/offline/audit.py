@@ -17,13 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
-from swift_ft.checkpoint.state_digest import listed, tensor_digests
+from swift_ft.checkpoint.state_digest import listed
 from swift_ft.config.audit import OUTPUT, AuditRequest, AuditResult
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.offline.gradient_audit import audit_gradients
-from swift_ft.offline.part_comparison import differences, find_parts, leaves, read_part
+from swift_ft.offline.part_comparison import differences, digests_in, find_parts, read_part
 from swift_ft.offline.replay import OfflineReplayResult, ReplayRequest, ToldRun, replay_machine
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.runtime.offline_replay import noted_differences, part_name
@@ -87,11 +85,8 @@ def _compared(request: AuditRequest, result: OfflineReplayResult) -> AuditResult
 
 def _digest(state: Mapping[str, Any], names: Sequence[str]) -> str:
     """The digest of some tensors and values of a state."""
-    found = {".".join(map(str, path)): value for path, value in leaves(state)}
-    mine = {name: found[name] for name in names if name in found}
-    tensors = {name: value for name, value in mine.items() if isinstance(value, torch.Tensor)}
-    values = {name: repr(value) for name, value in mine.items() if name not in tensors}
-    return digest_of_json({**values, **tensor_digests(tensors)})
+    found = digests_in(state)
+    return digest_of_json({name: found[name] for name in names if name in found})
 
 
 def serve_agent(channel: socket.socket) -> NoReturn:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-
 from swift_ft.checkpoint.folder import MARKER, CheckpointFolder
-from swift_ft.checkpoint.manifest import MANIFEST, read_sealed
+from swift_ft.checkpoint.manifest import MANIFEST, read_marker
+from swift_ft.checkpoint.state_digest import differing
 from swift_ft.checkpoint.state_payload import unpack
+from swift_ft.checkpoint.state_values import digests, leaves
 from swift_ft.errors import UsageError
 from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.job_state import SavedPart
@@ -25,10 +23,10 @@ REPLAY_RECORD = "replay.json"
 """The file in a replay's folder that describes it. It is written last: without it the replay has failed."""
 
 _METADATA = ".metadata"
-_DIGESTS = ("plain.bytes", "digests")
-_VARIABLES = ("plain.bytes", "carried")
-_VARIABLES_BEFORE_EPOCH = ("plain.bytes", "small", "parts", "swift_ft.epochs", "top")
-_RANDOM = ("plain.bytes", "small", "random")
+_DIGESTS = "plain.bytes.digests"
+_VARIABLES = "plain.bytes.carried"
+_VARIABLES_BEFORE_EPOCH = "plain.bytes.small.parts.swift_ft.epochs.top"
+_RANDOM = "plain.bytes.small.random"
 
 
 def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
@@ -46,7 +44,7 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
         if store.exists(_METADATA):
             return {None: (ReadOnlyStore(parent or ".", patience_s=10.0), SavedPart(name, ""))}
         for marker in (MARKER, REPLAY_RECORD):
-            if (content := read_sealed(store, marker, marker)) is not None:
+            if (content := read_marker(store, marker, marker)) is not None:
                 digests = content.get("digests", {})
                 return {
                     int(rank): (store, SavedPart(path.rsplit("/", 1)[-1], digests.get(path, "")))
@@ -81,48 +79,22 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica:
         of_replica: the other one was saved by a replica, which draws random numbers of its own.
     """
     skipped = (_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *((_RANDOM,) if of_replica else ()))
-    first, second = (
-        {path: value for path, value in leaves(state) if not any(path[: len(s)] == s for s in skipped)}
-        for state in (one, other)
-    )
-    return [
-        ".".join(map(str, path))
-        for path in sorted({*first, *second}, key=str)
-        if path not in first or path not in second or not _equal(first[path], second[path])
-    ]
+
+    def compared(state: Mapping[str, Any]) -> dict[str, str]:
+        found = digests_in(state).items()
+        return {name: own for name, own in found if not any(_is_in(name, skip) for skip in skipped)}
+
+    return differing(compared(one), compared(other))
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """All tensors and plain values, by their path. What DCP stores as bytes are plain values, too."""
-    if isinstance(value, io.BytesIO):
-        value = unpack(value.getvalue())
-    if isinstance(value, Mapping):
-        for key in value:
-            yield from leaves(value[key], (*path, key))
-        if not value:
-            yield path, {}
-    elif isinstance(value, list | tuple | deque):
-        yield from leaves(dict(enumerate(value)), path)
-    else:
-        yield path, value
+def _is_in(name: str, part: str) -> bool:
+    return name == part or name.startswith(f"{part}.")
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
-            return False
-        return torch.equal(_bits(one), _bits(other))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray) and not one.dtype.hasobject:
-        alike = (one.dtype, one.shape) == (other.dtype, other.shape)
-        return alike and one.tobytes() == other.tobytes()
-    return type(one) is type(other) and _text(one) == _text(other)
+def digests_in(state: Mapping[str, Any]) -> dict[str, str]:
+    """A digest of each tensor and value of a state, by name. What DCP stores as bytes is opened."""
 
+    def opened(value: Any) -> Any:
+        return unpack(value.getvalue()) if isinstance(value, io.BytesIO) else value
 
-def _text(value: Any) -> Any:
-    """The text that is shown for a value. That of a set is sorted, as a set has no order."""
-    return sorted(map(repr, value)) if isinstance(value, set | frozenset) else repr(value)
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a tensor: NaN is not equal to itself, and -0.0 is equal to 0.0."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return digests(leaf for name, value in state.items() for leaf in leaves(opened(value), name))

@@ -21,7 +21,7 @@ from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.regrowth import missing_of
 from swift_ft.recovery.world_changes import WorldChange
 from swift_ft.storage.files import FileFacts
-from swift_ft.units import counted, named
+from swift_ft.units import counted, named, spans_of
 
 _WAYS = {
     RecoveryMode.REPLICA: "replica",
@@ -321,16 +321,8 @@ def _logs(run: RunStore, state: State, files: _Files, committed: int) -> Iterato
             for iteration in range(max(committed, segment.min_iteration), segment.max_iteration + 1)
         }
         missing = {*range(committed, max(covered, default=committed - 1) + 1)} - covered
-        coverage = LogCoverage(tuple(_spans(covered)), tuple(_spans(missing)))
+        coverage = LogCoverage(tuple(spans_of(covered)), tuple(spans_of(missing)))
         yield rank, StoredLog(rank, sum(file.size for file in own.values()), coverage)
-
-
-def _spans(iterations: set[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring numbers as first and last."""
-    ordered = sorted(iterations)
-    firsts = [i for i in ordered if i - 1 not in iterations]
-    lasts = [i for i in ordered if i + 1 not in iterations]
-    return zip(firsts, lasts, strict=True)
 
 
 def _committed_at(files: _Files, committed: int) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from typing import Any
 
 from swift_ft.checkpoint.store_claim import journal_directory
@@ -18,6 +17,7 @@ from swift_ft.offline.replay_coverage import Hole, Replay
 from swift_ft.offline.replay_plan import workers_to_replay
 from swift_ft.offline.run_store import RunStore
 from swift_ft.storage.store import TEMPORARY_SUFFIX
+from swift_ft.units import in_spans, spans_of
 
 LOGS = "log/"
 CHECKPOINTS = "checkpoints/"
@@ -383,8 +383,6 @@ class _View:
 
 def _workers(ranks: Iterable[int]) -> str:
     """``worker 2``, or ``workers 0 to 3, 5``."""
-    ranges: list[str] = []
-    for _, pairs in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0]):
-        own = [rank for _, rank in pairs]
-        ranges += [f"{own[0]} to {own[-1]}"] if len(own) > 2 else map(str, own)
-    return f"worker{'s' if ranges[1:] or 'to' in ranges[0] else ''} {', '.join(ranges)}"
+    spans = spans_of(ranks)
+    alone = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"worker{'' if alone else 's'} {in_spans(spans)}"

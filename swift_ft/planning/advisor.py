@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_not_negative
 
 _FAR_EXCEEDS = 10.0  # "when the logging size far exceeds the model size" (§5.4): the paper gives no number
 
@@ -54,9 +54,7 @@ class LoggingQuestion:
     replay_s: float
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not math.isfinite(value) or value < 0:
-                raise UsageError(f"{name} is {value}: it must be a number of zero or more")
+        check_not_negative(asdict(self))
         if not (self.iteration_s > 0 and self.copy_bandwidth > 0 and self.model_bytes > 0):
             raise UsageError("iteration_s, copy_bandwidth and model_bytes must be positive")
         if self.bubble >= 1:

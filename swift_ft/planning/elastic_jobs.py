@@ -28,6 +28,7 @@ from swift_ft.costs.json_files import load_object, read_text, whole
 from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile, read_layers
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_positive
 from swift_ft.planning.layout.costs import StageCosts
 from swift_ft.planning.layout.instantiate import best_instantiation
 from swift_ft.planning.layout.pipeline_template import TemplateOptions
@@ -134,8 +135,7 @@ def losing_every(interval_s: float, nodes: int, last: int) -> tuple[Change, ...]
     Raises:
         UsageError: if the interval is not positive.
     """
-    if not (math.isfinite(interval_s) and interval_s > 0):
-        raise UsageError(f"the interval of losses is {interval_s}: it must be a positive time")
+    check_positive({"the interval of losses": interval_s}, "time")
     return tuple(Change(interval_s * i, -1) for i in range(1, nodes - last + 1))
 
 

@@ -27,7 +27,7 @@ def guests_of(state: State, machine: str) -> list[str]:
 def possible_hosts(state: State) -> list[str]:
     """Machines of their own that take part: by slot or, before the job has begun, by arrival."""
     membership = state.membership
-    machines = [machine for _, machine in sorted(membership.members.items())]
+    machines = [*membership.by_slot]
     if state.generation == 0:
         machines += membership.waiting()
     return [machine for machine in machines if machine not in membership.hosts]

@@ -109,6 +109,11 @@ class Membership:
         # Persistent maps have no stable order (decision 4).
         return self.members[min(self.members)] if self.members else None
 
+    @property
+    def by_slot(self) -> tuple[str, ...]:
+        """All members, in order of their slots. Costs the size of the job."""
+        return tuple(machine for _, machine in sorted(self.members.items()))
+
     def knows(self, machine: str) -> bool:
         """Whether a machine of this name has joined before."""
         # Fenced and refused names count, too: neither may ever join again (decision 8).

@@ -39,7 +39,7 @@ def same_machines(state: State) -> tuple[str, ...]:
     Raises:
         UsageError: if one of them is a guest, or was asked to leave.
     """
-    present = _present(state)
+    present = state.membership.by_slot
     guests = [slot for slot, machine in enumerate(present) if machine in state.membership.hosts]
     if guests:
         own = len(present) - len(guests)
@@ -70,7 +70,7 @@ def moved(state: State, machine: str, to: str | None = None) -> tuple[str, ...]:
     if not spares:
         raise UsageError("no spare waits to take its place: start a machine with swift-recover join")
     # Who is asked to leave may be moved: that is a way to let it go.
-    present = _present(state)
+    present = state.membership.by_slot
     if any(member in state.membership.hosts for member in present):
         return same_machines(state)  # which says why not
     return _staying(state, tuple((to or spares[0]) if member == machine else member for member in present))
@@ -106,7 +106,7 @@ def resized(state: State, count: int) -> tuple[str, ...]:
     if count < least:
         raise UsageError(f"the job needs at least {least} machines, not {count}: see swift-run --nnodes")
     membership = state.membership
-    own = [m for m in _present(state) if m not in membership.hosts and m not in membership.draining]
+    own = [m for m in membership.by_slot if m not in membership.hosts and m not in membership.draining]
     there = [*own, *membership.own_spares()]
     if count > len(there):
         raise UsageError(
@@ -114,10 +114,6 @@ def resized(state: State, count: int) -> tuple[str, ...]:
             f"{count - len(there)} more with swift-recover join, on a host each"
         )
     return tuple(there[:count])
-
-
-def _present(state: State) -> tuple[str, ...]:
-    return tuple(machine for _, machine in sorted(state.membership.members.items()))
 
 
 def _staying(state: State, machines: tuple[str, ...]) -> tuple[str, ...]:

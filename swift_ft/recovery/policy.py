@@ -377,7 +377,7 @@ def members_of(state: State) -> tuple[Member, ...]:
             leaving=machine in membership.draining and machine not in membership.hosts,
             pace=pace.get(membership.hosts.get(machine, machine), AS_OTHERS),
         )
-        for _, machine in sorted(membership.members.items())
+        for machine in membership.by_slot
     )
 
 

@@ -94,8 +94,7 @@ def _full_size(state: State) -> FullSize:
 def _filled(state: State, full: FullSize, most: int) -> dict[int, str]:
     """The machines in the slots of the full size: each in the one that it had, others where one is empty."""
     membership = state.membership
-    there = [machine for _, machine in sorted(membership.members.items())]
-    there = [*there, *membership.own_spares()][:most]
+    there = [*membership.by_slot, *membership.own_spares()][:most]
     filled = {slot: machine for slot, machine in enumerate(full.machines) if machine in there}
     others: Iterator[str] = (machine for machine in there if machine not in full.machines)
     empty = (slot for slot in range(len(full.machines)) if slot not in filled)

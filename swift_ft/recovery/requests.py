@@ -62,5 +62,4 @@ def requested_in(state: State, change: Change) -> Map[int, str]:
 def _asks(state: State) -> str | None:
     """The machine of its own in the lowest slot."""
     membership = state.membership
-    members = (membership.members[slot] for slot in sorted(membership.members))
-    return next((machine for machine in members if machine not in membership.hosts), None)
+    return next((machine for machine in membership.by_slot if machine not in membership.hosts), None)

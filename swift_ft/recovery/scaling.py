@@ -12,8 +12,8 @@ def machines_of(state: State) -> list[str]:
     Guests are not machines of their own.
     """
     membership = state.membership
-    members = [machine for _, machine in sorted(membership.members.items())]
-    return [machine for machine in (*members, *membership.waiting()) if machine not in membership.hosts]
+    machines = (*membership.by_slot, *membership.waiting())
+    return [machine for machine in machines if machine not in membership.hosts]
 
 
 def leaves_next(state: State) -> str:

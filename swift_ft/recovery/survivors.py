@@ -131,7 +131,7 @@ def _own_machines(state: State) -> tuple[str, ...]:
     membership = state.membership
     return tuple(
         machine
-        for _, machine in sorted(membership.members.items())
+        for machine in membership.by_slot
         if machine not in membership.hosts and machine not in membership.draining
     )
 

@@ -10,9 +10,7 @@ from swift_ft.recovery.handlers.worlds import world_size_of
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import Plan
 from swift_ft.recovery.worlds import Change
-from swift_ft.units import named
-
-_MOST_NAMED = 8
+from swift_ft.units import named, some
 
 
 class Limit(StrEnum):
@@ -83,11 +81,9 @@ def _for_the_plan(state: State) -> Wait | None:
     plan, late = state.plan, state.missing_ranks()
     if plan is None or not late:
         return None
-    shown = [f"worker {rank} to {_task_in_words(plan, rank)}" for rank in late[:_MOST_NAMED]]
-    if len(late) > _MOST_NAMED:
-        shown.append(f"{len(late) - _MOST_NAMED} more workers")
+    tasks = some(late, of="workers", word=lambda rank: f"worker {rank} to {_task_in_words(plan, rank)}")
     step = (state.generation, state.phase, "")
-    return Wait(step, ", ".join(shown), Limit.REPLAY, until_progress=True)
+    return Wait(step, tasks, Limit.REPLAY, until_progress=True)
 
 
 def _task_in_words(plan: Plan, rank: int) -> str:

@@ -1,22 +1,42 @@
-"""JSON files of a store that have their own digest, and of which a damaged one is as good as none."""
+"""JSON files of a store that have their own digest: whole, or said to be damaged."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from swift_ft.errors import SwiftError
 from swift_ft.storage.digest import unsealed
 from swift_ft.storage.store import Store
 
+GONE = "is gone"
+NO_JSON = "is no JSON object"
+OTHER_DIGEST = "does not match its digest"
 
-def read_sealed(store: Store, path: str) -> dict[str, Any] | None:
-    """The content of a file without its digest. None if there is no whole file.
+
+def read_whole(
+    store: Store, path: str, is_unsealed: Callable[[Mapping[str, Any]], bool] | None = None
+) -> tuple[dict[str, Any] | None, str]:
+    """The content of a file without its digest; else what is wrong with it.
+
+    Args:
+        store: where it is.
+        path: in the store.
+        is_unsealed: says of a content that it was written without a digest, as earlier versions did.
+
+    Returns:
+        A content and an empty text; or None and `GONE`, `NO_JSON` or `OTHER_DIGEST`.
 
     Raises:
         Exception: what the store's client raised.
     """
     try:
         content = store.read_json(path)
-    except SwiftError:  # it is not JSON
-        return None
-    return unsealed(content) if content is not None else None
+    except SwiftError:
+        return None, NO_JSON
+    if content is None:
+        return None, GONE
+    if is_unsealed is not None and is_unsealed(content):
+        return content, ""
+    plain = unsealed(content)
+    return plain, "" if plain is not None else OTHER_DIGEST

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.optim import UndoableOptimizer, wrap_optimizer
+from swift_ft.torch_core.tensors import same_values
 from swift_ft.undo.registry import rule_for
 
 _SHAPES = ((33,), (7, 5), (1,), (2, 3, 4))
@@ -184,26 +185,11 @@ def picture(optimizer: Optimizer) -> Picture:
     return found
 
 
-def bits(tensor: Tensor) -> Tensor:
-    """The bytes of a dense or sparse, real or complex tensor."""
-    tensor = tensor.to_dense() if tensor.is_sparse else tensor
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return tensor.reshape(-1).contiguous().view(torch.uint8)
-
-
 def assert_same_bits(now: Picture, then: Picture) -> None:
     """Two pictures are equal, tensors bit for bit, those in lists too."""
     assert now.keys() == then.keys()
     for name, value in then.items():
-        assert _are_same(now[name], value), name
-
-
-def _are_same(now: Any, then: Any) -> bool:
-    if isinstance(then, Tensor):
-        return bool(now.dtype == then.dtype) and torch.equal(bits(now), bits(then))
-    if isinstance(then, list):
-        return len(now) == len(then) and all(map(_are_same, now, then))
-    return bool(now == then)
+        assert same_values(now[name], value), name
 
 
 def randoms(shapes: Sequence[Sequence[int]], dtype: torch.dtype, seed: int) -> list[Tensor]:

@@ -403,17 +403,11 @@ def _on_host(group: LastingGroup, args: Sequence[Any]) -> bool:
     return all(device.type == "cpu" for device in group._device_types)
 
 
-def _forwarded(name: str) -> Any:
-    def forward(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.native, name)(*args, **kwargs)
+def _forwarded(name: str, to: str) -> Any:
+    """A method that calls that of torch's object: in this file, by which `comm_errors` knows its errors."""
 
-    forward.__name__ = name
-    return forward
-
-
-def _of_work(name: str) -> Any:
-    def forward(self: LastingWork, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._native, name)(*args, **kwargs)
+    def forward(self: LastingGroup | LastingWork, *args: Any, **kwargs: Any) -> Any:
+        return getattr(getattr(self, to), name)(*args, **kwargs)
 
     forward.__name__ = name
     return forward
@@ -440,11 +434,11 @@ def _hooked(when: str) -> tuple[Any, Any]:
 for _name in those_of(dist.ProcessGroup, (*ALIKE, *PERSONAL, *POINT_TO_POINT)):
     setattr(LastingGroup, _name, _operation(_name))
 for _name in those_of(dist.ProcessGroup, FORWARDED):
-    setattr(LastingGroup, _name, _forwarded(_name))
+    setattr(LastingGroup, _name, _forwarded(_name, "native"))
 for _name in those_of(dist.ProcessGroup, tuple(REFUSED)):
     setattr(LastingGroup, _name, _refused(_name, REFUSED[_name]))
 for _when in WHEN:
     for _name, _method in zip(("register", "unregister"), _hooked(_when), strict=True):
         setattr(LastingGroup, f"{_name}_{_when}_hook", _method)
 for _name in those_of(dist.Work, OF_WORK):
-    setattr(LastingWork, _name, _of_work(_name))
+    setattr(LastingWork, _name, _forwarded(_name, "_native"))

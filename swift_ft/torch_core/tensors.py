@@ -80,10 +80,57 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(_INTEGERS[flat.element_size()])
 
 
+def plain_on_host(tensor: torch.Tensor) -> torch.Tensor:
+    """Contiguous memory of the host without lazy conjugation or negation: the tensor's own if it is that."""
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The raw bytes of a dense tensor in row-major order.
+
+    A contiguous CPU tensor is not copied: the view shares (and keeps alive) its storage. Any other tensor is
+    copied into that form first, from another device synchronously.
+    """
+    return plain_on_host(tensor).reshape(-1).view(torch.uint8).numpy().data
+
+
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two dense tensors of one device are equal bit for bit: NaN equals itself, 0.0 is not -0.0."""
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.equal(_wide(bits_of(one)), _wide(bits_of(other)))
+
+
+def same_values(one: Any, other: Any, *, incomparable: bool = False) -> bool:
+    """Whether two values are of one type and alike: also in lists, tuples and mappings.
+
+    Tensors are compared bit for bit, by their values where they are sparse, and NaN equals itself.
+
+    Args:
+        one: a tensor, a plain value, or a container of these.
+        other: another one. Its tensors may be on another device.
+        incomparable: the answer for values that cannot be compared.
+    """
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return one.layout == other.layout and same_bits(_dense(one), _dense(other).to(one.device))
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(
+            same_values(one[key], other[key], incomparable=incomparable) for key in one
+        )
+    if isinstance(one, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(same_values(a, b, incomparable=incomparable) for a, b in pairs)
+    if isinstance(one, float):
+        return repr(one) == repr(other)
+    try:
+        return bool(one == other)
+    except (TypeError, ValueError, RuntimeError):
+        return incomparable
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.layout == torch.strided else tensor.detach().to_dense()
 
 
 def _wide(bits: torch.Tensor) -> torch.Tensor:

@@ -11,8 +11,9 @@ import torch
 from swift_ft.checkpoint.manifest import MANIFEST
 from swift_ft.recovery.layout.mesh import Layout, held_by, tiles_of
 from swift_ft.recovery.layout.tensors import StateTensor, kept_for
-from swift_ft.recovery.moves.reads import FilesOfPart, plan_reads, planned_bytes
+from swift_ft.recovery.moves.reads import plan_reads
 from tests.support.cluster import CHECKPOINT_EVERY, EXAMPLES, ClusterRun, one_line, run_cluster, training
+from tests.support.reshard import FilesOfPart, planned_bytes
 
 SCRIPT = Path(__file__).parent / "scripts" / "resharded.py"
 AT = 2 * CHECKPOINT_EVERY

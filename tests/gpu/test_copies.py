@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from swift_ft.errors import UsageError
-from swift_ft.logging.format.record import RecordKind, tensor_bytes
+from swift_ft.logging.format.record import RecordKind
 from swift_ft.logging.writing.uploader import LogTimeoutError
+from swift_ft.torch_core.tensors import tensor_bytes
 from tests.support.gpu import DEVICE, MIB, Link, Setup, compute_for, key
 
 DTYPES = [

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from swift_ft.checkpoint.state_values import digests_of
 from swift_ft.offline.part_comparison import differences, find_parts, read_part
 from tests.support.cluster import EXAMPLES, ClusterRun, run_cluster
 
@@ -78,25 +77,9 @@ def assert_same_files(run: ClusterRun, reference: ClusterRun, *, but: tuple[str,
 def assert_same_file(run: ClusterRun, reference: ClusterRun, name: str, *, but: tuple[str, ...] = ()) -> None:
     """Checks one of them."""
     files = (one.folder / "out" / name for one in (run, reference))
-    state, expected = (dict(_flat(torch.load(file, weights_only=True))) for file in files)
+    state, expected = (digests_of(torch.load(file, weights_only=True)) for file in files)
     assert state.keys() == expected.keys()
     compared = [key for key in expected if not any(part in key for part in but)]
-    different = [key for key in compared if not _same(state[key], expected[key])]
+    different = [key for key in compared if state[key] != expected[key]]
     assert compared
     assert not different, f"{different[:5]} of {name} differ:\n{run.output[-3000:]}"
-
-
-def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What is in nested dictionaries and lists, by path."""
-    if isinstance(value, dict | list | tuple):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, inner in items:
-            yield from _flat(inner, f"{path}.{key}")
-    else:
-        yield path, value
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    return bool(one == other)

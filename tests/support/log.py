@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from swift_ft.logging import Direction, LogReader, MessageKey, SegmentIdentity, checksum_of
-from swift_ft.logging.format.record import Record, RecordKind, dtype_name, tensor_bytes
+from swift_ft.logging.format.record import Record, RecordKind, dtype_name
 from swift_ft.logging.format.segment import SegmentWriter
 from swift_ft.storage.atomic_file import AtomicFile
 from swift_ft.storage.store import Store
+from swift_ft.torch_core.tensors import tensor_bytes
 
 RUN = "run-1"
 LOG = "log/rank00000"

@@ -7,9 +7,12 @@ from swift_ft.units import (
     format_bytes,
     format_moment,
     format_seconds,
+    in_spans,
     parse_bandwidth,
     parse_bytes,
     parse_seconds,
+    some,
+    spans_of,
 )
 
 
@@ -97,3 +100,21 @@ def test_formats_a_moment() -> None:
 )
 def test_formats_bytes(count: float, text: str) -> None:
     assert format_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [([], ""), ([4], "4"), ([1, 0], "0 to 1"), ([7, 2, 0, 1], "0 to 2, 7"), ([3, 3, 5, 6], "3, 5 to 6")],
+)
+def test_writes_numbers_as_spans(numbers: list[int], text: str) -> None:
+    assert in_spans(spans_of(numbers)) == text
+    assert in_spans(spans_of(numbers), "-") == text.replace(" to ", "-")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [("", ""), ("a", "a"), ("ab", "a, b"), ("abc", "a, b and 1 more"), ("abcde", "a, b and 3 more")],
+)
+def test_writes_the_first_of_many(words: str, text: str) -> None:
+    assert some(words, 2) == text
+    assert some(words, 2, of="letters") == (f"{text} letters" if "more" in text else text)

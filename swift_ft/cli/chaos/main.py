@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 from swift_ft.cli.common import OneLineParser, at_most, unit
 from swift_ft.cli.first_help import SWIFT_CHAOS, add_version, answer_at_once, shorten_help
 from swift_ft.cli.options import HelpFormatter
-from swift_ft.cli.verb import ExitCode
-from swift_ft.errors import SwiftError, UsageError
+from swift_ft.cli.verb import ExitCode, ended
+from swift_ft.errors import UsageError
 from swift_ft.faults import Fault, parse_faults
 from swift_ft.units import parse_seconds
 
@@ -52,26 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (text := answer_at_once(given, "swift-chaos", SWIFT_CHAOS)) is not None:
         sys.stdout.write(text)
         return ExitCode.OK
-    try:
-        args = parser().parse_args(given)
-        if args.list_faults:
-            from swift_ft.cli.chaos.report import print_kinds
-
-            print_kinds(as_json=args.json)
-            return ExitCode.OK
-        return _run(args)
-    except SwiftError as error:
-        sys.stderr.write(f"swift-chaos: {' '.join(str(error).split())}\n")
-        return ExitCode.USAGE
-    except OSError as error:
-        place = f" ({error.filename})" if error.filename else ""
-        sys.stderr.write(
-            f"swift-chaos: Files of the runs cannot be written or read: {error.strerror or error}{place}. "
-            "Make room, or name another folder with --keep or TMPDIR.\n"
-        )
-        return ExitCode.USAGE
-    except KeyboardInterrupt:
-        return ExitCode.INTERRUPTED
+    return ended("swift-chaos", partial(_answer, given))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -163,6 +145,23 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--parallel", type=machines, default=1, metavar="N", help="runs at a time")
     group.add_argument("--launch", default="", metavar="FLAGS", help="more flags of swift-run: '--helpers 2'")
+
+
+def _answer(given: Sequence[str]) -> int:
+    args = parser().parse_args(given)
+    try:
+        if args.list_faults:
+            from swift_ft.cli.chaos.report import print_kinds
+
+            print_kinds(as_json=args.json)
+            return ExitCode.OK
+        return _run(args)
+    except OSError as error:
+        place = f" ({error.filename})" if error.filename else ""
+        raise UsageError(
+            f"Files of the runs cannot be written or read: {error.strerror or error}{place}. "
+            "Make room, or name another folder with --keep or TMPDIR."
+        ) from error
 
 
 def _run(args: argparse.Namespace) -> int:

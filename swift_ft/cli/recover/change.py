@@ -20,9 +20,7 @@ from swift_ft.recovery.entries import event_to_dict
 from swift_ft.recovery.handlers.worlds import all_offered, world_size_of
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.next_world import check_changeable
-from swift_ft.units import counted, format_seconds
-
-MOST_NAMED = 8
+from swift_ft.units import counted, format_seconds, some
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ def switch(follower: Follower, change: ev.ChangePlanned, *, timeout_s: float, te
         state = follower.append(change)
         _check_accepted(state, change)
         if tell:
-            on = f"on {counted(len(change.machines), 'machine')}: {_names(change.machines)}"
+            on = f"on {counted(len(change.machines), 'machine')}: {some(change.machines)}"
             print(f"world {change.world}: planned, {on}", flush=True)
         state = wait.until_over(state, timeout_s)
         if _is_open(state, change):
@@ -285,11 +283,6 @@ def phase_of(state: State, change: ev.ChangePlanned) -> str:
     if pending is not None:
         return f"stops at iteration {pending.iteration}"
     return f"prepared {len(prepared)} of {counted(workers, 'worker')}" if prepared else ""
-
-
-def _names(machines: Sequence[str]) -> str:
-    more = len(machines) - MOST_NAMED
-    return ", ".join(machines[:MOST_NAMED]) + f" and {more} more" * (more > 0)
 
 
 def _tell(outcome: Outcome) -> None:

@@ -11,7 +11,6 @@ from swift_ft.cli.recover.running import following
 from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.coordination.follower import Follower
 from swift_ft.errors import UsageError
-from swift_ft.recovery.job_state import State
 from swift_ft.recovery.next_world import check_changeable, resized
 from swift_ft.recovery.scaling import leaves_next, machines_of
 from swift_ft.units import counted
@@ -39,7 +38,7 @@ def _to_another_world(run_id: str, follower: Follower, args: argparse.Namespace)
     """More machines if spares wait, or fewer. Those that are left over leave the run."""
     began, state = time.monotonic(), follower.state
     check_changeable(state)
-    before = _in_slots(state)
+    before = state.membership.by_slot
     change = planned(state, resized(state, args.machines), reason=f"scale to {args.machines}")
     if change.machines == before:
         return _nothing_to_do(run_id, before, args)
@@ -57,10 +56,6 @@ def _to_another_world(run_id: str, follower: Follower, args: argparse.Namespace)
         facts = {**facts_of(run_id, outcome), "left": left, "seconds": time.monotonic() - began}
         print_json(facts)
     return ExitCode.FINDINGS if stays else outcome.exit_code
-
-
-def _in_slots(state: State) -> tuple[str, ...]:
-    return tuple(machine for _, machine in sorted(state.membership.members.items()))
 
 
 def _nothing_to_do(run_id: str, machines: tuple[str, ...], args: argparse.Namespace) -> ExitCode:

@@ -13,7 +13,7 @@ from swift_ft.cli.verb import ExitCode, Verb, print_json
 from swift_ft.offline.loss import LossPlan
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.status import MachineStatus, RunStatus, run_status
-from swift_ft.units import counted, format_bytes, format_seconds
+from swift_ft.units import counted, format_bytes, format_seconds, in_spans
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:
@@ -94,17 +94,13 @@ def _table(status: RunStatus) -> Table:
 def _row(machine: MachineStatus) -> Iterator[str]:
     yield str(machine.machine)
     yield f"{machine.name}{f' ({machine.address})' if machine.address else ''}" or "none"
-    yield "\n".join(_spans(log.coverage.spans) for log in machine.logs)
-    yield "\n".join(_spans(log.coverage.gaps) for log in machine.logs)
+    yield "\n".join(in_spans(log.coverage.spans) or "-" for log in machine.logs)
+    yield "\n".join(in_spans(log.coverage.gaps) or "-" for log in machine.logs)
     yield format_bytes(sum(log.size_bytes for log in machine.logs))
     if machine.loss is not None:
         yield machine.way
         yield _again(machine.loss)
         yield machine.loss.reason
-
-
-def _spans(spans: tuple[tuple[int, int], ...]) -> str:
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in spans) or "-"
 
 
 def _again(loss: LossPlan) -> str:

@@ -7,11 +7,12 @@ import os
 import time
 
 from swift_ft.program.kept_sources import KeptSources, stat_of
+from swift_ft.units import some
 
 _logger = logging.getLogger(__name__)
 
 _PAUSE_S = 2.0
-_NAMED = 3
+_MOST_NAMED = 3
 
 
 class SourceWatch:
@@ -68,7 +69,4 @@ def _stat_of(path: str) -> object:
 
 
 def _named(paths: list[str]) -> str:
-    names = [os.path.relpath(path) for path in paths[:_NAMED]]
-    if len(paths) > _NAMED:
-        names.append(f"{len(paths) - _NAMED} more")
-    return f"{', '.join(names)} {'has' if len(paths) == 1 else 'have'}"
+    return f"{some(paths, _MOST_NAMED, word=os.path.relpath)} {'has' if len(paths) == 1 else 'have'}"

@@ -16,6 +16,7 @@ import torch
 import xxhash
 
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError, UsageError
+from swift_ft.torch_core.tensors import plain_on_host, tensor_bytes
 
 
 class Direction(StrEnum):
@@ -103,16 +104,6 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The raw bytes of a tensor in row-major order.
-
-    A contiguous CPU tensor is not copied: the view shares (and keeps alive) its storage. Any other tensor is
-    copied into that form first, from another device synchronously.
-    """
-    flat = _plain(tensor).reshape(-1).view(torch.uint8)
-    return flat.numpy().data
-
-
 def checksum_of(data: torch.Tensor | Any) -> int:
     """xxh3_64 of a tensor's raw bytes, or of anything that offers the buffer protocol."""
     return xxhash.xxh3_64_intdigest(tensor_bytes(data) if isinstance(data, torch.Tensor) else data)
@@ -168,9 +159,9 @@ def bytes_to_fill(tensor: torch.Tensor, record: Record) -> Iterator[memoryview]:
             key=record.key,
         )
     on_host = tensor.device.type == "cpu"
-    plain = _plain(tensor) if on_host else torch.empty(tensor.shape, dtype=tensor.dtype)
+    plain = plain_on_host(tensor) if on_host else torch.empty(tensor.shape, dtype=tensor.dtype)
     yield tensor_bytes(plain)
-    # What _plain() could not view in place was filled in a copy.
+    # What could not be viewed in place was filled in a copy.
     if plain.data_ptr() != tensor.data_ptr():
         with torch.no_grad():
             tensor.copy_(plain)
@@ -199,8 +190,3 @@ def compare(record: Record, checksum: int, *, path: str | None = None) -> None:
             key=record.key,
             path=path,
         )
-
-
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous CPU memory without lazy conjugation or negation: the tensor's own if it is that."""
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()

@@ -7,14 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from swift_ft.logging.format.record import (
-    MessageKey,
-    Record,
-    RecordKind,
-    checksum_of,
-    dtype_name,
-    tensor_bytes,
-)
+from swift_ft.logging.format.record import MessageKey, Record, RecordKind, checksum_of, dtype_name
+from swift_ft.torch_core.tensors import tensor_bytes
 
 
 class Roll:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from swift_ft.costs.chain_profile import ChainProfile
-from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_positive
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -39,10 +39,7 @@ class Chain:
     parallel: bool = False
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
-            raise UsageError(
-                f"the bandwidth is {self.bandwidth}: it must be a positive number of bytes per second"
-            )
+        check_positive({"the bandwidth": self.bandwidth}, "number of bytes per second")
 
     @property
     def n(self) -> int:

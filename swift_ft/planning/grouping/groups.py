@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.costs.json_files import write_text
 from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_not_negative
 from swift_ft.planning.grouping.chain import Chain
 from swift_ft.planning.grouping.exact import optimal_partition
 
@@ -191,8 +191,7 @@ def _chain(
 
 def _limit(budget_bytes: int, checkpoint_interval: int) -> int:
     """Bytes per iteration that the budget leaves."""
-    if not math.isfinite(budget_bytes) or budget_bytes < 0:
-        raise UsageError(f"the budget is {budget_bytes} bytes: it must be a number of zero or more")
+    check_not_negative({"the budget in bytes": budget_bytes})
     return int(budget_bytes) // checkpoint_interval
 
 

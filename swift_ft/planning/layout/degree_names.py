@@ -168,7 +168,7 @@ def _torchtitan(pairs: _Pairs, workers: int | None) -> Degrees:
     experts, rest = _experts(given, "expert_parallel_degree")
     # Degrees of all workers first: that is what they must fit. Experts take theirs from them afterwards.
     degrees = from_names(rest, TORCHTITAN, workers, rest="dp_shard", order=PP_SLOWEST)
-    return _deal_experts(degrees, experts)
+    return _deal_experts(replace(degrees, first_more=True), experts)
 
 
 def _megatron(pairs: _Pairs, workers: int | None) -> Degrees:
@@ -258,7 +258,7 @@ def _deepspeed(pairs: _Pairs, workers: int | None) -> Degrees:
         if name in DEEPSPEED and not (name == "tensor_parallel.autotp_size" and value == 0)
     ]
     degrees = from_names(axes, DEEPSPEED, workers, rest="dp", order=PP_SLOWEST)
-    return _share(degrees, zero)
+    return _share(replace(degrees, first_more=True), zero)
 
 
 def _degrees_in(

@@ -11,7 +11,7 @@ the machines bring more than the square root of two of the throughput.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from swift_ft.costs.layer_profile import NANOSECONDS, LayerProfile
 from swift_ft.errors import UsageError
@@ -130,7 +130,7 @@ def sizes(work: Work, kind: MachineKind) -> list[Size]:
         UsageError: if not even all of them can, and why; or if a number makes no sense.
     """
     _check(work, kind)
-    scaled = tuple(_scaled(one, kind.speed) for one in work.layers)
+    scaled = tuple(one.faster(kind.speed) for one in work.layers)
     costs = StageCosts(scaled, kind.devices, kind.memory_bytes)
     options = TemplateOptions()
     smallest = smallest_pipeline(costs, kind.most, options)
@@ -149,11 +149,6 @@ def sizes(work: Work, kind: MachineKind) -> list[Size]:
             f"{work.pipelines or 1} pipelines: each needs as many microbatches as stages"
         )
     return found
-
-
-def _scaled(layer: LayerProfile, speed: float) -> LayerProfile:
-    forward, backward = (round(time / speed) for time in (layer.forward_ns, layer.backward_ns))
-    return replace(layer, forward_ns=forward, backward_ns=backward)
 
 
 def _best(work: Work, times: dict[int, PipelineTime], machines: int) -> Instantiation | None:

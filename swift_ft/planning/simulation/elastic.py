@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_not_negative, check_positive
 
 
 class Change(NamedTuple):
@@ -72,17 +73,8 @@ class ElasticJob:
                 f"{min(self.throughput)} up: "
                 "give a throughput for the nodes at the start"
             )
-        for name in (
-            "batch",
-            "change_s",
-            "grow_s",
-            "adopt_s",
-            "restart_s",
-            "checkpoint_interval_s",
-            "hold_s",
-        ):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise UsageError(f"{name!r} is {getattr(self, name)}: it must be a number of zero or more")
+        times = ("change_s", "grow_s", "adopt_s", "restart_s", "checkpoint_interval_s", "hold_s")
+        check_not_negative({repr(name): getattr(self, name) for name in ("batch", *times)})
 
     def rate(self, nodes: int) -> float:
         """Samples per second on so many nodes."""
@@ -134,8 +126,7 @@ def simulate_elastic(
     """
     if way not in WAYS:
         raise UsageError(f"there is no way {way!r} to go on: known are {', '.join(WAYS)}")
-    if not (math.isfinite(duration_s) and duration_s > 0):
-        raise UsageError(f"the duration is {duration_s}: it must be a positive time")
+    check_positive({"the duration": duration_s}, "time")
     run, free = _Run(job, way), 0.0
     for time_s, available in _counts(job.nodes, changes):
         if time_s >= duration_s:

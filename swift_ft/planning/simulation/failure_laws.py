@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_positive
 
 Failure = tuple[float, int]  # seconds, machine
 
@@ -35,11 +36,6 @@ class FailureLaw(Protocol):
     def rate(self, machines: int, work_s: float) -> float:
         """Mean failures per second over all machines."""
         ...
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{name} is {value}: it must be a positive number")
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Exponential:
     on_work: bool = False
 
     def __post_init__(self) -> None:
-        _positive("the mean time between failures", self.mtbf_s)
+        check_positive({"the mean time between failures": self.mtbf_s})
 
     def draw(self, machines: int, work_s: float, rng: np.random.Generator) -> Iterator[Failure]:
         """Failures without end."""
@@ -99,8 +95,7 @@ class Weibull:
     on_work: bool = False
 
     def __post_init__(self) -> None:
-        _positive("the mean time between failures", self.mtbf_s)
-        _positive("the shape", self.shape)
+        check_positive({"the mean time between failures": self.mtbf_s, "the shape": self.shape})
 
     def draw(self, machines: int, work_s: float, rng: np.random.Generator) -> Iterator[Failure]:
         """Failures without end."""

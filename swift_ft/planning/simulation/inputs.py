@@ -11,6 +11,7 @@ from pathlib import Path
 
 from swift_ft.costs.json_files import load_object, read_text
 from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_not_negative, check_positive
 from swift_ft.planning.simulation.strategies import Cluster, Strategy
 
 
@@ -55,22 +56,9 @@ def read_calibration(path: Path) -> tuple[MeasuredRecovery, ...]:
     for i, record in enumerate(records):
         if not isinstance(record, dict) or not isinstance(record.get("strategy"), str):
             raise UsageError(f"{path}: recovery {i} has no 'strategy'")
-        values = []
-        for key in numbers:
-            value = record.get(key)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not math.isfinite(value)
-                or value < 0
-            ):
-                raise UsageError(
-                    f"{path}: recovery {i}: {key!r} is {value!r}, it must be a number of zero or more"
-                )
-            values.append(float(value))
-        if values[-1] == 0:
-            raise UsageError(f"{path}: recovery {i}: 'iteration_s' must be positive")
-        measured.append(MeasuredRecovery(record["strategy"], *values))
+        check_not_negative({f"{path}: recovery {i}: {key!r}": record.get(key) for key in numbers})
+        check_positive({f"{path}: recovery {i}: 'iteration_s'": record["iteration_s"]})
+        measured.append(MeasuredRecovery(record["strategy"], *(float(record[key]) for key in numbers)))
     return tuple(measured)
 
 

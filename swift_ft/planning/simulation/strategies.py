@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_not_negative
 
 
 @dataclass(frozen=True)
@@ -40,16 +41,9 @@ class Strategy:
             raise UsageError(f"strategy {self.name}: there is no kind {self.kind!r}")
         if not self.save_interval_s > 0:
             raise UsageError(f"strategy {self.name}: the save interval must be positive")
-        costs = (
-            self.save_stall_s,
-            self.restore_s,
-            self.fallback_restore_s,
-            self.replay_factor,
-            self.slowdown,
-            self.extra_startup_s,
-        )
-        if not all(math.isfinite(cost) and cost >= 0 for cost in costs):
-            raise UsageError(f"strategy {self.name}: costs must be finite and not negative")
+        times = ("save_stall_s", "restore_s", "fallback_restore_s", "extra_startup_s")
+        costs = (*times, "replay_factor", "slowdown")
+        check_not_negative({f"strategy {self.name}: {cost}": getattr(self, cost) for cost in costs})
 
     def saves(self, work_s: float) -> int:
         """The number of saves in a run of ``work_s`` seconds of training."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from swift_ft.errors import UsageError
+from swift_ft.planning.checks import check_positive
 from swift_ft.planning.simulation.failure_laws import FailureLaw, Stream
 from swift_ft.planning.simulation.strategies import Cluster, Strategy
 
@@ -79,8 +80,7 @@ def simulate(
     Raises:
         UsageError: for impossible values.
     """
-    if not (math.isfinite(work_s) and work_s > 0):
-        raise UsageError(f"the training time is {work_s}: it must be a positive number of seconds")
+    check_positive({"the training time": work_s}, "number of seconds")
     if trials < 1:
         raise UsageError("at least one trial is needed")
     runs: list[list[Run]] = [[] for _ in strategies]

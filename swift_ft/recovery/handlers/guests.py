@@ -32,7 +32,7 @@ def relieve_guests(state: State) -> State:
     membership, committed = state.membership, state.checkpoints.committed
     if state.phase in (Phase.FORMING, Phase.ENDED) or not membership.hosts:
         return state
-    guests = [machine for _, machine in sorted(membership.members.items()) if machine in membership.hosts]
+    guests = [machine for machine in membership.by_slot if machine in membership.hosts]
     staying = [guest for guest in guests if guest not in membership.draining]
     spares = sum(m not in membership.hosts and m not in membership.draining for m in membership.spares)
     # Guests that leave already take a spare each.

@@ -14,7 +14,8 @@ from itertools import accumulate, product
 from math import prod
 
 from swift_ft.errors import UsageError
-from swift_ft.recovery.layout.mesh import Layout, Stages, even_stages
+from swift_ft.recovery.layout.mesh import Layout, Stages, stages_of
+from swift_ft.recovery.layout.stage_layers import even_layout
 
 AXES = ("dp", "pp", "ep", "dp_shard", "cp", "tp")
 """Axes in the order of a layout's slots: the first one counts slowest."""
@@ -52,6 +53,8 @@ class Degrees:
         ep: workers among which experts are dealt. Frameworks take them from data parallelism.
         zero: what is shared: 0 nothing, 1 the optimizer's state, 2 gradients too, 3 parameters too.
         cut: layers of each stage, without an embedding and a head; empty for an even cut.
+        first_more: whether what an even cut leaves over is on the first stages; else on later ones, as in a
+            LayerStack.
         stages_per_worker: more than one with an interleaved schedule.
         order: all axes as ranks count them, the slowest first.
     """
@@ -64,6 +67,7 @@ class Degrees:
     ep: int = 1
     zero: int = 0
     cut: tuple[int, ...] = ()
+    first_more: bool = False
     stages_per_worker: int = 1
     order: tuple[str, ...] = AXES
 
@@ -123,7 +127,7 @@ class Degrees:
                 "stage per worker, leave interleaving out"
             )
         if not self.cut:
-            return even_stages(layers, self.pp)
+            return stages_of(self._even_cut(layers))
         cut = list(self.cut)
         if layers == sum(cut) + 2:  # an embedding and a head
             cut[0] += 1
@@ -133,8 +137,13 @@ class Degrees:
                 f"the stages have {sum(cut)} layers and the profile has {layers}: profile the same model, "
                 "with or without its embedding and head"
             )
-        ends = list(accumulate(cut))
-        return tuple((end - size, end - 1) for end, size in zip(ends, cut, strict=True))
+        return stages_of(cut)
+
+    def _even_cut(self, layers: int) -> tuple[int, ...]:
+        if self.pp > layers:
+            raise UsageError(f"{layers} layers cannot fill {self.pp} stages: choose pp from 1 to {layers}")
+        even = even_layout(layers, self.pp)
+        return tuple(sorted(even, reverse=True)) if self.first_more else even
 
     def to_dict(self) -> dict[str, object]:
         """The fields that differ from those of one worker, for JSON."""

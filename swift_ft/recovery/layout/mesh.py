@@ -7,9 +7,9 @@ Pipelines may differ in their stages, as Oobleck's and AutoHet's do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -85,28 +85,9 @@ class Layout:
         return {"dp": len(self.pipelines), "tp": self.tp, "ep": self.ep, "sp": self.sp}[axis]
 
 
-def even_stages(layers: int, stages: int) -> Stages:
-    """Stages of as many layers, in order. The first ones have one more where it does not come out even.
-
-    Raises:
-        UsageError: if there are more stages than layers.
-    """
-    if not 1 <= stages <= layers:
-        raise UsageError(f"{layers} layers cannot fill {stages} stages: choose pp from 1 to {layers}")
-    size, more = divmod(layers, stages)
-    starts = [i * size + min(i, more) for i in range(stages + 1)]
-    return tuple((a, b - 1) for a, b in pairwise(starts))
-
-
-def even_layout(layers: int, *, dp: int = 1, pp: int = 1, tp: int = 1, ep: int = 1, sp: int = 1) -> Layout:
-    """The layout of equal pipelines: ``dp * pp * ep * sp * tp`` slots.
-
-    Raises:
-        UsageError: if a degree is below one, or there are more stages than layers.
-    """
-    if dp < 1:
-        raise UsageError(f"dp={dp}: a degree must be one or more")
-    return Layout((even_stages(layers, pp),) * dp, tp=tp, ep=ep, sp=sp)
+def stages_of(sizes: Iterable[int]) -> Stages:
+    """Stages of so many layers, in order."""
+    return tuple((first, end - 1) for first, end in pairwise([0, *accumulate(sizes)]))
 
 
 def tiles_of(tensors: Sequence[StateTensor], layout: Layout) -> list[Tiles]:

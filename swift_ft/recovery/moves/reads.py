@@ -7,7 +7,7 @@ disk, the disk of another machine, the store.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Set
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -29,28 +29,6 @@ class ReadPlan(Generic[K]):
 
     pieces: Mapping[int, Mapping[K, Ranges]]
     missing: tuple[K, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FilesOfPart:
-    """The sizes of a part's files.
-
-    Attributes:
-        plain: of the file that says what the part has; it is read in any case.
-        tensors: of the file of its tensors, which is read whole where anything in it is needed.
-    """
-
-    plain: int
-    tensors: int
-
-
-@dataclass(slots=True)
-class PlannedBytes:
-    """Bytes that a worker reads, by where they come from."""
-
-    own_disk: int = 0
-    peers: int = 0
-    store: int = 0
 
 
 def plan_reads(wanted: Mapping[K, Ranges], held: Mapping[int, Mapping[K, Ranges]], own: int) -> ReadPlan[K]:
@@ -77,25 +55,3 @@ def plan_reads(wanted: Mapping[K, Ranges], held: Mapping[int, Mapping[K, Ranges]
         if left:
             missing.append(name)
     return ReadPlan(pieces, tuple(missing))
-
-
-def planned_bytes(
-    plan: ReadPlan[K], files: Mapping[int, FilesOfPart], here: Set[int], elsewhere: Set[int]
-) -> PlannedBytes:
-    """The bytes of a plan, by where they come from.
-
-    Args:
-        files: the sizes of each part's files.
-        here: parts that are on the worker's own disk.
-        elsewhere: parts that are on the disks of other machines of the run.
-    """
-    found = PlannedBytes()
-    for part, size in files.items():
-        read = size.plain + (size.tensors if plan.pieces.get(part) else 0)
-        if part in here:
-            found.own_disk += read
-        elif part in elsewhere:
-            found.peers += read
-        else:
-            found.store += read
-    return found

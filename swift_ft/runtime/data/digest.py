@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from swift_ft.checkpoint.state_digest import weighted_sum
-from swift_ft.logging.format.record import tensor_bytes
+from swift_ft.torch_core.tensors import tensor_bytes
 
 _BLOCK_BYTES = 4096
 _BLOCKS = 256

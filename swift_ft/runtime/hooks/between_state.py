@@ -6,10 +6,9 @@ See `runtime/hooks/between.py`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -18,7 +17,7 @@ from swift_ft.checkpoint.step.script import NotedVariables
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
-from swift_ft.torch_core.tensors import same_bits, version_of
+from swift_ft.torch_core.tensors import same_values, version_of
 
 NoteVariables = Callable[[], NotedVariables]
 """Notes the variables of the script."""
@@ -66,10 +65,10 @@ class FixedState:
                 return f"the buffers of {name}"
         now = self._state.snapshot()["parts"]
         for name, before in self._small.items():
-            if not _same(before, now[name]):
+            if not same_values(before, now[name], incomparable=True):
                 return str(name)
         for name, groups in _hyper_parameters(self._state).items():
-            if not _same(groups, self._groups[name]):
+            if not same_values(groups, self._groups[name], incomparable=True):
                 return f"the hyper-parameters of {name}"
         return None
 
@@ -103,27 +102,5 @@ class ChangeableState:
 
 
 def _hyper_parameters(state: TrainingState) -> dict[str, list[dict[str, Any]]]:
-    return {
-        name: [
-            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
-        for name, optimizer in state.optimizers.items()
-    }
-
-
-def _same(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and same_bits(one, other)
-    if isinstance(one, Mapping):
-        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float):
-        return repr(one) == repr(other)
-    try:
-        return bool(one == other)
-    except (TypeError, ValueError, RuntimeError):
-        return True  # nothing that can be compared
+    values = HyperParameters(state.optimizers.values()).values()
+    return dict(zip(state.optimizers, copy.deepcopy(values), strict=True))

@@ -23,7 +23,7 @@ from swift_ft.errors import DivergenceError, RecoveryError
 from swift_ft.logging import Direction, LogReader, MessageKey, MessageLog, checksum_of
 from swift_ft.runtime.script.script_line import script_line
 from swift_ft.torch_adapters.script_operations import PERSONAL, Operation
-from swift_ft.units import format_bytes
+from swift_ft.units import format_bytes, some
 
 LIMIT_BYTES = 1 << 20
 """Default limit of what a group may give to a worker in one iteration and still be logged."""
@@ -171,7 +171,7 @@ class ScriptCommunication:
         return None
 
     def _told(self, operation: Operation, use: GroupUse, what: str) -> str:
-        members = listed(use.members)
+        members = some(use.members, 4)
         return f"{script_line()} calls {operation.name} on a group of workers {members}, which {what}"
 
     def _take_part(self, operation: Operation) -> None:
@@ -249,9 +249,3 @@ def _others(operation: Operation) -> tuple[int, ...]:
 
 def _nothing() -> None:
     pass
-
-
-def listed(ranks: Sequence[int]) -> str:
-    """A few ranks, and the number of the others."""
-    shown = ", ".join(map(str, ranks[:4]))
-    return shown + (f" and {len(ranks) - 4} more" if len(ranks) > 4 else "")

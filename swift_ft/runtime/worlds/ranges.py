@@ -26,6 +26,7 @@ from swift_ft.network.peer_client import PeerFile
 from swift_ft.network.peer_server import WORLDS, Content, Source
 from swift_ft.recovery.layout.tensors import Ranges
 from swift_ft.storage.digest import Digester
+from swift_ft.torch_core.tensors import tensor_bytes
 
 HEAD, TENSORS = "head", "tensors/"
 _MOST_BYTES = 64 << 20
@@ -74,7 +75,7 @@ class OfferedTensors:
         bounds = [tuple(map(int, one.split("-"))) for one in ranges]
         if bounds:
             tensor = tensor[tuple(slice(start, end) for start, end in bounds)]
-        return _bytes_of(tensor.detach().cpu().contiguous())
+        return tensor_bytes(tensor)
 
 
 def source_of(offered: Mapping[int, OfferedTensors]) -> Source:
@@ -91,8 +92,8 @@ def source_of(offered: Mapping[int, OfferedTensors]) -> Source:
     return Source(opened)
 
 
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor on the host."""
+def _memory_of(tensor: torch.Tensor) -> memoryview:
+    """The memory of a tensor on the host, to be written. One that is not contiguous has none of its own."""
     return tensor.view(-1).view(torch.uint8).numpy().data
 
 
@@ -224,7 +225,7 @@ class OfferedPart:
         file = PeerFile(self._address, self._secret, f"{self._folder}/{TENSORS}{names}")
         digester = Digester()
         size = sum(one.nbytes for one in wanted)
-        targets = iter(_bytes_of(one.target) for one in wanted)
+        targets = iter(_memory_of(one.target) for one in wanted)
         target = next(targets)
         for piece in file.pieces():
             if file.size != size:

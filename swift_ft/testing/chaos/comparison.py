@@ -14,11 +14,11 @@ import xxhash
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.state_payload import unpack
+from swift_ft.checkpoint.state_values import digests, leaves
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.store import Store
 from swift_ft.testing.chaos.run_folder import OWN, store_in
-from swift_ft.testing.chaos.values import digests, leaves
 
 UNDO_BOUND = 1e-5
 """The largest difference after an undo that is not exact, as :func:`largest_difference` measures it.

@@ -24,9 +24,9 @@ from torch.optim import Optimizer
 
 import swift_ft
 from swift_ft.checkpoint.plain_classes import kind_of
+from swift_ft.checkpoint.state_values import digests_of
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.determinism import seed_step
-from swift_ft.testing.chaos.values import digests_of
 from swift_ft.testing.chaos.within import run_within
 from swift_ft.torch_adapters.pipelining.stage_metadata import learn_shapes_without_trace, stages_of
 

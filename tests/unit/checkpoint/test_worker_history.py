@@ -103,8 +103,11 @@ def test_damage_is_named(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"steps": 4', '"steps": 5'))
     with pytest.raises(SwiftError, match=r"rank-00003.g0002.json does not match its digest"):
         read_history(store, RUN, NAME)
+    path.write_text("[]")
+    with pytest.raises(SwiftError, match=r"rank-00003.g0002.json is no JSON object"):
+        read_history(store, RUN, NAME)
     path.unlink()
-    with pytest.raises(SwiftError, match="does not match"):
+    with pytest.raises(SwiftError, match=r"rank-00003.g0002.json is gone"):
         read_history(store, RUN, NAME)
 
 

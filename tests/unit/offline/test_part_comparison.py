@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from collections import deque
 from pathlib import Path
@@ -10,12 +11,19 @@ import numpy as np
 import pytest
 import torch
 
+from swift_ft.checkpoint.plain_classes import KnownClasses
 from swift_ft.checkpoint.state_payload import pack
 from swift_ft.offline.part_comparison import differences
 
 
+@dataclasses.dataclass
+class Averages:
+    weights: torch.Tensor
+
+
 def state(weight: torch.Tensor, **plain: object) -> dict[str, object]:
-    return {"models.model.weight": weight, "plain.bytes": io.BytesIO(pack(plain))}
+    packed = pack(plain, KnownClasses([Averages]))
+    return {"models.model.weight": weight, "plain.bytes": io.BytesIO(packed)}
 
 
 @pytest.mark.parametrize(
@@ -49,6 +57,23 @@ def test_values_of_numpy_and_of_containers() -> None:
     assert differences(one, other) == []
     other = state(weight, a=-nan, d=deque([1, 2]), s={"x", "y"}, p="a")
     assert differences(one, other) == [f"plain.bytes.{name}" for name in ("a", "d.1", "p", "s")]
+
+
+def test_what_an_object_holds_is_compared_whole() -> None:
+    """repr() leaves out what is in the middle of a large tensor."""
+    one, other = torch.zeros(100_000), torch.zeros(100_000)
+    other[50_000] = 1.0
+    weight = torch.ones(2)
+    assert differences(state(weight, a=Averages(one)), state(weight, a=Averages(one.clone()))) == []
+    found = differences(state(weight, a=Averages(one)), state(weight, a=Averages(other)))
+    assert found == ["plain.bytes.a.weights"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_are_compared() -> None:
+    one, other = (state(torch.ones(2), a=(size * torch.eye(3)).to_sparse()) for size in (1, 2))
+    assert differences(one, one) == []
+    assert differences(one, other) == ["plain.bytes.a"]
 
 
 def test_the_random_numbers_of_a_replica_are_its_own() -> None:

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import collections
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
 
-from swift_ft.torch_core.tensors import distinct_storages, sparse_indices, sparse_values, version_of
+from swift_ft.torch_core.tensors import (
+    distinct_storages,
+    same_values,
+    sparse_indices,
+    sparse_values,
+    version_of,
+)
 
 
 def test_a_version_grows_with_each_change_in_place() -> None:
@@ -37,3 +48,45 @@ def test_views_share_a_storage_and_empty_tensors_do_not() -> None:
     empty = [torch.empty(0), torch.empty(0)]
     storages = distinct_storages([whole, whole[1:], whole.view(2, 2), *empty])
     assert [storage.nbytes() for storage in storages] == [16, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.ones(2), torch.ones(2, 1), False),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64), False),
+        (torch.ones(2), 1.0, False),
+        (torch.eye(2).to_sparse(), torch.eye(2).to_sparse(), True),
+        (torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse(), False),
+        (torch.eye(2).to_sparse(), torch.eye(2), False),
+        (float("nan"), float("nan"), True),
+        (0.0, -0.0, False),
+        (1, True, False),
+        ([1, (2, {"a": torch.ones(1)})], [1, (2, {"a": torch.ones(1)})], True),
+        ([1, (2, {"a": torch.ones(1)})], [1, (2, {"a": torch.zeros(1)})], False),
+        ([1], [1, 2], False),
+        ([1], (1,), False),
+        ({"a": 1}, {"b": 1}, False),
+        (collections.OrderedDict(a=1), {"a": 1}, False),
+    ],
+    ids=str,
+)
+def test_values_are_compared_bit_for_bit(one: Any, other: Any, same: bool) -> None:
+    assert same_values(one, other) is same
+    assert same_values({"in": [one]}, {"in": [other]}) is same
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_compressed_sparse_tensors_are_compared_by_their_values() -> None:
+    one = torch.eye(2).to_sparse_csr()
+    assert same_values([one], [one.clone()])
+    assert not same_values([one], [2 * one])
+
+
+def test_values_that_cannot_be_compared_get_the_answer_that_was_asked_for() -> None:
+    array = np.arange(2)
+    for answer in (False, True):
+        assert same_values([array], [array.copy()], incomparable=answer) is answer
+        assert not same_values([array, 1], [array.copy(), 2], incomparable=answer)

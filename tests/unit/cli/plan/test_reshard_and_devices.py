@@ -117,6 +117,22 @@ def test_an_own_cut_of_megatron(layers: str, capsys: pytest.CaptureFixture[str])
     assert json.loads(capsys.readouterr().out)["moved_bytes"] == 5 * 3_350_000_000
 
 
+def test_even_stages_are_those_of_who_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten layers on three stages: a LayerStack begins as (3, 3, 4), and torchtitan as (4, 3, 3)."""
+    path, titan = tmp_path / "layers.json", tmp_path / "train.toml"
+    layer = {"forward_s": 0.01, "backward_s": 0.02, "state_bytes": 100}
+    path.write_text(json.dumps({"layers": [layer] * 10}))
+    titan.write_text("[parallelism]\npipeline_parallel_degree = 3\n")
+    stack = "--pipeline-model-parallel-size 3 --num-layers 10 --decoder-first-pipeline-num-layers 3"
+    stack += " --decoder-last-pipeline-num-layers 4"
+    moved = {}
+    for name, old in (("pp=3", "pp=3"), ("torchtitan", str(titan)), ("cut", stack)):
+        given = ["reshard", f"--from={old}", "--from-workers", "3", f"--to={stack}", "--to-workers", "3"]
+        assert main([*given, "--layers", str(path), "--json"]) == 0
+        moved[name] = json.loads(capsys.readouterr().out)["moved_bytes"]
+    assert moved == {"pp=3": 0, "torchtitan": 2 * 100, "cut": 0}
+
+
 def test_groups_of_unlike_devices(layers: str, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["devices", "--cluster", cluster, "--layers", layers, "--microbatches", "16"]
     assert main([*command, "--json"]) == 0

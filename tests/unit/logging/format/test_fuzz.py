@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from swift_ft.errors import RecoveryError
 from swift_ft.logging import Direction, LogReader, MessageKey
 from swift_ft.logging.format.codec import Codec, pack
-from swift_ft.logging.format.record import tensor_bytes
 from swift_ft.storage.store import Store
+from swift_ft.torch_core.tensors import tensor_bytes
 from tests.support.log import LOG, RUN, identity, key, message, read_all, receipt, write_segment
 
 MUTANTS, ALL_MUTANTS = 2_000, 10_000

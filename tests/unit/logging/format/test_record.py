@@ -5,7 +5,8 @@ import torch
 
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError
 from swift_ft.logging import Direction, checksum_of, copy_into
-from swift_ft.logging.format.record import Record, RecordKind, dtype_name, tensor_bytes, verify
+from swift_ft.logging.format.record import Record, RecordKind, dtype_name, verify
+from swift_ft.torch_core.tensors import tensor_bytes
 from tests.support.log import key, message, receipt
 
 DTYPES = [

@@ -9,10 +9,10 @@ import torch
 
 from swift_ft.errors import DivergenceError, ForeignLogError, LogCorruptError, LogMissingError, LogTornError
 from swift_ft.logging import Direction, LogReader
-from swift_ft.logging.format.record import tensor_bytes
 from swift_ft.logging.format.segment import parse_segment
 from swift_ft.logging.reading import segment_provider
 from swift_ft.storage.store import Store
+from swift_ft.torch_core.tensors import tensor_bytes
 from tests.support.log import LOG, RUN, identity, key, load, message, receipt, write_segment
 
 OTHER = "log/rank00001"

@@ -45,32 +45,37 @@ def ranked(**degrees: object) -> Degrees:
     return dataclasses.replace(Degrees(order=PP_SLOWEST), **degrees)  # type: ignore[arg-type]
 
 
+def filled(**degrees: object) -> Degrees:
+    """Those of torchtitan and DeepSpeed, which give a layer that is left over to the first stages."""
+    return dataclasses.replace(ranked(**degrees), first_more=True)
+
+
 @pytest.mark.parametrize(
     ("text", "workers", "degrees"),
     [
-        pytest.param(TITAN, 64, ranked(dp=2, dp_shard=8, tp=2, pp=2, zero=3), id="torchtitan"),
+        pytest.param(TITAN, 64, filled(dp=2, dp_shard=8, tp=2, pp=2, zero=3), id="torchtitan"),
         pytest.param(
             '{"parallelism": {"tensor_parallel_degree": 2}}',
             8,
-            ranked(dp_shard=4, tp=2, zero=3),
+            filled(dp_shard=4, tp=2, zero=3),
             id="its JSON",
         ),
         pytest.param(
             "--parallelism.tensor_parallel_degree 4 --parallelism.data_parallel_shard_degree=1",
             4,
-            ranked(tp=4),
+            filled(tp=4),
             id="its command line",
         ),
         pytest.param(
             "[parallelism]\nexpert_parallel_degree = 4\ncontext_parallel_degree = 2\n",
             32,
-            ranked(cp=2, dp_shard=4, ep=4, zero=3),
+            filled(cp=2, dp_shard=4, ep=4, zero=3),
             id="its experts are FSDP's workers",
         ),
         pytest.param(
             "[training]\ntensor_parallel_degree = 2\n[experimental]\npipeline_parallel_degree = 2\n",
             4,
-            ranked(tp=2, pp=2),
+            filled(tp=2, pp=2),
             id="its older sections",
         ),
         pytest.param(MEGATRON, 32, ranked(dp=4, tp=4, pp=2, cut=(11, 15)), id="Megatron-LM"),
@@ -111,15 +116,15 @@ def ranked(**degrees: object) -> Degrees:
             ranked(dp=4, tp=2),
             id="its JSON with all",
         ),
-        pytest.param(json.dumps(DEEPSPEED), 64, ranked(dp_shard=8, tp=4, cp=2, zero=3), id="DeepSpeed"),
+        pytest.param(json.dumps(DEEPSPEED), 64, filled(dp_shard=8, tp=4, cp=2, zero=3), id="DeepSpeed"),
         pytest.param(
             '{"train_micro_batch_size_per_gpu": 1, "pipeline": {"stages": 4}}',
             16,
-            ranked(dp=4, pp=4),
+            filled(dp=4, pp=4),
             id="stages",
         ),
         pytest.param(
-            '{"zero_optimization": {"stage": 0}, "pipeline": {"stages": "auto"}}', 4, ranked(dp=4), id="auto"
+            '{"zero_optimization": {"stage": 0}, "pipeline": {"stages": "auto"}}', 4, filled(dp=4), id="auto"
         ),
         pytest.param('{"T": 4, "P": 2, "D": 2}', None, ranked(tp=4, pp=2, dp=2), id="Tenplex"),
         pytest.param("tp=2,pp=2", 4, Degrees(tp=2, pp=2), id="short text"),

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
 from swift_ft.recovery.layout.degrees import AXES, PP_SLOWEST, Degrees, parse_degrees
-from swift_ft.recovery.layout.mesh import Slot, even_layout, held_by, tiles_of
+from swift_ft.recovery.layout.mesh import Layout, Slot, held_by, stages_of, tiles_of
+from swift_ft.recovery.layout.stage_layers import even_layout
 from swift_ft.recovery.layout.tensors import StateTensor
 
 
@@ -74,10 +75,9 @@ def test_each_slot_has_its_own_rank(sizes: dict[str, int], shared: bool, order: 
 def test_short_text_counts_ranks_as_slots(sizes: dict[str, int]) -> None:
     degrees = Degrees(**sizes)  # type: ignore[arg-type]
     assert degrees.ranks() == tuple(range(degrees.workers))
-    even = even_layout(
-        9, dp=degrees.dp, pp=degrees.pp, ep=degrees.ep, sp=degrees.dp_shard * degrees.cp, tp=degrees.tp
-    )
-    assert degrees.layout(9) == even
+    stages = stages_of(even_layout(9, degrees.pp))
+    sp = degrees.dp_shard * degrees.cp
+    assert degrees.layout(9) == Layout((stages,) * degrees.dp, tp=degrees.tp, ep=degrees.ep, sp=sp)
 
 
 def test_ranks_with_stages_slowest_are_those_of_a_device_mesh() -> None:
@@ -100,6 +100,18 @@ def test_workers_that_share_no_state_are_replicas_beside_those_that_do() -> None
         held = held_by(tensors, tiles_of(tensors, degrees.layout(1, shared=True)))
         assert len(held) == degrees.workers
         assert {end - start for slices in held.values() for start, end in slices["weight"]} == lengths
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "like_a_stack", "first_more"),
+    [(10, 3, (3, 3, 4), (4, 3, 3)), (10, 4, (2, 3, 2, 3), (3, 3, 2, 2)), (9, 3, (3, 3, 3), (3, 3, 3))],
+)
+def test_an_even_cut_is_that_of_a_stack_or_of_a_framework_that_fills_first_stages(
+    layers: int, stages: int, like_a_stack: tuple[int, ...], first_more: tuple[int, ...]
+) -> None:
+    assert even_layout(layers, stages) == like_a_stack
+    assert Degrees(pp=stages).layout(layers).pipelines == (stages_of(like_a_stack),)
+    assert Degrees(pp=stages, first_more=True).layout(layers).pipelines == (stages_of(first_more),)
 
 
 def test_a_cut_of_unequal_stages_with_an_embedding_and_a_head() -> None:

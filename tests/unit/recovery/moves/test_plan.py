@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_ft.errors import UsageError
-from swift_ft.recovery.layout.mesh import Layout, even_layout, held_by, tiles_of
+from swift_ft.recovery.layout.degrees import Degrees
+from swift_ft.recovery.layout.mesh import Layout, held_by, tiles_of
 from swift_ft.recovery.layout.tensors import StateTensor, clipped, count, overlap
 from swift_ft.recovery.moves.plan import MovePlan, plan_moves
 from tests.support.reshard import Array, carried_out, sliced
@@ -150,7 +151,7 @@ def test_no_other_placement_moves_less(tensors: list[StateTensor], old: Layout, 
 
 
 def test_the_nearest_holder_sends() -> None:
-    old, new = even_layout(LAYERS, dp=2), even_layout(LAYERS, dp=4)
+    old, new = Degrees(dp=2).layout(LAYERS), Degrees(dp=4).layout(LAYERS)
     machines = {0: (0, 0), 1: (1, 1), 2: (1, 2), 3: (0, 0)}  # rack, machine
     plan = plan_moves(model(), (old, [0, 1]), (new, range(4)), locations=machines)
     assert {(move.source, move.target) for move in plan.moves} == {(1, 2), (0, 3)}
@@ -160,20 +161,20 @@ def test_the_nearest_holder_sends() -> None:
 
 def test_new_devices_take_the_slots_that_their_machine_holds() -> None:
     """Machine 0 holds the first half of the layers and machine 1 the second; each gets a new device."""
-    old, new = even_layout(LAYERS, pp=2), even_layout(LAYERS, pp=4)
+    old, new = Degrees(pp=2).layout(LAYERS), Degrees(pp=4).layout(LAYERS)
     machines = {0: (0,), 1: (1,), 2: (1,), 3: (0,)}
     plan = plan_moves(model(), (old, [0, 1]), (new, range(4)), locations=machines)
     assert set(plan.bytes_by_distance(machines)) == {0}
 
 
 def test_the_load_is_spread_over_all_holders() -> None:
-    old, new = even_layout(LAYERS, dp=4), even_layout(LAYERS, dp=5)
+    old, new = Degrees(dp=4).layout(LAYERS), Degrees(dp=5).layout(LAYERS)
     plan = moves(old, new, model())
     assert plan.bytes_by_source() == dict.fromkeys(range(4), 96)
 
 
 def test_what_no_living_device_holds_comes_from_the_checkpoint() -> None:
-    old, new = even_layout(LAYERS, pp=2), even_layout(LAYERS, pp=1)
+    old, new = Degrees(pp=2).layout(LAYERS), Degrees(pp=1).layout(LAYERS)
     plan = plan_moves(model(), (old, [7, 8]), (new, [7]), lost=[8])
     assert plan.placement == (7,)
     assert plan.bytes_by_source() == {None: 2 * 96}
@@ -184,6 +185,6 @@ def test_what_no_living_device_holds_comes_from_the_checkpoint() -> None:
     [([0], [0, 1], "old layout has 2"), ([0, 1], [0], "new layout has 2"), ([0, 0], [0, 1], "different")],
 )
 def test_devices_that_do_not_fit(before: list[int], after: list[int], words: str) -> None:
-    layout = even_layout(LAYERS, pp=2)
+    layout = Degrees(pp=2).layout(LAYERS)
     with pytest.raises(UsageError, match=words):
         plan_moves(model(), (layout, before), (layout, after))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from swift_ft.recovery.layout.mesh import Layout, held_by, tiles_of
 from swift_ft.recovery.layout.tensors import Ranges, StateTensor, count, relative
-from swift_ft.recovery.moves.reads import FilesOfPart, PlannedBytes, plan_reads, planned_bytes
+from swift_ft.recovery.moves.reads import plan_reads
+from tests.support.reshard import FilesOfPart, PlannedBytes, planned_bytes
 
 LENGTHS = st.integers(1, 9)
 TENSORS = st.builds(

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from swift_ft.checkpoint.state_values import digests_of
 from swift_ft.testing.chaos.comparison import UNDO_BOUND, largest_difference, last_state, loads
 from swift_ft.testing.chaos.plain import _saved
-from swift_ft.testing.chaos.values import digests_of
 from tests.unit.testing.chaos.saved import save, state_of
 
 

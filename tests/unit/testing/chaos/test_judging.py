@@ -12,13 +12,13 @@ import pytest
 import torch
 from torch import nn
 
+from swift_ft.checkpoint.state_values import digests_of
 from swift_ft.faults import parse_faults
 from swift_ft.testing.chaos.comparison import files_of, last_state
 from swift_ft.testing.chaos.judging import End, judged, judged_again
 from swift_ft.testing.chaos.run_folder import new_own, report_of
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 from swift_ft.testing.chaos.unstable import Unstable
-from swift_ft.testing.chaos.values import digests_of
 from tests.unit.testing.chaos.saved import save, state_of
 
 TRAINING = Training((), (), "{folder}/store", 10)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from swift_ft.checkpoint.plain_values import Encoder, restored
-from swift_ft.testing.chaos.values import digests_of
+from swift_ft.checkpoint.state_values import digests_of
 
 
 class Color(enum.Enum):
@@ -95,6 +95,11 @@ def test_one_element_of_a_tensor_anywhere_tells(wrap: Any) -> None:
 def test_unlike_values_have_unlike_digests(value: Any, other: Any) -> None:
     assert digests_of(value) == digests_of(value)
     assert digests_of(value) != digests_of(other)
+
+
+@pytest.mark.parametrize("view", [LONG[::2], LONG.view(10, -1).t(), LONG[:1].expand(3), LONG[7]])
+def test_the_values_of_a_view_count_and_not_its_strides(view: torch.Tensor) -> None:
+    assert digests_of(view) == digests_of(view.clone(memory_format=torch.contiguous_format))
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")

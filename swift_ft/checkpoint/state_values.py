@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from swift_ft.checkpoint.plain_classes import Unknown, attributes, kind_of, members, name_of
+from swift_ft.torch_core.tensors import tensor_bytes
 
 _WHOLE = (str, bytes, bytearray, memoryview, range, io.BytesIO)
 """Classes whose objects are one value, though they consist of parts."""
@@ -57,7 +58,7 @@ def digests(named: Iterable[tuple[str, Any]]) -> dict[str, str]:
     for name, value in named:
         while name in found:
             name += "'"
-        found[name] = xxhash.xxh3_128_hexdigest(_bytes_of(value))
+        found[name] = _digest_of(value)
     return found
 
 
@@ -86,24 +87,39 @@ def _shown(key: Any) -> str:
     return str(key if made_of is None else made_of[1])
 
 
-def _bytes_of(value: Any) -> bytes:
+def _digest_of(value: Any) -> str:
+    found = xxhash.xxh3_128()
+    for piece in _pieces_of(value):
+        found.update(piece)
+    return found.hexdigest()
+
+
+def _pieces_of(value: Any) -> Iterator[Any]:
+    """All bytes of a value, after its kind: NaN is as itself, and -0.0 is not as 0.0."""
     if isinstance(value, torch.Tensor):
-        return _bytes_of_tensor(value.detach().cpu())
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return f"{value.dtype}{value.shape}".encode() + value.tobytes()
-    if isinstance(value, io.BytesIO):
-        return f"file at {value.tell()}".encode() + value.getvalue()
-    if isinstance(value, set | frozenset):  # it has no order
-        return repr(sorted(sorted(digests_of(one).items()) for one in value)).encode()
-    return repr(value).encode()
+        yield from _pieces_of_tensor(value.detach())
+    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield f"{value.dtype}{value.shape}".encode()
+        yield value.tobytes()
+    elif isinstance(value, io.BytesIO):
+        yield f"file at {value.tell()}".encode()
+        yield value.getvalue()
+    elif isinstance(value, set | frozenset):  # it has no order
+        yield repr(sorted(sorted(digests_of(one).items()) for one in value)).encode()
+    else:
+        yield repr(value).encode()
 
 
-def _bytes_of_tensor(value: torch.Tensor) -> bytes:
+def _pieces_of_tensor(value: torch.Tensor) -> Iterator[Any]:
     kind = f"{value.dtype}{tuple(value.shape)}".encode()
     if value.layout == torch.strided:
-        plain = value.resolve_conj().resolve_neg().reshape(-1)
-        return kind + bytes(plain.view(torch.uint8).numpy())
-    return b"".join([f"{value.layout}".encode(), kind, *map(_bytes_of_tensor, _parts_of_sparse(value))])
+        yield kind
+        yield tensor_bytes(value)
+        return
+    yield f"{value.layout}".encode()
+    yield kind
+    for part in _parts_of_sparse(value):
+        yield from _pieces_of_tensor(part)
 
 
 def _parts_of_sparse(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
