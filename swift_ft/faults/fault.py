@@ -49,11 +49,11 @@ class Action(StrEnum):
     ``datetime.now()`` does not, nor a function that was imported from ``time`` by its name.
     """
     FLIP = "flip"
-    """One bit of the newest file in the session's store is another one from then on."""
+    """One bit of the newest finished file in the session's store is another one from then on."""
     TRUNCATE = "truncate"
-    """The newest file in the session's store loses its second half."""
+    """The newest finished file in the session's store loses its second half."""
     VANISH = "vanish"
-    """The session's store is gone for ``seconds``, as a mount that was lost."""
+    """The folder of the session's store, with all that is in it, is gone for ``seconds``, as a lost mount."""
     UNWRITABLE = "unwritable"
     """The store fails all that is written (EIO)."""
     UNREADABLE = "unreadable"
@@ -102,6 +102,8 @@ OF_STORES = frozenset(
     }
 )
 """Calls of the store go wrong, in a worker, in all workers of a machine, or everywhere."""
+OF_FILES = frozenset({Action.FLIP, Action.TRUNCATE, Action.VANISH})
+"""Files of the store are damaged, or all of them are gone for a while."""
 OF_NETWORKS = frozenset({Action.UNPLUG, Action.MUTE, Action.DEAF, Action.FLAP, Action.THROTTLE})
 """Of machines with networks of their own (``swift-run --networks``)."""
 OF_CHANGES = frozenset({Action.RELOAD, Action.MOVE})
@@ -116,7 +118,7 @@ DEFAULT_SECONDS = {
 DEFAULT_FACTOR = 3.0
 DEFAULT_EACH_S = 0.2
 DEFAULT_MBIT = 10.0
-_OF_A_WORKER = {Action.FREEZE, Action.SLOW, Action.CLOCK, Action.FLIP, Action.TRUNCATE, Action.VANISH}
+_OF_A_WORKER = {Action.FREEZE, Action.SLOW, Action.CLOCK, *OF_FILES}
 _OF_A_MACHINE = {Action.SUSPEND, *OF_NETWORKS, *OF_CHANGES}
 _WITH_A_PEER = {Action.UNPLUG, Action.MUTE, Action.DEAF}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _TOUCHED_IN_A_FILE = 0.5
@@ -19,7 +21,10 @@ _LATER = "import os, shutil, signal, sys, time\ntime.sleep(float(sys.argv[1]))\n
 _STOP = """
 import os, signal, sys
 for pid in sys.argv[2:]:
-    os.kill(int(pid), signal.SIGSTOP)
+    try:
+        os.kill(int(pid), signal.SIGSTOP)
+    except ProcessLookupError:
+        pass
 """
 _GO_ON = """
 for pid in sys.argv[2:]:
@@ -47,7 +52,7 @@ def freeze(seconds: float) -> None:
 
 def suspend(agent_pid: int, seconds: float) -> None:
     """Stop an agent and all processes below it, this one among them. Another process lets them go on."""
-    others = [pid for pid in (agent_pid, *_descendants(agent_pid)) if pid != os.getpid()]
+    others = [pid for pid in (agent_pid, *below(agent_pid)) if pid != os.getpid()]
     # It stops them, too: a process that has stopped itself could stop no other.
     _beside(_STOP + _LATER + _GO_ON, seconds, *others, os.getpid())
     threading.Event().wait(seconds)  # it is stopped within this wait, wherever that ends
@@ -60,18 +65,30 @@ def jump(seconds: float) -> None:
     time.time_ns = lambda: before_ns() + round(seconds * 1e9)
 
 
-def newest_file(store: Path) -> Path | None:
-    """The last file that anybody wrote into a store; None if there is none."""
-    found = [
-        (path.stat().st_mtime_ns, path) for path in store.rglob("*") if path.is_file() and path.stat().st_size
-    ]
-    return max(found)[1] if found else None
+def newest_files(store: Path, counts: Callable[[str], bool]) -> list[Path]:
+    """The files in a store, those first that were written last. Any of them may go at any moment.
+
+    Args:
+        store: its folder.
+        counts: tells by the path in the store whether a file is one to strike.
+    """
+    found = []
+    for folder, _, names in os.walk(store):  # unlike rglob() it passes over folders that go meanwhile
+        for path in (Path(folder, name) for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                if counts(path.relative_to(store).as_posix()) and (facts := path.stat()).st_size:
+                    found.append((facts.st_mtime_ns, path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def flip(file: Path) -> None:
-    """Change one bit in the middle of a file."""
+    """Change one bit in the middle of a file.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
     with file.open("r+b") as opened:
-        place = math.floor(file.stat().st_size * _TOUCHED_IN_A_FILE)
+        place = math.floor(os.fstat(opened.fileno()).st_size * _TOUCHED_IN_A_FILE)
         opened.seek(place)
         (byte,) = opened.read(1)
         opened.seek(place)
@@ -79,12 +96,20 @@ def flip(file: Path) -> None:
 
 
 def truncate(file: Path) -> None:
-    """Cut off the second half of a file."""
+    """Cut off the second half of a file.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
     os.truncate(file, math.floor(file.stat().st_size * _TOUCHED_IN_A_FILE))
 
 
 def vanish(store: Path, seconds: float) -> None:
-    """Move a store away, and back after some time, whatever is in its place by then."""
+    """Move a store away, and back after some time. What is in its place by then is deleted.
+
+    Raises:
+        FileNotFoundError: it is gone already.
+    """
     away = store.with_name(f"{store.name}{AWAY}")
     store.rename(away)
     _beside(_LATER + _BACK, seconds, store, away)
@@ -114,13 +139,13 @@ def _beside(code: str, *arguments: object) -> None:
     started.returncode = 0  # nobody waits for it
 
 
-def _descendants(pid: int) -> list[int]:
+def below(pid: int) -> list[int]:
     """All processes below a process."""
     found: list[int] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                found += [int(child), *_descendants(int(child))]
+                found += [int(child), *below(int(child))]
     except OSError:  # it has ended
         pass
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -26,6 +27,7 @@ from swift_ft.recovery.handlers.worlds import all_prepared
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.next_world import check_changeable, moved_somewhere, same_machines
 from swift_ft.runtime.worker.status import WorkerStatus
+from swift_ft.storage.own_files import is_finished
 from swift_ft.storage.store import Store
 from swift_ft.storage.troubles import Troubles
 
@@ -142,10 +144,8 @@ class FaultInjector:
     def _can_strike(self, fault: Fault) -> bool:
         """Whether there is what it would strike: else it counts as one that never struck."""
         match fault.action:
-            case Action.FLIP | Action.TRUNCATE:
-                return self._store is not None and strikes.newest_file(self._store) is not None
-            case Action.VANISH:
-                return self._store is not None and self._store.exists()
+            case Action.FLIP | Action.TRUNCATE | Action.VANISH:
+                return bool(self._in_store(fault))
         if fault.action in OF_CHANGES:
             return bool(_machines_after(self._participant.state, fault))
         if fault.action in OF_NETWORKS:
@@ -181,10 +181,19 @@ class FaultInjector:
         # The agent first: afterwards this process could signal nobody.
         if fault.target in (Target.MACHINE, Target.AGENT):
             os.kill(self._agent_pid, number)
+        if fault.target == Target.MACHINE and number == signal.SIGSTOP:  # an agent's death ends them, too
+            self._stop_the_others()
         if fault.target in (Target.MACHINE, Target.WORKER):
             os.kill(os.getpid(), number)
         if number == signal.SIGKILL and fault.target == Target.AGENT:
             threading.Event().wait()  # the agent's death ends this process at any moment
+
+    def _stop_the_others(self) -> None:
+        """All processes of this machine but the agent and this one."""
+        for pid in strikes.below(self._agent_pid):
+            if pid != os.getpid():
+                with contextlib.suppress(ProcessLookupError):  # it has ended since
+                    os.kill(pid, signal.SIGSTOP)
 
     def _harm(self, fault: Fault) -> None:
         """Do what kills nobody."""
@@ -252,14 +261,27 @@ class FaultInjector:
         membership = self._participant.state.membership
         return membership.addresses.get(membership.members.get(slot, ""), "").rpartition(":")[0]
 
-    def _harm_store(self, fault: Fault) -> None:
-        assert self._store is not None, fault
+    def _in_store(self, fault: Fault) -> list[Path]:
+        """The folder or the files of the store that a fault would strike, the best one first."""
+        if self._store is None:
+            return []
         if fault.action == Action.VANISH:
-            strikes.vanish(self._store, fault.lasts_s)
-            return
-        file = strikes.newest_file(self._store)
-        assert file is not None, fault
-        (strikes.flip if fault.action == Action.FLIP else strikes.truncate)(file)
+            return [self._store] if self._store.exists() else []
+        return strikes.newest_files(self._store, is_finished)
+
+    def _harm_store(self, fault: Fault) -> None:
+        """Another worker may delete or rename meanwhile what was there: then the next one is struck."""
+        harms: dict[Action, Callable[[Path], None]] = {
+            Action.FLIP: strikes.flip,
+            Action.TRUNCATE: strikes.truncate,
+            Action.VANISH: lambda store: strikes.vanish(store, fault.lasts_s),
+        }
+        for path in self._in_store(fault):
+            with contextlib.suppress(OSError):
+                harms[fault.action](path)
+                return
+        # The words by which `testing/chaos/struck.py` knows it.
+        logger.warning("'%s' found nothing to strike", fault)
 
 
 def _machines_after(state: State, fault: Fault) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.checkpoint.state_values import digests, leaves
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.job_state import SavedPart
+from swift_ft.storage.own_files import is_own
 from swift_ft.storage.store import Store
 from swift_ft.testing.chaos.run_folder import OWN, store_in
 
@@ -26,12 +26,6 @@ UNDO_BOUND = 1e-5
 The undo itself errs by a few units in the last place (docs/undo.md), and the iterations that follow go on
 from there.
 """
-
-_OF_THE_STORE = re.compile(
-    r"(run\.json|runs/[^/]+/(run|layers)\.json|workers/rank-\d{5}\.json|probe)(\.[0-9a-f]{12}\.tmp)?"
-    r"|(checkpoints/\d{8}|log/rank-\d{5}|runs/[^/]+/(journal|workers))/.*"
-)
-"""All paths in a store that swift_ft itself writes, and their drafts. A script may have files beside them."""
 
 
 def files_of(folder: Path) -> dict[str, str]:
@@ -48,8 +42,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 def _is_of(store: str, path: Path) -> bool:
     """Whether a file is one that swift_ft has written into its store."""
-    inside = path.is_relative_to(store)
-    return inside and _OF_THE_STORE.fullmatch(path.relative_to(store).as_posix()) is not None
+    return path.is_relative_to(store) and is_own(path.relative_to(store).as_posix())
 
 
 def last_state(url: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from swift_ft.errors import UsageError
 from swift_ft.faults import Action
-from swift_ft.faults.fault import OF_CHANGES, OF_NETWORKS, OF_STORES
+from swift_ft.faults.fault import OF_CHANGES, OF_FILES, OF_NETWORKS, OF_STORES
 from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.plans import WEIGHTS
 
@@ -19,9 +19,9 @@ _WORDS = {
     Action.SUSPEND: "a machine's processes stop for some seconds, as a suspended virtual machine",
     Action.SLOW: "a worker computes several times as slowly from then on",
     Action.CLOCK: "a worker's time.time() and time.time_ns() jump by a minute or a day, no other clock",
-    Action.FLIP: "one bit of the newest file in the store is another one",
-    Action.TRUNCATE: "the newest file in the store loses its second half",
-    Action.VANISH: "the store is gone for some seconds",
+    Action.FLIP: "one bit of the newest finished file in the store is another one",
+    Action.TRUNCATE: "the newest finished file in the store loses its second half",
+    Action.VANISH: "the store is gone for some seconds, the whole folder",
     Action.UNWRITABLE: "all that is written to the store fails",
     Action.UNREADABLE: "all that is read from the store fails",
     Action.MISSING: "the store does not find what is there",
@@ -40,7 +40,7 @@ _WORDS = {
     Action.MOVE: "a planned change: a spare, or another machine, takes a machine's slot",
 }
 _GROUPS = {
-    "store": OF_STORES | {Action.FLIP, Action.TRUNCATE, Action.VANISH},
+    "store": OF_STORES | OF_FILES,
     "network": OF_NETWORKS,
     "change": OF_CHANGES,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_ft.faults import Fault
-from swift_ft.faults.fault import OF_STORES
+from swift_ft.faults.fault import OF_FILES, OF_STORES
 from swift_ft.testing.chaos.run_folder import logs_of
 
 
@@ -32,16 +32,25 @@ def missed_of(report: Mapping[str, Any], plan: Sequence[Fault], output: str, fol
         missed = {str(fault) for fault in plan} - {
             event["fault"] for event in events if event["event"] == "FaultInjected"
         }
-    of_stores = [fault for fault in plan if fault.action in OF_STORES and str(fault) not in missed]
-    missed |= _unmet(of_stores, output, folder)
+    missed |= _without_effect([fault for fault in plan if str(fault) not in missed], output, folder)
     return tuple(str(fault) for fault in plan if str(fault) in missed)
 
 
-def _unmet(faults: Sequence[Fault], output: str, folder: Path) -> set[str]:
-    """Faults that no call of a store has met: they were there, and then they were over."""
-    # The words of swift_ft.storage.troubles.
-    unmet = {str(fault): f"the first call that '{fault}' meets" for fault in faults}
+def _without_effect(faults: Sequence[Fault], output: str, folder: Path) -> set[str]:
+    """Faults of a store that came to their point, and changed nothing.
+
+    Those that no call has met were there, and then they were over. Of files, all may be gone when one is to
+    be struck.
+    """
+    # The words of swift_ft.storage.troubles, and of swift_ft.runtime.fault_injector.
+    met = {str(one): f"the first call that '{one}' meets" for one in faults if one.action in OF_STORES}
+    idle = {str(one): f"'{one}' found nothing to strike" for one in faults if one.action in OF_FILES}
+    if not (met or idle):
+        return set()
     logs = (path for path in logs_of(folder).rglob("*") if path.is_file())
-    for text in (output, *(path.read_text(errors="replace") for path in logs)) if unmet else ():
-        unmet = {fault: line for fault, line in unmet.items() if line not in text}
-    return set(unmet)
+    texts = [output, *(path.read_text(errors="replace") for path in logs)]
+
+    def said(lines: Mapping[str, str]) -> set[str]:
+        return {fault for fault, line in lines.items() if any(line in text for text in texts)}
+
+    return (met.keys() - said(met)) | said(idle)

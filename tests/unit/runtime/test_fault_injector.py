@@ -5,7 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +20,7 @@ import pytest
 import torch
 
 from swift_ft.errors import UsageError
-from swift_ft.faults import failpoints, parse_faults
+from swift_ft.faults import failpoints, parse_faults, strikes
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
@@ -38,6 +41,7 @@ class Worker:
         injected: frozenset[str] = frozenset(),
         store: Path | None = None,
         of: Store | None = None,
+        agent_pid: int = 0,
     ) -> None:
         self.state = SimpleNamespace(injected=injected)
         self.journal: list[ev.Event] = []
@@ -46,7 +50,7 @@ class Worker:
         self.status = WorkerStatus(5)
         self.optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
         self.participant = SimpleNamespace(state=self.state, append=self.journal.append)
-        place = SimpleNamespace(rank=2, slot=1, agent_pid=0, config=SimpleNamespace(inject=inject))
+        place = SimpleNamespace(rank=2, slot=1, agent_pid=agent_pid, config=SimpleNamespace(inject=inject))
         inject_faults(
             cast(Any, place),
             self.status,
@@ -200,6 +204,63 @@ def test_a_process_that_is_stopped_says_at_what_moment(
     assert signals == [signal.SIGSTOP]
 
 
+AGENT = """
+import subprocess, sys
+sleeps = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+print(*(one.pid for one in sleeps), flush=True)
+sys.stdin.read()
+for one in sleeps:
+    one.kill()
+    one.wait()
+"""
+
+
+@pytest.mark.parametrize("target", ["machine", "worker", "agent"])
+def test_a_machine_that_is_stopped_is_stopped_as_a_whole(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent, all other workers, and then this one; each alone where the fault says so."""
+    signals: list[tuple[int, int]] = []
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        others = [int(pid) for pid in agent.stdout.readline().split()]
+        monkeypatch.setattr(os, "kill", lambda pid, number: signals.append((pid, number)))
+        Worker(f"stop {target}={2 if target == 'worker' else 1} iteration=5", agent_pid=agent.pid)
+        hit(Point.BETWEEN, 5)
+        monkeypatch.undo()
+    stopped = {"machine": [agent.pid, *others, os.getpid()], "worker": [os.getpid()], "agent": [agent.pid]}
+    assert len(others) == 2
+    assert signals == [(pid, signal.SIGSTOP) for pid in stopped[target]]
+
+
+def test_a_process_that_ends_meanwhile_leaves_none_stopped_for_ever() -> None:
+    """A machine is suspended, one of whose processes has ended since it was listed."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with subprocess.Popen(["sleep", "600"]) as agent, subprocess.Popen(["sleep", "600"]) as other:
+        code = (
+            "from swift_ft.faults import strikes\n"
+            f"strikes.below = lambda pid: [{ended.pid}, {other.pid}]\n"
+            f"strikes.suspend({agent.pid}, 0.5)\n"
+        )
+        try:
+            worker = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+            wait_until(lambda: has_gone_on(agent.pid), "the agent goes on")
+            wait_until(lambda: has_gone_on(other.pid), "its other process goes on")
+        finally:
+            agent.kill()
+            other.kill()
+    assert worker.returncode == 0
+
+
+def has_gone_on(pid: int) -> bool:
+    """Whether a child was stopped, and goes on since."""
+    found, status = os.waitpid(pid, os.WCONTINUED | os.WNOHANG)
+    return found == pid and os.WIFCONTINUED(status)
+
+
 def test_a_fault_strikes_also_without_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     worker = Worker("break worker=2 iteration=5 point=forward committed=3")
     worker.participant.wait_for = lambda condition, timeout_s: None
@@ -213,13 +274,82 @@ def test_a_fault_strikes_also_without_a_checkpoint(caplog: pytest.LogCaptureFixt
 )
 def test_the_newest_file_of_the_store_is_damaged(fault: str, expected: bytes, tmp_path: Path) -> None:
     worker = Worker(fault, store=tmp_path)
-    (tmp_path / "old").write_bytes(b"abcd")
-    os.utime(tmp_path / "old", (1, 1))
-    (tmp_path / "new").write_bytes(b"abcd")
+    new = written(tmp_path, "log/rank-00002/g00001-s000002", at=2)
+    others = [
+        written(tmp_path, "log/rank-00002/g00001-s000001", at=1),
+        *(written(tmp_path, name, at=3) for name in ("metrics.csv", "checkpoints/best.pt", "log/train.txt")),
+    ]
     hit(Point.BETWEEN, 5)
-    assert (tmp_path / "new").read_bytes() == expected
-    assert (tmp_path / "old").read_bytes() == b"abcd"
+    assert new.read_bytes() == expected
+    assert {other.read_bytes() for other in others} == {b"abcd"}
     assert worker.journal
+
+
+def written(store: Path, name: str, at: int) -> Path:
+    """A file of four bytes, and when it was written."""
+    file = store / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"abcd")
+    os.utime(file, (at, at))
+    return file
+
+
+@pytest.mark.parametrize("action", ["flip", "truncate"])
+def test_a_draft_is_not_damaged(action: str, tmp_path: Path) -> None:
+    """Of its reserved room nothing may be left, and the rest is not written yet."""
+    store = Store(tmp_path)
+    with store.open_write("log/rank-00002/g00001-s000001") as finished:
+        finished.write(b"abcd")
+    draft = store.open_write("log/rank-00002/g00001-s000002")
+    draft.reserve(4)
+    store.write_json("metrics.json", {"loss": 1})  # of the script
+    worker = Worker(f"{action} worker=2 iteration=5", of=store)
+    hit(Point.BETWEEN, 5)
+    assert worker.journal
+    assert (tmp_path / "log/rank-00002/g00001-s000001").read_bytes() in (b"abbd", b"ab")
+    draft.write(b"abcd")
+    draft.commit()
+    assert (tmp_path / "log/rank-00002/g00001-s000002").read_bytes() == b"abcd"
+
+
+@pytest.mark.parametrize("action", ["flip", "truncate"])
+def test_a_file_that_goes_meanwhile_is_no_error_of_the_script(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next one is struck."""
+    old = written(tmp_path, "checkpoints/00000002/file", at=1)
+    new = written(tmp_path, "checkpoints/00000004/file", at=2)
+    harm = getattr(strikes, action)
+
+    def harm_late(file: Path) -> None:
+        new.unlink(missing_ok=True)
+        harm(file)
+
+    monkeypatch.setattr(strikes, action, harm_late)
+    Worker(f"{action} worker=2 iteration=5", store=tmp_path)
+    hit(Point.BETWEEN, 5)
+    assert not new.exists()
+    assert old.read_bytes() != b"abcd"
+
+
+@pytest.mark.parametrize("action", ["flip", "truncate", "vanish"])
+def test_a_store_that_goes_meanwhile_is_no_error_of_the_script(
+    action: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run says that nothing was struck."""
+    store, harm = tmp_path / "store", getattr(strikes, action)
+    written(store, "run.json", at=1)
+
+    def harm_late(path: Path, *options: float) -> None:
+        shutil.rmtree(store)
+        harm(path, *options)
+
+    monkeypatch.setattr(strikes, action, harm_late)
+    fault = f"{action} worker=2 iteration=5 point=between"
+    worker = Worker(fault, store=store)
+    hit(Point.BETWEEN, 5)
+    assert worker.journal == [ev.FaultInjected(fault=fault)]
+    assert f"'{fault}' found nothing to strike" in caplog.text
 
 
 def test_what_is_not_there_cannot_be_struck(tmp_path: Path) -> None:
