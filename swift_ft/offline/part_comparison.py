@@ -13,6 +13,7 @@ import torch
 
 from swift_ft.checkpoint.folder import MARKER, CheckpointFolder
 from swift_ft.checkpoint.manifest import MANIFEST, read_sealed
+from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.errors import UsageError
 from swift_ft.offline.run_store import store_errors
@@ -25,7 +26,7 @@ REPLAY_RECORD = "replay.json"
 """The file in a replay's folder that describes it. It is written last: without it the replay has failed."""
 
 _METADATA = ".metadata"
-_DIGESTS = ("plain.bytes", "digests")
+_DIGESTS = tuple(("plain.bytes", stored) for stored in (STORED_AS, STORED_BEFORE))
 _VARIABLES = ("plain.bytes", "carried")
 _VARIABLES_BEFORE_EPOCH = ("plain.bytes", "small", "parts", "swift_ft.epochs", "top")
 _RANDOM = ("plain.bytes", "small", "random")
@@ -80,7 +81,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica:
         other: another one.
         of_replica: the other one was saved by a replica, which draws random numbers of its own.
     """
-    skipped = (_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *((_RANDOM,) if of_replica else ()))
+    skipped = (*_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *((_RANDOM,) if of_replica else ()))
     first, second = (
         {path: value for path, value in leaves(state) if not any(path[: len(s)] == s for s in skipped)}
         for state in (one, other)

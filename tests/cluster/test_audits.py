@@ -55,7 +55,7 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cl
         example: str = "train_swift",
         waits: str = "judged",
         then: str = "",
-        struck: int = 1,
+        struck: int | None = 1,
         args: tuple[str, ...] = (),
         inject: str = "",
         **wrong: Any,
@@ -71,7 +71,8 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cl
             script=training(tmp_path, SCRIPT, iterations=ITERATIONS),
             inject=inject,
         )
-        assert len([*tmp_path.glob("struck-*")]) == struck
+        times = len([*tmp_path.glob("struck-*")])
+        assert times == struck if struck is not None else times
         return found
 
     return run
@@ -149,6 +150,28 @@ def test_all_go_back_to_the_last_audited_checkpoint(
     (doubted,) = run.events("CheckpointsDoubted")
     assert doubted["iteration"] == 3
     assert_identical(run, unaudited())
+
+
+WORN = {"what": "product", "rank": 1, "live": True, "worn": True, "every": True, "times": [*range(1, 20)]}
+
+
+@pytest.mark.parametrize(
+    ("example", "first"), [("train_swift", 5), pytest.param("train_ddp", 3, marks=pytest.mark.thorough)]
+)
+def test_a_machine_that_is_worn_has_no_part_in_what_comes_after(
+    example: str, first: int, audited: Callable[..., ClusterRun], unaudited: Reference
+) -> None:
+    """With the only spare in its place nobody would audit what it computes until a checkpoint."""
+    run = audited("--on-corruption", "back", example=example, struck=None, **{**WORN, "iteration": first})
+    assert differences(run) == [(1, first)] * 2
+    (doubted,) = run.events("CheckpointsDoubted")
+    assert doubted["iteration"] == 3
+    (left,) = run.events("MachineLost")
+    assert left["on_request"]
+    joined = {event["machine"]: event["preferred_slot"] for event in run.events("MachineJoined")}
+    assert joined[left["machine"]] == 1
+    assert len(joined) == MACHINES.get(example, 2) + 1, "it does not come back"
+    assert_identical(run, unaudited(example))
 
 
 @pytest.mark.thorough

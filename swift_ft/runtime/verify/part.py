@@ -39,6 +39,7 @@ from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 from swift_ft.runtime.worker.ports import Job, Judgement
 from swift_ft.torch_adapters.exchange import any_of_all, texts_of_all
 from swift_ft.torch_core import outputs
+from swift_ft.units import named
 
 _COUNTS = Judgement()
 _AGAIN = Judgement(again=True)
@@ -79,19 +80,22 @@ class VerifyPart(Part):
         self._runs: list[Evidence] = []
         self._proven = 0
         self._corrected: int | None = None  # completed iterations, with the last step that was put right
+        self._owed = False  # one that was due could not be repeated, so the next one that can be is due
 
     # --------------------------------------------------------------------------------- of the worker's core
 
     def computation(self, step: StepInfo) -> int:
         """The number of the computation of a step that begins, from 1; 0 for a step that is not verified."""
         plan = self._job.state.plan
-        if not self._every or step.replayed or not step.repeatable or step.completed % self._every:
+        if not self._every or step.replayed:
             return 0
         # Some may have completed the first iteration after a recovery before it, and only send again. And the
         # very first one differs from others: DDP makes its buckets anew after it, for example.
         if plan is None or plan.resume == step.iteration:
             return 0
-        return len(self._runs) + 1
+        # All workers alike: it is forgotten with each recovery, and from there on all begin the same steps.
+        self._owed = due = self._owed or step.completed % self._every == 0
+        return len(self._runs) + 1 if due and step.repeatable else 0
 
     def judge(self, step: StepInfo) -> Judgement:
         """Whether a step counts that was computed once more, and what its computations show."""
@@ -108,6 +112,7 @@ class VerifyPart(Part):
         except RuntimeError as error:
             return Judgement(cause=first_line(error))
         self._proven += verdict is None
+        self._owed = False
         runs.clear()
         if verdict is not None:
             self._corrected = step.completed if verdict.right else self._corrected
@@ -142,10 +147,11 @@ class VerifyPart(Part):
 
     def _tell(self, step: StepInfo, verdict: Verdict) -> None:
         """One worker tells the journal. What follows is everybody's, so it follows from there."""
-        ranks = tuple(sorted(verdict.faults))
-        places = "; ".join(f"{listed(f.names)} in {f.place}" for f in verdict.faults.values())
         if self._rank != 0:
             return
+        ranks = tuple(sorted(verdict.faults))
+        begun = [*verdict.faults.values()] or [verdict.arrived]
+        places = "; ".join(f"{listed(fault.names)} in {fault.place}" for fault in begun if fault is not None)
         state = self._job.append(
             ev.StepDiffered(
                 generation=step.generation,
@@ -156,20 +162,21 @@ class VerifyPart(Part):
                 right=verdict.right,
             )
         )
-        if not verdict.named or len(ranks) != 1:
+        slots = sorted({state.slot_of_rank(rank) for rank in ranks})
+        if not verdict.named or not slots:
             return
-        drains = self._act in (OnCorruption.DRAIN, OnCorruption.BACK)
-        if drains and (machine := state.members[state.slot_of_rank(ranks[0])]):
-            self._job.append(ev.DrainRequested(machine=machine, asked_by=f"--on-corruption {self._act}"))
-        elif self._act == OnCorruption.STOP:
-            slot = state.slot_of_rank(ranks[0])
+        if self._act == OnCorruption.STOP:
+            have, it = ("have", "them") if len(slots) > 1 else ("has", "it")
             self._job.append(
                 ev.JobClosed(
-                    reason=f"machine {slot} has computed iteration {step.iteration} wrong: {places} (worker "
-                    f"{ranks[0]}). Leave it out, and go on with --resume from the last checkpoint.",
+                    reason=f"{named('machine', slots)} {have} computed iteration {step.iteration} wrong: "
+                    f"{places} ({named('worker', ranks)}). Leave {it} out, and go on with --resume from the "
+                    "last checkpoint.",
                     cause=Cause.MACHINE,
                 )
             )
+        elif self._act != OnCorruption.WARN and len(slots) == 1 and (machine := state.members[slots[0]]):
+            self._job.append(ev.DrainRequested(machine=machine, asked_by=f"--on-corruption {self._act}"))
 
     # ---------------------------------------------------------------------------------- moments of a part
 
@@ -191,6 +198,7 @@ class VerifyPart(Part):
 
     def open(self, state: State, begin: int) -> None:
         self._forget()
+        self._owed = False
 
     def close(self) -> None:
         self._forget()
