@@ -214,7 +214,7 @@ def _acts_on(before: State, after: State, judgement: Judgement, choice: str) -> 
     if judgement.wrong == Wrong.MACHINE and machine in after.membership.slots:
         # All load the checkpoint anyway. A machine that trained on meanwhile would spoil what comes after it.
         at_once = choice == "back" and after.membership.own_spares()
-        leaves = ev.MachineLost(machine=machine, reason=f"{reason} ({asked_by})", on_request=True)
+        leaves = ev.MachineLost(machine=machine, reason=f"{asked_by}: {reason}", on_request=True)
         found.append(leaves if at_once else ev.DrainRequested(machine=machine, asked_by=asked_by))
     return found
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.training_state import TrainingState
@@ -58,6 +58,16 @@ class OnCorruption(StrEnum):
     """After an audit, all go back to the last checkpoint that was audited. Here as ``DRAIN``."""
 
 
+class Epochs(Protocol):
+    """The place of a run among its epochs (:class:`swift_ft.runtime.epoch_top.Epochs`).
+
+    Attributes:
+        began: iterations that were complete as the present one began.
+    """
+
+    began: int
+
+
 class VerifyPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`. It is the core's ``Verification`` as well.
 
@@ -65,37 +75,46 @@ class VerifyPart(Part):
         rank: this worker.
         state: what the session protects.
         job: where a difference is noted.
+        epochs: where it is among them.
         every: each so many iterations one is verified; 0 for none.
         act: what follows when a machine has computed something wrong.
     """
 
     name = "verify"
 
-    def __init__(self, rank: int, state: TrainingState, job: Job, every: int, act: OnCorruption) -> None:
+    def __init__(
+        self, rank: int, state: TrainingState, job: Job, epochs: Epochs, every: int, act: OnCorruption
+    ) -> None:
         self._rank = rank
         self._state = state
         self._job = job
+        self._epochs = epochs
         self._every = every
         self._act = act
         self._runs: list[Evidence] = []
         self._proven = 0
         self._corrected: int | None = None  # completed iterations, with the last step that was put right
-        self._owed = False  # one that was due could not be repeated, so the next one that can be is due
 
     # --------------------------------------------------------------------------------- of the worker's core
 
     def computation(self, step: StepInfo) -> int:
         """The number of the computation of a step that begins, from 1; 0 for a step that is not verified."""
         plan = self._job.state.plan
-        if not self._every or step.replayed:
+        if not self._every or step.replayed or not step.repeatable or not self._is_due(step):
             return 0
         # Some may have completed the first iteration after a recovery before it, and only send again. And the
         # very first one differs from others: DDP makes its buckets anew after it, for example.
         if plan is None or plan.resume == step.iteration:
             return 0
-        # All workers alike: it is forgotten with each recovery, and from there on all begin the same steps.
-        self._owed = due = self._owed or step.completed % self._every == 0
-        return len(self._runs) + 1 if due and step.repeatable else 0
+        return len(self._runs) + 1
+
+    def _is_due(self, step: StepInfo) -> bool:
+        """Each N-th step; if that is the last one of an epoch, which may not be run again, the next one.
+
+        No worker's history decides: one may have completed some steps before a recovery, and only send again.
+        """
+        after_epoch = step.iteration == self._epochs.began
+        return step.completed % self._every == 0 or (after_epoch and step.iteration % self._every == 0)
 
     def judge(self, step: StepInfo) -> Judgement:
         """Whether a step counts that was computed once more, and what its computations show."""
@@ -112,7 +131,6 @@ class VerifyPart(Part):
         except RuntimeError as error:
             return Judgement(cause=first_line(error))
         self._proven += verdict is None
-        self._owed = False
         runs.clear()
         if verdict is not None:
             self._corrected = step.completed if verdict.right else self._corrected
@@ -198,7 +216,6 @@ class VerifyPart(Part):
 
     def open(self, state: State, begin: int) -> None:
         self._forget()
-        self._owed = False
 
     def close(self) -> None:
         self._forget()
