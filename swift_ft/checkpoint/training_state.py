@@ -333,10 +333,10 @@ class TrainingState:
         if self.carried is not None and "carried" in plain:
             self.carried.take_over(plain["carried"])
         self.restore(plain["small"])  # after the variables: a part may set some of what it holds itself
-        signed = STORED_AS not in plain
-        if not (expected := plain.get(STORED_BEFORE if signed else STORED_AS)):  # also of verify="none"
+        earlier = STORED_AS not in plain
+        if not (expected := plain.get(STORED_BEFORE if earlier else STORED_AS)):  # also of verify="none"
             return []
-        return differing(tensor_digests(self.named_tensors(), signed=signed), expected)
+        return differing(tensor_digests(self.named_tensors(), earlier=earlier), expected)
 
     def _named_as(self, names: Iterable[Sequence[str] | None]) -> list[nn.Parameter | None]:
         """The parameters that an optimizer held when it was saved, in its order."""
