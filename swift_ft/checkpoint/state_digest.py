@@ -81,7 +81,7 @@ def weighted_sum(tensor: torch.Tensor, *, earlier: bool = False) -> torch.Tensor
     """The weighted sum over the words of a contiguous tensor: an int64 of no dimension, on its device.
 
     Args:
-        tensor: of any dtype.
+        tensor: any dtype.
         earlier: see :func:`tensor_digests`.
     """
     flat = _bytes_of(tensor)

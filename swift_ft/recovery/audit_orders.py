@@ -98,7 +98,7 @@ def auditors(state: State) -> set[str]:
 
 
 def identities(state: State) -> set[str]:
-    """What the spares are that may audit, whatever their names."""
+    """By :meth:`Membership.identity_of`, the spares that may audit."""
     return {*map(state.membership.identity_of, auditors(state))}
 
 

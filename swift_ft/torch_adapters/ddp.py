@@ -268,7 +268,7 @@ class DataParallelHook:
         outputs.show(Output(f"bucket {bucket.index()} of averages", averages, received=True))
 
     def _tensors_of(self, bucket: dist.GradBucket) -> Iterator[tuple[str, torch.Tensor]]:
-        """What is in a bucket, by the names of parameters."""
+        """The tensors in a bucket, by parameter; rows and values if it is sparse."""
         names = {parameter: name for name, parameter in self.model.module.named_parameters()}
         own = [names[parameter] for parameter in bucket.parameters()]
         if bucket.buffer().layout == torch.strided:

@@ -114,7 +114,7 @@ def _show_result(operation: Operation, number: int) -> None:
 
     Args:
         operation: that is over.
-        number: of it in its step. The script may wait for the second one first.
+        number: its place among those that the step has begun. The script may wait for the second one first.
     """
     if not operation.gives_to_all:
         return

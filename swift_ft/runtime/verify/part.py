@@ -168,8 +168,8 @@ class VerifyPart(Part):
         if self._rank != 0:
             return
         ranks = tuple(sorted(verdict.faults))
-        begun = [*verdict.faults.values()] or [verdict.arrived]
-        places = "; ".join(f"{listed(fault.names)} in {fault.place}" for fault in begun if fault is not None)
+        first = [*verdict.faults.values(), *([] if verdict.arrived is None else [verdict.arrived])]
+        places = "; ".join(f"{listed(fault.names)} in {fault.place}" for fault in first)
         state = self._job.append(
             ev.StepDiffered(
                 generation=step.generation,

@@ -220,7 +220,7 @@ def judge(
 
 
 def _arrived(accounts: Sequence[Account]) -> Fault | None:
-    """Of the first worker that got something unlike."""
+    """The first difference on a worker whose first one came from others."""
     got = (of_pair[0] for account in accounts for of_pair in account.pairs if of_pair)
     return next((Fault(first.place, first.names) for first in got if first.received), None)
 

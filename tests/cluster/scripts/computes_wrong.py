@@ -172,6 +172,6 @@ def summed(self: DataParallelHook, bucket: torch.distributed.GradBucket) -> None
 
 
 PipelineStage.forward_one_chunk = computed  # type: ignore[assignment]
-DataParallelHook._arrived = summed  # type: ignore[method-assign]
+DataParallelHook._arrived = summed
 swift_ft.Session.__init__, swift_ft.Session.steps = init, steps
 example.main()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -75,8 +76,13 @@ def test_what_fills_no_tensor_everywhere_shows_no_result(
 ) -> None:
     """Of a reduce only one worker gets the sum: what is left in the others' memory is anything."""
     own = torch.ones(1)
-    args = {"send": [[own], 1, 0], "reduce": [[own]], "gather": [[[own]], [own]], "barrier": []}[name]
-    end = phases.begin(Operation.of(name, "0", (0, 1), args))
+    args: dict[str, Sequence[Any]] = {
+        "send": [[own], 1, 0],
+        "reduce": [[own]],
+        "gather": [[[own]], [own]],
+        "barrier": [],
+    }
+    end = phases.begin(Operation.of(name, "0", (0, 1), args[name]))
     assert end is not None
     end()
     assert not [place for place, received, _ in shown if received]
