@@ -16,6 +16,7 @@ import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
+from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, StateDigests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError
@@ -148,12 +149,13 @@ def load_layers(
     optimizers, plain = {}, {}
     for name in state.optimizers:
         optimizers[name], plain[name] = _as_saved(name, kept[name], options[name], state)
+    stored = STORED_AS if STORED_AS in own else STORED_BEFORE
     rest = {
         "small": own["small"],
         "optimizers": plain,
         "extra": {name: _merged([piece.extra.get(name, {}) for piece in pieces]) for name in state.modules},
         "carried": merged_values(piece.carried for piece in pieces),
-        "digests": _digests_of_here(pieces, state),
+        stored: _digests_of_here([piece.plain.get(stored, {}) for piece in pieces], state),
         "shards": own["shards"],
     }
     return state.take_over(
@@ -237,11 +239,11 @@ def _as_saved(
     return {"state": tensors}, {"state": values, "param_groups": groups}
 
 
-def _digests_of_here(pieces: Sequence[_Piece], state: TrainingState) -> dict[str, int]:
+def _digests_of_here(saved: Sequence[StateDigests], state: TrainingState) -> dict[str, int]:
     """The digests of what is on this worker. What belongs to no layer has those of its own part.
 
     What the optimizers keep is not there yet: their digests are chosen by the parameters' names.
     """
     here = {*state.named_tensors()}
-    found = _merged([piece.plain["digests"] for piece in reversed(pieces)])
+    found = _merged([*reversed(saved)])
     return {name: d for name, d in found.items() if name in here or name.partition(" of ")[2] in here}

@@ -19,6 +19,7 @@ import torch
 from swift_ft.checkpoint.layered_part import StateReader, file_by_layer, kinds_of
 from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.stages import StagesHere, check_names, parts_for
+from swift_ft.checkpoint.state_digest import STORED_AS
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.step.carried import BY_NAME
 from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
@@ -184,7 +185,7 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
         "optimizers": {name: _plain_of(name, one, parts, own) for name, one in here["optimizers"].items()},
         **({"extra": plain["extra"]} if "extra" in plain else {}),  # an earlier version had it among tensors
         "carried": _carried(parts, own, tensors),
-        "digests": {},  # those of other ranges would not match
+        STORED_AS: {},  # those of other ranges would not match
         "shards": {"models": shards["models"], "optimizers": described},
     }
     models = {name: loaded["models"].get(name, {}) for name in state.modules}

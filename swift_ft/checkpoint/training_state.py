@@ -16,7 +16,13 @@ from swift_ft.checkpoint.optimizer_groups import fit_groups, load_optimizer
 from swift_ft.checkpoint.plain_classes import KnownClasses
 from swift_ft.checkpoint.plain_values import classes_in
 from swift_ft.checkpoint.stages import StagesHere
-from swift_ft.checkpoint.state_digest import StateDigests, differing, tensor_digests
+from swift_ft.checkpoint.state_digest import (
+    STORED_AS,
+    STORED_BEFORE,
+    StateDigests,
+    differing,
+    tensor_digests,
+)
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import TopologyMismatchError
@@ -213,7 +219,7 @@ class TrainingState:
             "optimizers": plain,
             "extra": {name: _extra_of(values) for name, values in whole.items()},
             "carried": self.carried.to_save() if self.carried is not None else {},
-            "digests": {**(digests or {})},
+            STORED_AS: {**(digests or {})},
             "shards": {"models": shards, "optimizers": of_optimizers},
             "stages": {"own": [*self.stages.own], "count": self.stages.count},
         }
@@ -327,9 +333,10 @@ class TrainingState:
         if self.carried is not None and "carried" in plain:
             self.carried.take_over(plain["carried"])
         self.restore(plain["small"])  # after the variables: a part may set some of what it holds itself
-        if not (expected := plain.get("digests")):  # an earlier version, or verify="none"
+        earlier = STORED_AS not in plain
+        if not (expected := plain.get(STORED_BEFORE if earlier else STORED_AS)):  # also of verify="none"
             return []
-        return differing(tensor_digests(self.named_tensors()), expected)
+        return differing(tensor_digests(self.named_tensors(), earlier=earlier), expected)
 
     def _named_as(self, names: Iterable[Sequence[str] | None]) -> list[nn.Parameter | None]:
         """The parameters that an optimizer held when it was saved, in its order."""

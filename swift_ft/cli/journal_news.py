@@ -76,6 +76,8 @@ def _of_event(change: StateChange) -> Iterator[_Told]:
             yield name, {**facts, "times": permille / 1000}
         case ev.StepDiffered(kind="not deterministic"):
             yield "not_deterministic", facts
+        case ev.StepDiffered(ranks=()):
+            yield "result_changed", {**facts, "what": _what_counts(event)}
         case ev.StepDiffered():
             yield "machine_wrong", {**facts, **_who_is_wrong(before, event)}
         case ev.AuditBegun():
@@ -124,8 +126,11 @@ def _who_is_wrong(before: State, event: ev.StepDiffered) -> dict[str, Any]:
     slots = sorted({before.slot_of_rank(rank) for rank in event.ranks})
     one = len(slots) == 1
     who = f"machine {slots[0]}" if one else f"one of {named('machine', slots)}"
-    what = "; the result that came out twice counts" if event.right else "; its result may be wrong"
-    return {"machine": slots[0] if one else None, "who": who, "what": what}
+    return {"machine": slots[0] if one else None, "who": who, "what": _what_counts(event)}
+
+
+def _what_counts(event: ev.StepDiffered) -> str:
+    return "; the result that came out twice counts" if event.right else "; its result may be wrong"
 
 
 def _of_audit(change: StateChange, event: ev.AuditEnded) -> Iterator[_Told]:

@@ -126,6 +126,11 @@ KINDS = {
         "A verified step was computed unlike on one machine, or on several at once (`--verify replay`); or "
         "two audits agree with each other, and not with it, or with one of the machines that they rebuilt "
         "together (`--audit`: kind `audit`)."),
+    "result_changed": NewsKind("error", GRAVE,
+        "something was changed between machines in iteration {iteration}: {tensors}{what}",
+        "iteration kind tensors right",
+        "A verified step was computed unlike, and each worker gave the same to the others: a sum of several "
+        "machines, or a message, was changed on its way (`--verify replay`)."),
     "not_deterministic": NewsKind("warning", NEWS,
         "iteration {iteration} comes out unlike each time that it is computed: {tensors}. Nothing shows that "
         "a machine is at fault",

@@ -9,7 +9,7 @@ from typing import Any
 
 from swift_ft.checkpoint.folder import MARKER, CheckpointFolder
 from swift_ft.checkpoint.manifest import MANIFEST, read_marker
-from swift_ft.checkpoint.state_digest import differing
+from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, differing
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.checkpoint.state_values import digests, leaves
 from swift_ft.errors import UsageError
@@ -23,7 +23,7 @@ REPLAY_RECORD = "replay.json"
 """The file in a replay's folder that describes it. It is written last: without it the replay has failed."""
 
 _METADATA = ".metadata"
-_DIGESTS = "plain.bytes.digests"
+_DIGESTS = tuple(f"plain.bytes.{stored}" for stored in (STORED_AS, STORED_BEFORE))
 _VARIABLES = "plain.bytes.carried"
 _VARIABLES_BEFORE_EPOCH = "plain.bytes.small.parts.swift_ft.epochs.top"
 _RANDOM = "plain.bytes.small.random"
@@ -78,7 +78,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica:
         other: another one.
         of_replica: the other one was saved by a replica, which draws random numbers of its own.
     """
-    skipped = (_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *((_RANDOM,) if of_replica else ()))
+    skipped = (*_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *((_RANDOM,) if of_replica else ()))
 
     def compared(state: Mapping[str, Any]) -> dict[str, str]:
         found = digests_in(state).items()

@@ -226,7 +226,8 @@ def _audits(state: State) -> Iterator[str]:
 def _wrong(state: State) -> Iterator[str]:
     """Whoever computed wrong, by verified steps and by audits."""
     for step in state.differed:
-        machines = named("machine", sorted({state.slot_of_rank(rank) for rank in step.ranks}))
+        slots = sorted({state.slot_of_rank(rank) for rank in step.ranks})
+        machines = named("machine", slots) if slots else "the way between machines"
         counts = "the result that came out twice counts" if step.right else "its result may be wrong"
         yield f"iteration {step.iteration} differed on {machines} ({step.kind}): {step.tensors}; {counts}"
     for one in state.audits.judged:

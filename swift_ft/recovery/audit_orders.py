@@ -92,8 +92,14 @@ def has_replicas(state: State) -> bool:
 
 
 def auditors(state: State) -> set[str]:
-    """The spares that may audit: no guests, and none that is asked to leave."""
-    return {*state.membership.own_spares()}
+    """The spares that may audit: no guests, and none that is to leave or that a planned change needs."""
+    change = state.worlds.change
+    return {m for m in state.membership.own_spares() if change is None or change.slot_of(m) is None}
+
+
+def identities(state: State) -> set[str]:
+    """By :meth:`Membership.identity_of`, the spares that may audit."""
+    return {*map(state.membership.identity_of, auditors(state))}
 
 
 def open_claims(state: State) -> dict[int, str]:
@@ -103,13 +109,15 @@ def open_claims(state: State) -> dict[int, str]:
 
 
 def _may_take(state: State, audits: Audits, slot: int, machine: str) -> bool:
-    """Another spare decides on a difference, if there is one."""
-    if (finding := audits.findings.get(slot)) is None:
-        return True
+    """Whether no spare is better for a machine: one that can replay it, and has not found the difference."""
     identity_of = state.membership.identity_of
+    finding = audits.findings.get(slot)
+    finder = set[str]() if finding is None else {identity_of(finding.machine)}
+    able = identities(state) - audits.failed.get(slot, frozenset())
+    # One that failed tries again if those that could do it are gone: then nobody is left, which ends it.
+    best = able - finder or able or identities(state)
     own = identity_of(machine)  # it may have come back under another name
-    another = identity_of(finding.machine) != own or {*map(identity_of, auditors(state))} == {own}
-    return another and may_judge(state, audits, slot)
+    return own in best and may_judge(state, audits, slot)
 
 
 def interval_of(state: State) -> Interval | None:
@@ -156,22 +164,22 @@ def pinned(state: State) -> set[int]:
     interval = interval_of(state)
     own = {interval.begin, interval.until} if interval is not None and auditors(state) else set[int]()
     last = last_audited(state)
-    return own | ({last.until} if last is not None else set())
+    return own | ({last.right} if last is not None else set())
 
 
 def last_audited(state: State, at_most: int | None = None) -> Mark | None:
-    """The mark of the newest checkpoint of which all machines came out as recorded.
+    """The mark of the newest checkpoint that is right, as all machines came out as recorded.
 
     Args:
         at_most: completed iterations; None for any number.
     """
     kept = state.checkpoints.kept
-    found = [m for m in state.audits.marks if m.whole and m.until in kept]
-    return next((m for m in reversed(found) if at_most is None or m.until <= at_most), None)
+    found = [m for m in state.audits.marks if m.whole and m.right in kept]
+    return next((m for m in reversed(found) if at_most is None or m.right <= at_most), None)
 
 
 def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> list[ev.Event]:
-    """The events that follow from a judgement which an audit has just led to.
+    """The events that follow from the judgements which an audit has just led to.
 
     Args:
         before: a state from before its end was noted.
@@ -179,10 +187,14 @@ def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> l
         ended: the audit.
         choice: ``--on-corruption``.
     """
-    made = judged_since(before.audits, after.audits)
-    judgement = next((one for one in made if one.spares[-1] == ended.machine), None)
-    if judgement is None or not choice or choice == "warn":
+    if not choice or choice == "warn":
         return []
+    made = judged_since(before.audits, after.audits)
+    own = [one for one in made if one.spares[-1] == ended.machine]
+    return [*dict.fromkeys(act for one in own for act in _acts_on(before, after, one, choice))]
+
+
+def _acts_on(before: State, after: State, judgement: Judgement, choice: str) -> list[ev.Event]:
     if judgement.wrong in (Wrong.NOBODY, Wrong.UNDECIDED):
         return []
     asked_by = f"--on-corruption {choice}"
@@ -198,8 +210,12 @@ def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> l
                 generation=after.generation, iteration=_back_to(after, judgement), reason=reason
             )
         )
-    if judgement.wrong == Wrong.MACHINE and judgement.machine in after.membership.slots:
-        found.append(ev.DrainRequested(machine=judgement.machine, asked_by=asked_by))
+    machine = judgement.machine
+    if judgement.wrong == Wrong.MACHINE and machine in after.membership.slots:
+        # All load the checkpoint anyway. A machine that trained on meanwhile would spoil what comes after it.
+        at_once = choice == "back" and after.membership.own_spares()
+        leaves = ev.MachineLost(machine=machine, reason=f"{asked_by}: {reason}", on_request=True)
+        found.append(leaves if at_once else ev.DrainRequested(machine=machine, asked_by=asked_by))
     return found
 
 
@@ -233,7 +249,7 @@ def why_in_doubt(judgement: Judgement) -> str:
 
 
 def _back_to(state: State, judgement: Judgement) -> int:
-    """The last checkpoint that was audited, else the one from which the audit began."""
+    """The last checkpoint that an audit shows to be right, else the one from which this audit began."""
     begin = judgement.interval.begin
     mark = last_audited(state, at_most=begin)
-    return begin if mark is None else mark.until
+    return begin if mark is None else mark.right

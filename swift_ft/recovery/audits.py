@@ -111,13 +111,16 @@ class Mark:
         until: those of its second one, which bears the mark.
         clean: slots whose replay came out as recorded.
         whole: these are all machines.
-        epoch: the epoch in which that was committed.
+        right: completed iterations of the newest checkpoint that it shows to be right. Of replicas one step
+            is audited, that after the first one, and nothing is known of what came after that step.
+        epoch: the epoch in which the second one was committed.
     """
 
     begin: int
     until: int
     clean: tuple[int, ...]
     whole: bool
+    right: int
     epoch: int = 0
 
 
@@ -132,6 +135,8 @@ class Audits:
         clean: slots of the interval that came out as recorded.
         closed: slots that did not, or could not be replayed.
         differed: those of them that did not.
+        failed: by slot that is not done, the spares that could not replay it, by what they are
+            (:meth:`swift_ft.recovery.membership.Membership.identity_of`).
         marks: of the intervals before, the newest last.
         judged: differences that are judged, the newest last.
         saved_in: by checkpoint that counts, the generation in which it was committed, or in which all have
@@ -144,6 +149,7 @@ class Audits:
     clean: Numbers = field(default_factory=Map)
     closed: Numbers = field(default_factory=Map)
     differed: Numbers = field(default_factory=Map)
+    failed: Map[int, frozenset[str]] = field(default_factory=Map)
     marks: tuple[Mark, ...] = ()
     judged: tuple[Judgement, ...] = ()
     saved_in: Map[int, int] = field(default_factory=Map)

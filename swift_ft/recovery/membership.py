@@ -73,6 +73,8 @@ class Membership:
     """The address (``host:port``) at which each member and spare is watched. Fenced machines have none."""
     fenced: Map[str, None] = field(default_factory=Map)
     """Lost machines. They return under another name, or not at all."""
+    left: Map[str, None] = field(default_factory=Map)
+    """Those of them that were asked to leave: they do not return."""
     refused: Map[str, str] = field(default_factory=Map)
     """Machines that differ from the job, or are not healthy, with the reason. They never return."""
     identities: Map[str, str] = field(default_factory=Map)

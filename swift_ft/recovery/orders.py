@@ -104,7 +104,8 @@ class AgentTodo(StrEnum):
     REJOIN = "rejoin"
     """Its machine was fenced: stop all workers and offer itself under a new name."""
     LEAVE = "leave"
-    """It was asked to leave, and can, or it is a guest of no use: report it, stop all workers and end."""
+    """It was asked to leave, and can or has to, or it is a guest of no use: report it, stop all workers and
+    end."""
     RETIRE = "retire"
     """Its slot is gone, as another world has taken over: stop all workers, and wait as a spare."""
     STOP = "stop"
@@ -137,7 +138,7 @@ def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentO
     if machine in state.membership.refused:
         return AgentOrder(AgentTodo.REFUSED, reason=state.membership.refused[machine])
     # Before the fence, since a guest does not join again: its host takes another one.
-    if _is_guest_without_use(state, machine):
+    if _is_guest_without_use(state, machine) or machine in state.membership.left:
         return AgentOrder(AgentTodo.LEAVE)
     if machine in state.membership.fenced:
         return AgentOrder(AgentTodo.REJOIN, wait_s=_kept_out_s(state, machine))

@@ -135,7 +135,7 @@ class Assembly(Foundations):
             check_program(self._context, self._rendezvous, self._writer, self._settings, parts, facts)
         self._publish_place()  # first of all: another worker may wait for it, and all others for that one
         self._costs = new_layer_costs(self._context, self.attached.layered, self._rendezvous)
-        self._iterations = iterations = self._new_iterations()
+        self._iterations = iterations = self._new_iterations(progress)
         self._in_memory.start()
         self._claim()
         iterations.start()
@@ -195,7 +195,7 @@ class Assembly(Foundations):
         LastingGroup.interceptor = self.phases
         self.between.agree()
 
-    def _new_iterations(self) -> Iterations:
+    def _new_iterations(self, epochs: Epochs) -> Iterations:
         pipeline = self.attached.pipeline
         layers = self._new_layers()
         replays = self._new_replays(pipeline) if pipeline is not None else NoReplays()
@@ -214,7 +214,7 @@ class Assembly(Foundations):
         layout, copy_of = self._layout_of(layers), self._in_memory.copy_of
         handover = Handover(self._context, self._state, self._peers, layout, copy_of)
         every, act = self._settings.verify_every, self._settings.on_corruption
-        verify = VerifyPart(self._context.rank, self._state, self._participant, every, act)
+        verify = VerifyPart(self._context.rank, self._state, self._participant, epochs, every, act)
         parts.append(verify)
         own_gradients = self._new_own_gradients(lambda iteration: core.due(iteration))
         parts += [own_gradients] if own_gradients is not None else []

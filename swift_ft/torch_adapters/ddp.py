@@ -45,6 +45,7 @@ from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.transports import aborts_in_silence
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
+from swift_ft.torch_core.tensors import sparse_indices, sparse_values
 
 _torch: Any = dist  # with the private names that DDP itself looks up there
 
@@ -258,11 +259,24 @@ class DataParallelHook:
         return self._averaged(bucket, future)
 
     def _show(self, bucket: dist.GradBucket) -> None:
-        names = {parameter: name for name, parameter in self.model.module.named_parameters()}
-        pairs = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        gradients = {outputs.gradient_of(names[parameter]): gradient for parameter, gradient in pairs}
+        gradients = {outputs.gradient_of(name): tensor for name, tensor in self._tensors_of(bucket)}
         members = tuple(dist.get_process_group_ranks(self.group))
         outputs.show(Output(f"bucket {bucket.index()} of gradients", gradients, members))
+
+    def _show_average(self, bucket: dist.GradBucket) -> None:
+        averages = {f"the average of {name}": tensor for name, tensor in self._tensors_of(bucket)}
+        outputs.show(Output(f"bucket {bucket.index()} of averages", averages, received=True))
+
+    def _tensors_of(self, bucket: dist.GradBucket) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors in a bucket, by parameter; rows and values if it is sparse."""
+        names = {parameter: name for name, parameter in self.model.module.named_parameters()}
+        own = [names[parameter] for parameter in bucket.parameters()]
+        if bucket.buffer().layout == torch.strided:
+            yield from zip(own, bucket.gradients(), strict=True)
+            return
+        (name,) = own  # each sparse gradient has a bucket to itself
+        yield f"{name} (rows)", sparse_indices(bucket.buffer())
+        yield f"{name} (values)", sparse_values(bucket.buffer())
 
     def _share_buffers(self) -> None:
         """Begin to send the first replica's buffers: who completes the iteration has them."""
@@ -350,6 +364,8 @@ class DataParallelHook:
         return bucket.buffer()
 
     def _arrived(self, bucket: dist.GradBucket) -> None:
+        if outputs.are_watched():
+            self._show_average(bucket)
         parameters = bucket.parameters()
         if not self._fill_gradients:
             self._reduced(bucket)

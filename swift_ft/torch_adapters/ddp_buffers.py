@@ -19,7 +19,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.torch_adapters.versions.buffer_sync import keeps_buffers_equal
+from swift_ft.torch_core import outputs
 from swift_ft.torch_core.buffers import copy_all
+from swift_ft.torch_core.outputs import Output
+
+_PLACE = "the first replica's buffers"
 
 
 class BufferSync:
@@ -78,6 +82,8 @@ class BufferSync:
         self._buffers = sorted(buffers, key=lambda buffer: -buffer.element_size())
         self.flat = torch.cat([b.detach().reshape(-1).view(torch.uint8) for b in self._buffers])
         self._is_source = group.rank() == 0
+        if self._is_source and outputs.are_watched():
+            outputs.show(Output(_PLACE, {"buffers": self.flat}, tuple(dist.get_process_group_ranks(group))))
         self._work = dist.broadcast(self.flat, group=group, group_src=0, async_op=True)
         return self._work
 
@@ -94,6 +100,8 @@ class BufferSync:
         """At the end of a backward pass, give this replica's module what has arrived."""
         self.wait()
         if self._work is not None and not self._is_source:
+            if outputs.are_watched():
+                outputs.show(Output(_PLACE, {"buffers": self.flat}, received=True))
             parts = self.flat.split([buffer.nbytes for buffer in self._buffers])
             values = [p.view(b.dtype).view(b.shape) for p, b in zip(parts, self._buffers, strict=True)]
             copy_all(self._buffers, values)

@@ -37,6 +37,8 @@ _GIVEN = {
 """The argument with the tensors that a worker gives: the second one where the first is for the results."""
 
 _NO_TENSORS = ("barrier", "monitored_barrier")
+_FILLS_NOTHING = (*_NO_TENSORS, "send", "reduce", "gather", "gather_single", "gather_into_tensor")
+"""Operations after which the first argument of some worker is what it was, or anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,11 @@ class Operation:
     def keep(self) -> None:
         """It has ended, and what the script does with its tensors next must not change what is logged."""
         self.kept.extend(tensor.detach().clone() for tensor in self.tensors)
+
+    @property
+    def gives_to_all(self) -> bool:
+        """Whether each worker that takes part gets tensors: in others only one does."""
+        return self.name not in _FILLS_NOTHING
 
     @property
     def nbytes(self) -> int:

@@ -55,7 +55,7 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cl
         example: str = "train_swift",
         waits: str = "judged",
         then: str = "",
-        struck: int = 1,
+        struck: int | None = 1,
         args: tuple[str, ...] = (),
         inject: str = "",
         **wrong: Any,
@@ -71,7 +71,8 @@ def audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cl
             script=training(tmp_path, SCRIPT, iterations=ITERATIONS),
             inject=inject,
         )
-        assert len([*tmp_path.glob("struck-*")]) == struck
+        times = len([*tmp_path.glob("struck-*")])
+        assert times == struck if struck is not None else times
         return found
 
     return run
@@ -86,6 +87,18 @@ def differences(run: ClusterRun) -> list[tuple[int, int]]:
     """The worker and the iteration of each difference that an audit has found."""
     ends = run.events("AuditEnded")
     return [(event["rank"], event["iteration"]) for event in ends if event["iteration"] is not None]
+
+
+def gone_back_to(run: ClusterRun) -> int:
+    (doubted,) = run.events("CheckpointsDoubted")
+    iteration: int = doubted["iteration"]
+    return iteration
+
+
+def replicas_are_known_until(run: ClusterRun) -> int:
+    """The checkpoint before the last step that came out as recorded; 3 if that after 0 was not audited."""
+    first = [e for e in run.events("AuditEnded") if e["until"] == 3 and e["iteration"] is None]
+    return 0 if {slot for event in first for slot in event["slots"]} == {0, 1} else 3
 
 
 @pytest.mark.parametrize(
@@ -146,9 +159,29 @@ def test_all_go_back_to_the_last_audited_checkpoint(
     """What a parameter was changed to in the middle of a step is gone: the bits are those of a right run."""
     run = audited("--on-corruption", "back", what="parameter", rank=1)
     assert differences(run) == [(1, 5)] * 2
-    (doubted,) = run.events("CheckpointsDoubted")
-    assert doubted["iteration"] == 3
+    assert gone_back_to(run) == 3
     assert_identical(run, unaudited())
+
+
+WORN = {"what": "product", "rank": 1, "live": True, "worn": True, "every": True, "times": [*range(1, 20)]}
+
+
+@pytest.mark.parametrize(
+    ("example", "first"), [("train_swift", 5), pytest.param("train_ddp", 3, marks=pytest.mark.thorough)]
+)
+def test_a_machine_that_is_worn_has_no_part_in_what_comes_after(
+    example: str, first: int, audited: Callable[..., ClusterRun], unaudited: Reference
+) -> None:
+    """With the only spare in its place nobody would audit what it computes until a checkpoint."""
+    run = audited("--on-corruption", "back", example=example, struck=None, **{**WORN, "iteration": first})
+    assert differences(run) == [(1, first)] * 2
+    assert gone_back_to(run) == (3 if example == "train_swift" else replicas_are_known_until(run))
+    (left,) = run.events("MachineLost")
+    assert left["on_request"]
+    joined = {event["machine"]: event["preferred_slot"] for event in run.events("MachineJoined")}
+    assert joined[left["machine"]] == 1
+    assert len(joined) == MACHINES.get(example, 2) + 1, "it does not come back"
+    assert_identical(run, unaudited(example))
 
 
 @pytest.mark.thorough
@@ -257,8 +290,7 @@ def test_all_replicas_go_back(audited: Callable[..., ClusterRun], unaudited: Ref
     """A fault that comes once: the bits are those of a right run."""
     run = audited("--on-corruption", "back", rank=1, **OF_A_REPLICA)
     assert differences(run) == [(1, 3)] * 2
-    (doubted,) = run.events("CheckpointsDoubted")
-    assert doubted["iteration"] == 3
+    assert gone_back_to(run) == replicas_are_known_until(run)
     assert_identical(run, unaudited("train_ddp"))
 
 

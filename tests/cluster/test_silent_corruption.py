@@ -119,6 +119,24 @@ def test_a_wrong_result_is_found_and_does_not_count(
     assert_identical(run, unverified(example))
 
 
+def test_a_wrong_average_is_nobodys_fault(
+    wrong_run: Callable[..., ClusterRun], unverified: Reference
+) -> None:
+    run = wrong_run("train_ddp", "--on-corruption", "stop", what="average", rank=-1, struck=2)
+    assert found_in(run) == ([], "once", True)
+    assert "something was changed between machines in iteration 5: the average of " in run.output
+    assert_identical(run, unverified("train_ddp"))
+
+
+@pytest.mark.thorough
+def test_two_workers_of_a_machine_are_one_machine(wrong_run: Callable[..., ClusterRun]) -> None:
+    flags = ("--nproc-per-node", "2", "--on-corruption", "stop")
+    run = wrong_run("train_ddp", *flags, what="product", rank=2, ranks=[2, 3], struck=2)
+    assert run.code == 1
+    assert found_in(run) == ([2, 3], "once", True)
+    assert "machine 1 has computed iteration 5 wrong" in one_line(run)
+
+
 def test_a_machine_that_is_wrong_each_time_is_named_and_leaves(wrong_run: Callable[..., ClusterRun]) -> None:
     wrong = {"what": "product", "rank": 1, "times": [1, 2, 3]}
     run = wrong_run("train_ddp", "--on-corruption", "drain", struck=3, **wrong)

@@ -240,7 +240,9 @@ class MachineAgent(ElasticAgent):
         """Leave the run, as somebody asked or because this is a guest: a spare takes this machine's place."""
         membership = self._membership
         reason = "it was a guest" if membership.host else "it was drained"
-        membership.follower.append(ev.MachineLost(machine=membership.machine, reason=reason, on_request=True))
+        if membership.machine not in membership.follower.state.membership.left:
+            leaves = ev.MachineLost(machine=membership.machine, reason=reason, on_request=True)
+            membership.follower.append(leaves)
         self._stop()
         self.verdict = Verdict(True, f"this machine left the run: {reason}")
         return self._result(ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from immutables import Map
 
@@ -11,6 +11,7 @@ from swift_ft.recovery.audit_orders import (
     auditors,
     candidate,
     has_replicas,
+    identities,
     interval_of,
     may_judge,
     open_claims,
@@ -50,22 +51,40 @@ def audit_ended(state: State, event: ev.AuditEnded) -> State:
     if audits.claims.get(slot) != event.machine:
         return state
     audits = replace(audits, claims=without(audits.claims, [slot]))
-    before, found = audits.findings.get(slot), _finding(event)
-    if before is None and found is not None:
-        audits = replace(audits, findings=audits.findings.set(slot, found))
-        return replace(state, audits=audits)
-    if before is not None:
-        wrong = _wrong(state, audits, before, found, event)
+    if event.problem:
+        failed = audits.failed.get(slot, frozenset()) | {state.membership.identity_of(event.machine)}
+        audits = replace(audits, failed=audits.failed.set(slot, failed))
+        if not identities(state) <= failed:  # another spare may have what this one lacks
+            return replace(state, audits=audits)
+    found, before = _finding(event), _to_judge(state, audits, event)
+    if found is not None and not before:
+        return replace(state, audits=replace(audits, findings=audits.findings.set(slot, found)))
+    for first in before:
+        wrong = _wrong(state, audits, first, found, event)
         if wrong != Wrong.SPARE:
             audits = replace(audits, differed=audits.differed.set(slot, None))
-        spares = (before.machine, *([event.machine] if wrong != Wrong.UNDECIDED else []))
-        judgement = _judgement(state, interval, before, wrong, spares, {slot, *event.slots})
+        spares = (first.machine, *([event.machine] if wrong != Wrong.UNDECIDED else []))
+        judgement = _judgement(state, interval, first, wrong, spares, {slot, *event.slots})
         audits = replace(audits, judged=(*audits.judged, judgement)[-MOST_MARKS:])
     if found is None and not event.problem:
         audits = _clean(audits, {slot, *event.slots})
-    else:  # machines that are rebuilt together have had the same replay
+    else:
         audits = _closed(audits, {slot, *event.slots})
     return replace(state, audits=_marked(state, audits, interval))
+
+
+def _to_judge(state: State, audits: Audits, event: ev.AuditEnded) -> Sequence[Finding]:
+    """The differences that a replay decides on. Machines that are rebuilt together have had the same one.
+
+    Each spare that has found what this replay does not find was wrong. Two replays of one machine that both
+    differ are enough for a judgement on the machine, once it can be made.
+    """
+    slots = [event.slot, *sorted({*event.slots} - {event.slot})]
+    before = {slot: audits.findings[slot] for slot in slots if slot in audits.findings}
+    if event.iteration is None:
+        return [*before.values()]
+    ripe = [slot for slot in before if slot == event.slot or may_judge(state, audits, slot)]
+    return [before[slot] for slot in ripe[:1]]
 
 
 def _wrong(
@@ -139,17 +158,10 @@ def _marked(state: State, audits: Audits, interval: Interval) -> Audits:
     if not all(audits.is_done(slot) for slot in slots):
         return audits
     clean = tuple(sorted(audits.clean))
-    mark = Mark(interval.begin, interval.until, clean, len(clean) == len(slots), interval.epoch)
-    return replace(
-        audits,
-        interval=None,
-        claims=Map(),
-        findings=Map(),
-        clean=Map(),
-        closed=Map(),
-        differed=Map(),
-        marks=(*audits.marks, mark)[-MOST_MARKS:],
-    )
+    right = interval.begin if has_replicas(state) else interval.until
+    mark = Mark(interval.begin, interval.until, clean, len(clean) == len(slots), right, interval.epoch)
+    marks = (*audits.marks, mark)[-MOST_MARKS:]
+    return Audits(marks=marks, judged=audits.judged, saved_in=audits.saved_in)
 
 
 def checkpoints_doubted(state: State, event: ev.CheckpointsDoubted) -> State:

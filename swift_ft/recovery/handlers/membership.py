@@ -138,7 +138,7 @@ def _lose_with_guests(state: State, event: ev.MachineLost) -> State:
 
 def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     """Fence a machine and empty its slot; ``last`` unless others are lost with it."""
-    state = _fence(_charge(state, event), event.machine)
+    state = _fence(_charge(state, event), event)
     membership, slot = state.membership, state.slot_of(event.machine)
     # A spare's loss interrupts nothing, nor that of a machine whose script has ended with success.
     if slot is None or slot in membership.exited:
@@ -185,8 +185,8 @@ def _charge(state: State, event: ev.MachineLost) -> State:
     return replace(state, membership=membership.note_loss(event.machine))
 
 
-def _fence(state: State, machine: str) -> State:
-    membership = state.membership
+def _fence(state: State, event: ev.MachineLost) -> State:
+    membership, machine = state.membership, event.machine
     if machine in membership.addresses:
         membership = replace(membership, addresses=membership.addresses.delete(machine))
     if machine in membership.spares:
@@ -196,6 +196,8 @@ def _fence(state: State, machine: str) -> State:
     change = state.worlds.change
     if change is not None and change.slot_of(machine) is not None:  # a spare's loss interrupts nothing else
         state = give_up_change(state, f"machine {machine} was lost")
+    if event.on_request:
+        membership = replace(membership, left=membership.left.set(machine, None))
     return replace(state, membership=replace(membership, fenced=membership.fenced.set(machine, None)))
 
 

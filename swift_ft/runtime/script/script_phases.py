@@ -44,10 +44,12 @@ class ScriptPhases:
     steps: OperationInterceptor | None = None
     phase: ScriptPhase = ScriptPhase.OVER
     _steps_begun: int = 0
+    _begun_in_step: int = 0  # operations
 
     def begin_step(self) -> None:
         """The script is inside of another step, or repeats one."""
         self.phase, self._steps_begun = ScriptPhase.STEP, self._steps_begun + 1
+        self._begun_in_step = 0
         LastingGroup.by_future.begin()
 
     def end_step(self, *, failed: bool) -> None:
@@ -62,20 +64,25 @@ class ScriptPhases:
             self.refuse(operation.name)
         if self.phase != ScriptPhase.STEP:
             return _nothing
+        self._begun_in_step += 1
         if outputs.are_watched():
             _show(operation)
         on_end = self.steps.begin(operation) if self.steps is not None else _nothing
-        return None if on_end is None else partial(self._end, operation.name, self._steps_begun, on_end)
+        if on_end is None:
+            return None
+        return partial(self._end, operation, self._steps_begun, self._begun_in_step, on_end)
 
-    def _end(self, name: str, begun: int, on_end: Callable[[], None]) -> None:
+    def _end(self, operation: Operation, begun: int, number: int, on_end: Callable[[], None]) -> None:
         """A wait for an operation of a step is over. The repetition of another step could not wait for it."""
         if (self.phase, self._steps_begun) != (ScriptPhase.STEP, begun):
             raise UsageError(
-                f"{script_line()} waits for {name}, which began in a step that is over: if a machine were "
-                "lost meanwhile, no step would begin it again. Wait for it inside the same `with step:`, or "
-                "communicate in a function for session.between(function, every=...) "
+                f"{script_line()} waits for {operation.name}, which began in a step that is over: if a "
+                "machine were lost meanwhile, no step would begin it again. Wait for it inside the same "
+                "`with step:`, or communicate in a function for session.between(function, every=...) "
                 "(docs/how-to/between-steps.md)"
             )
+        if outputs.are_watched():
+            _show_result(operation, number)
         on_end()
 
     def refuse(self, what: str) -> None:
@@ -92,7 +99,7 @@ class ScriptPhases:
 
 
 def _show(operation: Operation) -> None:
-    """Show the tensors that this worker gives to others. The ones that it gets follow from theirs."""
+    """Show the tensors that this worker gives to others."""
     if not operation.given:
         return
     if operation.source is not None and operation.source != dist.get_rank():
@@ -100,6 +107,21 @@ def _show(operation: Operation) -> None:
     tensors = {f"tensor {number}": tensor for number, tensor in enumerate(operation.given)}
     members = operation.members if operation.peer is None else (operation.peer,)
     outputs.show(Output(f"{operation.name} on group {operation.group}", tensors, members))
+
+
+def _show_result(operation: Operation, number: int) -> None:
+    """Show what an operation gave to this worker.
+
+    Args:
+        operation: that is over.
+        number: its place among those that the step has begun. The script may wait for the second one first.
+    """
+    if not operation.gives_to_all:
+        return
+    tensors = dict(enumerate(operation.kept or operation.tensors))
+    named = {f"tensor {position}": tensor for position, tensor in tensors.items()}
+    place = f"the result of {operation.name} on group {operation.group}, operation {number} of the step"
+    outputs.show(Output(place, named, received=True))
 
 
 def _nothing() -> None:

@@ -108,6 +108,9 @@ class OwnGradientsPart(Part):
 
     def _note_begin(self) -> None:
         self._expected = [outputs.gradient_of(name) for name in self._replica.averaged]
+        if not self._expected:  # nothing would ever be complete: some are sparse, say
+            self._iteration = None
+            return
         self._packed, digests = self._inputs.variables()
         self._begin = {f"the variable {name}": digest for name, digest in digests.items()}
         outputs.listen(self.name, lambda output: self._try(lambda: self._note(output)))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
 from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.training_state import TrainingState
@@ -39,6 +39,7 @@ from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 from swift_ft.runtime.worker.ports import Job, Judgement
 from swift_ft.torch_adapters.exchange import any_of_all, texts_of_all
 from swift_ft.torch_core import outputs
+from swift_ft.units import named
 
 _COUNTS = Judgement()
 _AGAIN = Judgement(again=True)
@@ -57,6 +58,16 @@ class OnCorruption(StrEnum):
     """After an audit, all go back to the last checkpoint that was audited. Here as ``DRAIN``."""
 
 
+class Epochs(Protocol):
+    """The place of a run among its epochs (:class:`swift_ft.runtime.epoch_top.Epochs`).
+
+    Attributes:
+        began: iterations that were complete as the present one began.
+    """
+
+    began: int
+
+
 class VerifyPart(Part):
     """See :class:`swift_ft.runtime.worker.part.Part`. It is the core's ``Verification`` as well.
 
@@ -64,16 +75,20 @@ class VerifyPart(Part):
         rank: this worker.
         state: what the session protects.
         job: where a difference is noted.
+        epochs: where it is among them.
         every: each so many iterations one is verified; 0 for none.
         act: what follows when a machine has computed something wrong.
     """
 
     name = "verify"
 
-    def __init__(self, rank: int, state: TrainingState, job: Job, every: int, act: OnCorruption) -> None:
+    def __init__(
+        self, rank: int, state: TrainingState, job: Job, epochs: Epochs, every: int, act: OnCorruption
+    ) -> None:
         self._rank = rank
         self._state = state
         self._job = job
+        self._epochs = epochs
         self._every = every
         self._act = act
         self._runs: list[Evidence] = []
@@ -85,13 +100,21 @@ class VerifyPart(Part):
     def computation(self, step: StepInfo) -> int:
         """The number of the computation of a step that begins, from 1; 0 for a step that is not verified."""
         plan = self._job.state.plan
-        if not self._every or step.replayed or not step.repeatable or step.completed % self._every:
+        if not self._every or step.replayed or not step.repeatable or not self._is_due(step):
             return 0
         # Some may have completed the first iteration after a recovery before it, and only send again. And the
         # very first one differs from others: DDP makes its buckets anew after it, for example.
         if plan is None or plan.resume == step.iteration:
             return 0
         return len(self._runs) + 1
+
+    def _is_due(self, step: StepInfo) -> bool:
+        """Each N-th step; if that is the last one of an epoch, which may not be run again, the next one.
+
+        No worker's history decides: one may have completed some steps before a recovery, and only send again.
+        """
+        after_epoch = step.iteration == self._epochs.began
+        return step.completed % self._every == 0 or (after_epoch and step.iteration % self._every == 0)
 
     def judge(self, step: StepInfo) -> Judgement:
         """Whether a step counts that was computed once more, and what its computations show."""
@@ -142,10 +165,11 @@ class VerifyPart(Part):
 
     def _tell(self, step: StepInfo, verdict: Verdict) -> None:
         """One worker tells the journal. What follows is everybody's, so it follows from there."""
-        ranks = tuple(sorted(verdict.faults))
-        places = "; ".join(f"{listed(f.names)} in {f.place}" for f in verdict.faults.values())
         if self._rank != 0:
             return
+        ranks = tuple(sorted(verdict.faults))
+        first = [*verdict.faults.values(), *([] if verdict.arrived is None else [verdict.arrived])]
+        places = "; ".join(f"{listed(fault.names)} in {fault.place}" for fault in first)
         state = self._job.append(
             ev.StepDiffered(
                 generation=step.generation,
@@ -156,20 +180,21 @@ class VerifyPart(Part):
                 right=verdict.right,
             )
         )
-        if not verdict.named or len(ranks) != 1:
+        slots = sorted({state.slot_of_rank(rank) for rank in ranks})
+        if not verdict.named or not slots:
             return
-        drains = self._act in (OnCorruption.DRAIN, OnCorruption.BACK)
-        if drains and (machine := state.members[state.slot_of_rank(ranks[0])]):
-            self._job.append(ev.DrainRequested(machine=machine, asked_by=f"--on-corruption {self._act}"))
-        elif self._act == OnCorruption.STOP:
-            slot = state.slot_of_rank(ranks[0])
+        if self._act == OnCorruption.STOP:
+            have, it = ("have", "them") if len(slots) > 1 else ("has", "it")
             self._job.append(
                 ev.JobClosed(
-                    reason=f"machine {slot} has computed iteration {step.iteration} wrong: {places} (worker "
-                    f"{ranks[0]}). Leave it out, and go on with --resume from the last checkpoint.",
+                    reason=f"{named('machine', slots)} {have} computed iteration {step.iteration} wrong: "
+                    f"{places} ({named('worker', ranks)}). Leave {it} out, and go on with --resume from the "
+                    "last checkpoint.",
                     cause=Cause.MACHINE,
                 )
             )
+        elif self._act != OnCorruption.WARN and len(slots) == 1 and (machine := state.members[slots[0]]):
+            self._job.append(ev.DrainRequested(machine=machine, asked_by=f"--on-corruption {self._act}"))
 
     # ---------------------------------------------------------------------------------- moments of a part
 

@@ -2,7 +2,8 @@
 
 A worker is at fault if the first thing that differs on it is one that it has made itself, of inputs that did
 not differ: a message, what it contributes to a collective, or, if no worker has given anything unlike, its
-state at the end. All that follows from a wrong input differs as well, and is nobody's fault.
+state at the end. All that follows from a wrong input differs as well, and is nobody's fault. Such an input
+may be a sum: if all have contributed what they should and it differs, something was wrong between them.
 
     worker 0   gave ══ gave ══ got  ≠≠ gave ≠≠ state ≠≠       it got what differs: not at fault
     worker 1   got  ══ gave ≠≠ state ≠≠                       at fault, from its second output on
@@ -128,11 +129,13 @@ class Verdict:
         kind: what the difference means.
         faults: by rank, of the workers at fault: one, unless several differ by themselves.
         right: the last computation, which counts, is one of two that agree.
+        arrived: if no worker is at fault, the first thing that differs where it came from others.
     """
 
     kind: Kind
     faults: Mapping[int, Fault]
     right: bool
+    arrived: Fault | None = None
 
     @property
     def named(self) -> bool:
@@ -199,19 +202,27 @@ def judge(
     if not (second_third and first_third):
         # The third agrees with one of them on all workers, so the other one is wrong.
         assert first_second
-        return Verdict(Kind.ONCE, _blamed([of_rank[0] for of_rank in faults]), right=True)
+        blamed = _blamed([of_rank[0] for of_rank in faults])
+        return Verdict(Kind.ONCE, blamed, right=True, arrived=None if blamed else _arrived(accounts))
     # Not deterministic, or wrong in more than one of them.
     blamed = _blamed([next((f for f in of_rank if f is not None), None) for of_rank in faults])
     alike = {
         place
         for place, account in zip(places, accounts, strict=True)
-        if account.gives and not any(d.place != STATE for pair in account.pairs for d in pair)
+        if account.gives
+        and not any(d.place != STATE and not d.received for pair in account.pairs for d in pair)
     }
     shown = bool(blamed) and all(places[rank] in alike for rank in blamed)
     deterministic = shown or any(account.proven for account in accounts)
-    some = len(blamed) < max(2, len(accounts))
+    some = 0 < len(blamed) < max(2, len(accounts))
     kind = Kind.EACH_TIME if deterministic and some else Kind.NOT_DETERMINISTIC
-    return Verdict(kind, blamed, right=False)
+    return Verdict(kind, blamed, right=False, arrived=None if blamed else _arrived(accounts))
+
+
+def _arrived(accounts: Sequence[Account]) -> Fault | None:
+    """The first difference on a worker whose first one came from others."""
+    got = (of_pair[0] for account in accounts for of_pair in account.pairs if of_pair)
+    return next((Fault(first.place, first.names) for first in got if first.received), None)
 
 
 def _blamed(faults: Sequence[Fault | None]) -> dict[int, Fault]:

@@ -27,7 +27,7 @@ of the world that was planned last.
     prepared R [world=1]                   request-switch R at 32 [world=1]
     offered R at 32 [from=R]               taken R [world=1]              given-up ["why"] [world=1]
     awaiting R                             layout-declined R ["why"]      pace R 2900
-    differed R at 29 ["each time"] [right]  doubted 20 ["why"]
+    differed R | nothing at 29 ["each time"] [right]                      doubted 20 ["why"]
     audits M 1 20..40                      audited M 1 20..40 [slots=0,1] [rank=1] [changed] ["problem"]
     audited M 1 20..40 at=29 [digest=x]
     finished R                             exited M ... [rank=1] [at=12]

@@ -340,7 +340,8 @@ def _pace(line: Line, state: State) -> list[ev.Event]:
 
 
 def _differed(line: Line, state: State) -> list[ev.Event]:
-    ranks, generation = ranks_of(state, line.take()), _generation(line, state)
+    word, generation = line.take(), _generation(line, state)
+    ranks = [] if word == NOTHING else ranks_of(state, word)
     line.skip("at")
     iteration, right = int(line.take()), line.flag("right")
     return [

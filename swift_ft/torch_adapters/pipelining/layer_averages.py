@@ -205,6 +205,8 @@ class LayerAverages:
         """
         works, self._works = self._works, []
         wait_for(works)
+        if outputs.are_watched():
+            self._show_arrived()
         divisor = sum(self._counts) if self._scale else self._stack.pipelines
         averages = [
             (exchange.parameters, [one.div_(divisor) for one in self._total(exchange.pieces)])
@@ -222,6 +224,15 @@ class LayerAverages:
             hit(Point.REDUCED, self._iteration, number)
         self._under_way.clear()
         self._completed = None
+
+    def _show_arrived(self) -> None:
+        """Show what other pipelines have sent."""
+        for number, exchange in self._under_way.items():
+            for pipeline, theirs in enumerate(exchange.pieces):
+                if pipeline != self._stack.pipeline:
+                    sums = {f"sum {i} of layer {number}'s gradients": s for i, s in enumerate(chain(*theirs))}
+                    place = f"the gradients of layer {number} from pipeline {pipeline}"
+                    outputs.show(Output(place, sums, received=True))
 
     def _total(self, pieces: Sequence[Sequence[Sums]]) -> Sums:
         """The sum of all pipelines, by the tree or in their order. The pieces are used up."""

@@ -71,6 +71,16 @@ def test_what_was_frozen_before_ddp_is_named_where_replicas_come_apart(tmp_path:
     assert "the memory of one of the machines" not in line
 
 
+@pytest.mark.parametrize(("verify", "flags"), [("digest", ["--audit"]), ("replay", ["--verify-every", "2"])])
+def test_sparse_gradients_are_verified(verify: str, flags: list[str], tmp_path: Path) -> None:
+    """A bucket with such a gradient is shown otherwise than one with dense ones."""
+    plain = run_habit(tmp_path / "plain", SCRIPT, "sparse")
+    run = run_habit(tmp_path / "verified", SCRIPT, "sparse", verify, flags=flags)
+    assert run.code == 0, run.output[-6000:]
+    assert run.events("StepDiffered") == []
+    assert_same_files(run, plain)
+
+
 def test_sparse_gradients_survive_a_loss(tmp_path: Path) -> None:
     """On two machines: gloo's sparse all-reduce among three may fail by itself."""
     inject = "kill machine=1 iteration=5 point=reduce bucket=1"

@@ -3,11 +3,13 @@
 ``{"example": "train_ddp", "rank": 1, "iteration": 5, "what": "product"}`` flips a bit, on that worker and in
 that iteration, of the next matrix product's result; with ``"what": "parameter"`` of a parameter in the middle
 of the step, with ``"message"`` of what a stage computes, just before it is sent, with ``"received"`` of what
-a stage was sent, after it has come. ``"times"`` are the computations of the iteration that it strikes, from 1
-on, each time in another bit: ``[1]`` unless said otherwise. Rank -1 is all of them, and ``"every"`` strikes
-in each iteration. What has struck is a file ``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"``
-spares replays without the job: it is that machine's fault; ``"audits"`` strikes these alone. ``"threads"`` is
-how many of them a spare computes with, unlike the machines.
+a stage was sent, after it has come, with ``"average"`` of the average of gradients. ``"times"`` are the
+computations of the iteration that it strikes, from 1 on, each time in another bit: ``[1]`` unless said
+otherwise. Rank -1 is all of them, ``"ranks"`` are several, and ``"every"`` strikes in each iteration from
+that one on. What has struck is a file ``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"`` spares
+replays without the job: it is that machine's fault; ``"audits"`` strikes these alone. ``"worn"``: it is the
+machine on which the worker was at first, and not the one that replaces it. ``"threads"`` is how many of them
+a spare computes with, unlike the machines.
 
 ``"waits": {n: "marked"}``: before iteration n, worker 0 waits until a spare has audited all machines,
 ``"all"``: until the time from iteration 3 to 6 is audited; ``"judged"``: until a difference is judged;
@@ -15,6 +17,7 @@ how many of them a spare computes with, unlike the machines.
 iteration ``"stands"``, for good; ``"recovered"``: until a machine was replaced.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -30,6 +33,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import swift_ft
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.membership import base_of
+from swift_ft.torch_adapters.ddp import DataParallelHook
 
 wrong = json.loads(os.environ["WRONG"])
 times = wrong.get("times", [1])
@@ -51,17 +56,22 @@ class Fault:
         rank, folder = torch.distributed.get_rank(), Path(os.environ["SWIFT_TEST_FOLDER"])
         number = 1 + len([*folder.glob(f"computed-{rank}-{iteration}-*")])
         (folder / f"computed-{rank}-{iteration}-{number}").touch()
-        mine = (
-            wrong["rank"] in (rank, -1)
-            and self._is_here()
-            and (wrong.get("every") or iteration == wrong["iteration"])
-        )
+        first, ranks = wrong["iteration"], wrong.get("ranks", [wrong["rank"]])
+        due = iteration >= first if wrong.get("every") else iteration == first
+        mine = due and (rank in ranks or -1 in ranks) and self._is_here(folder)
         noted.due, noted.number = mine and number in times, number
         noted.place = folder / f"struck-{rank}-{iteration}-{number}"
 
-    def _is_here(self) -> bool:
+    def _is_here(self, folder: Path) -> bool:
         """Whether this machine is the one that is at fault."""
-        return not wrong.get("audits" if OFFLINE is None else "live", False)
+        if wrong.get("audits" if OFFLINE is None else "live", False):
+            return False
+        if not wrong.get("worn"):
+            return True
+        machine = WorkerContext.from_env().machine
+        with contextlib.suppress(FileExistsError), (folder / "worn").open("x") as worn:
+            worn.write(machine)
+        return base_of((folder / "worn").read_text()) == base_of(machine)
 
     def strike(self, tensor: torch.Tensor) -> None:
         if noted.due:
@@ -152,6 +162,16 @@ def computed(self: PipelineStage, microbatch: int, *args: Any, **kwargs: Any) ->
     return found
 
 
+arrived = DataParallelHook._arrived
+
+
+def summed(self: DataParallelHook, bucket: torch.distributed.GradBucket) -> None:
+    if wrong["what"] == "average":
+        fault.strike(bucket.buffer())
+    arrived(self, bucket)
+
+
 PipelineStage.forward_one_chunk = computed  # type: ignore[assignment]
+DataParallelHook._arrived = summed
 swift_ft.Session.__init__, swift_ft.Session.steps = init, steps
 example.main()

@@ -1,6 +1,7 @@
 """Checkpoints of earlier versions are still read.
 
-Commit a872519 wrote ``data/before-the-house``: one AdamW step of the model below, at a counter of 11.
+Commit a872519 wrote ``data/before-the-house``: one AdamW step of the model below, at a counter of 11. Commit
+c9156090 wrote ``data/signed-digests``, of the same training.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.state_digest import STORED_BEFORE, differing, tensor_digests
 from swift_ft.checkpoint.state_payload import pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.storage.store import Store
@@ -24,6 +26,7 @@ from swift_ft.torch_adapters.dcp.reader import PartReader
 from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
 OLD = Path(__file__).parent / "data" / "before-the-house"
+SIGNED = OLD.with_name("signed-digests")
 PART = "checkpoints/00000010/rank-00000.g00001"
 
 
@@ -83,6 +86,20 @@ def test_a_part_has_the_same_files_and_paths_as_before(tmp_path: Path) -> None:
     assert new.planner_data == old.planner_data
     files = [sorted(p.name for p in (root / PART).iterdir()) for root in (OLD, tmp_path)]
     assert files[0] == files[1]
+
+
+def test_digests_of_before_are_compared(tmp_path: Path) -> None:
+    """They are signed: of negative words they are not today's."""
+    dcp_to_torch_save(SIGNED / PART, tmp_path / "part.pt")
+    saved = torch.load(tmp_path / "part.pt", weights_only=False)
+    digests = unpack(saved["plain"]["bytes"].getvalue())[STORED_BEFORE]
+    found = Training(ran=False)
+    checkpointer = Checkpointer(CheckpointFolder(Store(str(SIGNED))), found.state())
+    checkpointer.load(10, 0)
+    assert checkpointer.unverified is None
+    tensors = found.state().named_tensors()
+    assert tensor_digests(tensors, earlier=True) == digests
+    assert differing(tensor_digests(tensors), digests)
 
 
 class Scaled(nn.Linear):

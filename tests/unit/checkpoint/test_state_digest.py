@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.state_digest import differing, tensor_digests
+from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, differing, tensor_digests
+from swift_ft.checkpoint.state_payload import pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 
 
@@ -48,6 +52,47 @@ def test_signs_do_not_cancel_out() -> None:
     assert digest(-tensor) != digest(tensor)
 
 
+DTYPES = [
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64),
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000, 4096, 8192 + 3, 100_001])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_bits_flipped(size: int, dtype: torch.dtype) -> None:
+    """A shift with the sign would make the same word of x and of ~x: of 0 and -1, of no bits and all."""
+    values = [torch.zeros(size).to(dtype), torch.arange(size).to(dtype)]
+    for value in values:
+        inverse = (~value.view(torch.uint8)).view(dtype)
+        assert digest(inverse) != digest(value)
+        one = value.clone()
+        one[size // 2] = inverse[size // 2]
+        assert digest(one) != digest(value)
+
+
+@pytest.mark.parametrize("size", [2, 8, 4096, 16_384, 100_000])
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.is_signed], ids=str)
+def test_all_signs_changed(size: int, dtype: torch.dtype) -> None:
+    """Of each number in a word of several at once: what is left must not be its highest bit alone."""
+    for value in (torch.ones(size), 1 + torch.arange(size) % 100):
+        value = value.to(dtype)
+        assert digest(-value) != digest(value)
+
+
+@pytest.mark.parametrize("bit", range(32))
+def test_the_same_bit_of_all_numbers(bit: int) -> None:
+    for size in (4, 4096, 20_000):
+        value = torch.arange(size, dtype=torch.int32)
+        assert digest(value ^ (torch.tensor(1, dtype=torch.int32) << bit)) != digest(value)
+
+
+def test_minus_one_is_not_zero() -> None:
+    for size in (1, 4, 5000, 100_000):
+        zeros = torch.zeros(size, dtype=torch.int64)
+        assert digest(torch.full_like(zeros, -1)) != digest(zeros)
+
+
 def test_shape_and_dtype_count() -> None:
     zeros = [torch.zeros(8), torch.zeros(9), torch.zeros(2, 4), torch.zeros(4, dtype=torch.float64)]
     zeros += [torch.zeros(8, dtype=torch.int32), torch.zeros(0), torch.zeros(())]
@@ -71,10 +116,20 @@ def test_it_does_not_depend_on_how_much_is_computed_at_a_time(monkeypatch: pytes
 
 def test_it_is_the_same_in_every_version() -> None:
     """It is a part of checkpoints."""
-    assert digest(torch.arange(10_000, dtype=torch.int32)) == EXPECTED
+    assert (digest(POSITIVE), digest(NEGATIVE)) == (EXPECTED, EXPECTED_OF_NEGATIVE)
 
 
-EXPECTED = 6017609043753162219
+def test_it_is_what_an_earlier_version_stored() -> None:
+    before = tensor_digests({"positive": POSITIVE, "negative": NEGATIVE}, earlier=True)
+    assert before == {"positive": BEFORE, "negative": BEFORE_OF_NEGATIVE}
+
+
+POSITIVE = torch.arange(10_000, dtype=torch.int32)
+NEGATIVE = torch.arange(-20_000, 3, dtype=torch.int64)
+EXPECTED = 12395049039976966531
+EXPECTED_OF_NEGATIVE = 17273176674500576144
+BEFORE = 6017609043753162219
+BEFORE_OF_NEGATIVE = 14417925822709159933
 
 
 def test_names_are_those_that_a_user_knows() -> None:
@@ -98,3 +153,24 @@ def test_what_is_taken_over_is_what_was_saved() -> None:
     payload["models"]["net"]["weight"] = payload["models"]["net"]["weight"] + 1
     assert restored.take_over(payload) == ["net.weight"]
     assert restored.take_over(saved.to_save()) == []  # without digests
+
+
+def as_before(payload: dict[str, Any]) -> dict[str, Any]:
+    """A payload as an earlier version saved it."""
+    plain = unpack(payload["plain"]["bytes"].getvalue())
+    plain[STORED_BEFORE] = plain.pop(STORED_AS)
+    return {**payload, "plain": {"bytes": io.BytesIO(pack(plain))}}
+
+
+def test_digests_of_an_earlier_version_are_compared_as_they_were_written() -> None:
+    saved, restored = (TrainingState({"net": nn.Linear(3, 3)}) for _ in range(2))
+    with torch.no_grad():
+        for parameter in saved.modules["net"].parameters():
+            parameter.fill_(-1.0)
+    tensors = saved.named_tensors()
+    before = tensor_digests(tensors, earlier=True)
+    assert differing(before, tensor_digests(tensors)) == ["net.bias", "net.weight"]
+    payload = as_before(saved.to_save(before))
+    assert restored.take_over(payload) == []
+    payload["models"]["net"]["weight"] = payload["models"]["net"]["weight"] + 1
+    assert restored.take_over(payload) == ["net.weight"]

@@ -10,7 +10,13 @@ import pytest
 from immutables import Map
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.audit_orders import acts_on, next_audit, pinned, why_nothing_to_audit
+from swift_ft.recovery.audit_orders import (
+    acts_on,
+    last_audited,
+    next_audit,
+    pinned,
+    why_nothing_to_audit,
+)
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.topology import WHOLE_MODEL
 from swift_ft.recovery.values import replace
@@ -67,10 +73,109 @@ def test_a_machine_that_was_wrong(tmp_path: Path) -> None:
     (closed,) = acts(tmp_path, SAME, "stop")
     assert isinstance(closed, ev.JobClosed)
     assert "machine 1 has computed iteration 29 wrong" in closed.reason
-    doubted, drained = acts(tmp_path, SAME, "back")
+    doubted, left = acts(tmp_path, SAME, "back")
     assert isinstance(doubted, ev.CheckpointsDoubted)
     assert doubted.iteration == 20
+    assert isinstance(left, ev.MachineLost)
+    assert (left.machine, left.on_request) == ("B", True)
+
+
+def test_a_machine_that_nobody_can_replace_leaves_when_somebody_comes(tmp_path: Path) -> None:
+    """Both spares were needed meanwhile. Without it all would wait."""
+    used = ["lost A", "report 0 nothing", "report 1 at 41", "ready 0", "lost S"]
+    used += ["report 0 nothing", "report 1 at 41", "ready 0", "expect members T B", "expect phase live"]
+    doubted, drained = acts(tmp_path, SAME, "back", *used)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
     assert isinstance(drained, ev.DrainRequested)
+    assert drained.machine == "B"
+
+
+REPLICAS = ("report all nothing", 'report all nothing holds="the model"')
+OF_REPLICAS = BEGIN.replace(*REPLICAS).replace("29", "20")
+
+
+def test_replicas_go_back_to_the_step_that_was_audited(tmp_path: Path) -> None:
+    """Of 0..20 the first step is known to be right. A processor may be wrong from iteration 5 on."""
+    begin = OF_REPLICAS.replace("committed 40 keep=2", "committed 40 keep=2\nexpect earlier 0 20")
+    doubted, _ = acts(tmp_path, "audited T 1 20..40 at=20 digest=x", "back", begin=begin)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert doubted.iteration == 0
+
+
+MARKED = """
+open 2
+join A B
+join S T
+report all nothing
+committed 0 keep=3
+committed 20 keep=3
+audits S 0 0..20
+audited S 0 0..20 slots=0
+audits S 1 0..20
+audited S 1 0..20 slots=1
+committed 40 keep=3
+audits S 0 20..40
+audited S 0 20..40 slots=0
+audits S 1 20..40
+audited S 1 20..40 slots=1
+committed 60 keep=3
+audits S 0 40..60
+audited S 0 40..60 slots=0
+audits S 1 40..60
+audited S 1 40..60 at=49 digest=x
+audits T 1 40..60
+"""
+WRONG_AT_49 = "audited T 1 40..60 at=49 digest=x"
+
+
+@pytest.mark.parametrize(
+    ("begin", "back", "of_an_earlier_one"),
+    [
+        (MARKED, 40, 20),
+        (MARKED.replace("report all nothing", 'report all nothing holds="the model"'), 20, 20),
+    ],
+    ids=["stages", "replicas"],
+)
+def test_the_newest_audited_checkpoint_before_the_difference(
+    begin: str, back: int, of_an_earlier_one: int, tmp_path: Path
+) -> None:
+    doubted, _ = acts(tmp_path, WRONG_AT_49, "back", begin=begin)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert doubted.iteration == back
+    scenario = Scenario()
+    scenario.run(tmp_path / "scenario.txt")
+    mark = last_audited(scenario.state, at_most=30)
+    assert mark is not None
+    assert mark.right == of_an_earlier_one
+
+
+def test_what_was_audited_in_part_is_not_known_to_be_right(tmp_path: Path) -> None:
+    begin = """
+open 2
+join A B
+join S T
+report all nothing
+committed 0 keep=2
+committed 20 keep=2
+audits S 0 0..20
+audited S 0 0..20 "the log has a gap"
+audits T 0 0..20
+audited T 0 0..20 "the log has a gap"
+audits S 1 0..20
+audited S 1 0..20 slots=1
+expect marks 20:1
+committed 40 keep=2
+committed 60 keep=2
+expect earlier 40
+audits S 0 40..60
+audited S 0 40..60 slots=0
+audits S 1 40..60
+audited S 1 40..60 at=49 digest=x
+audits T 1 40..60
+"""
+    doubted, _ = acts(tmp_path, WRONG_AT_49, "back", begin=begin)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert doubted.iteration == 40
 
 
 @pytest.mark.parametrize("choice", ["drain", "stop", "back"])
@@ -150,6 +255,40 @@ def test_all_go_back_once_if_nobody_leaves(tmp_path: Path) -> None:
     again = [ONE_OF_THEM, "doubted 0", "report 0,1 nothing pipeline=0", "report 2,3 nothing pipeline=2"]
     again += ["ready all", "committed 20 keep=2", *TOGETHER.split("committed 20 keep=2\n")[1].splitlines()]
     assert acts(tmp_path, ONE_OF_THEM, "back", *again, begin=TOGETHER) == []
+
+
+BACK_AT_0 = [
+    *(ONE_OF_THEM, "doubted 0"),
+    *("report 0,1 nothing pipeline=0", "report 2,3 nothing pipeline=2", "ready all", "committed 20 keep=2"),
+]
+
+
+def test_all_go_back_again_for_other_machines(tmp_path: Path) -> None:
+    again = [*BACK_AT_0, "audits S 0 0..20", "audited S 0 0..20 slots=0,2", "audits S 1 0..20"]
+    others = "audited S 1 0..20 at=9 rank=1 digest=x slots=1,3"
+    (doubted,) = acts(tmp_path, others, "back", *again, others, "audits S 1 0..20", begin=TOGETHER)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert doubted.iteration == 0
+
+
+def test_all_go_back_again_for_another_interval(tmp_path: Path) -> None:
+    again = [*BACK_AT_0, "audits S 0 0..20", "audited S 0 0..20 slots=0,2", "audits S 1 0..20"]
+    again += ["audited S 1 0..20 slots=1,3", "committed 40 keep=2", "audits S 1 20..40"]
+    again += ["audited S 1 20..40 slots=1,3", "audits S 0 20..40"]
+    later = "audited S 0 20..40 at=29 rank=2 digest=x slots=0,2"
+    (doubted,) = acts(tmp_path, later, "back", *again, later, "audits S 0 20..40", begin=TOGETHER)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert doubted.iteration == 20
+
+
+def test_two_spares_that_were_wrong_leave(tmp_path: Path) -> None:
+    """Both replays were of the same machines, and a third one comes out as recorded."""
+    begin = TOGETHER.split("audits S 1")[0].replace("join S", "join S T U")
+    begin += "audits S 0 0..20\naudits T 2 0..20\naudited S 0 0..20 at=9 digest=x slots=0,2\n"
+    begin += "audited T 2 0..20 at=3 rank=0 digest=y slots=0,2\naudits U 1 0..20\n"
+    begin += "audited U 1 0..20 slots=1,3\naudits U 0 0..20\n"
+    left = acts(tmp_path, "audited U 0 0..20 slots=0,2", "drain", begin=begin)
+    assert [event.machine for event in left if isinstance(event, ev.DrainRequested)] == ["S", "T"]
 
 
 @pytest.mark.parametrize("choice", ["drain", "stop", "back"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import threading
@@ -22,6 +23,8 @@ from swift_ft.torch_adapters import ddp
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp import DataParallelHook, _after_backward, trial_forward
 from swift_ft.torch_adapters.ddp_construction import construct_within
+from swift_ft.torch_core import outputs
+from swift_ft.torch_core.outputs import Output
 
 
 class Crooked(nn.Module):
@@ -109,6 +112,57 @@ def test_a_sparse_gradient_has_a_bucket_of_its_own_in_the_layout() -> None:
     assert [3] in layout
     assert sorted(index for bucket in layout for index in bucket) == list(range(6))
     assert all(map(torch.equal, *before))
+
+
+@pytest.fixture
+def shown() -> Iterator[list[Output]]:
+    """What is shown to whoever verifies a step: copies, since averages come into the same memory."""
+    found: list[Output] = []
+
+    def note(output: Output) -> None:
+        copies = {name: tensor.clone() for name, tensor in output.tensors.items()}
+        found.append(dataclasses.replace(output, tensors=copies))
+
+    outputs.listen("test", note)
+    yield found
+    outputs.listen("test", None)
+
+
+def test_what_a_worker_gives_and_what_it_gets_are_shown(
+    shown: list[Output], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum that came out wrong is seen as what has arrived."""
+    arrived = DataParallelHook._arrived
+
+    def changed(self: DataParallelHook, bucket: dist.GradBucket) -> None:
+        bucket.buffer().add_(1.0)
+        arrived(self, bucket)
+
+    monkeypatch.setattr(DataParallelHook, "_arrived", changed)
+    hook, _ = hooked(Events())
+    backward(hook)
+    given = {name: t for one in shown if not one.received for name, t in one.tensors.items()}
+    got = {name: t for one in shown if one.received for name, t in one.tensors.items()}
+    names = [name for name, _ in hook.model.module.named_parameters()]
+    assert {*given} == {outputs.gradient_of(name) for name in names}
+    assert {*got} == {f"the average of {name}" for name in names}
+    for name in names:
+        assert torch.equal(got[f"the average of {name}"], given[outputs.gradient_of(name)] + 1.0)
+    assert not any(map(outputs.is_gradient, got)), "it is not this worker's own"
+    places = [one.place for one in shown]
+    assert len({*places}) == len(places)
+
+
+def test_sparse_gradients_are_shown_as_rows_and_values(shown: list[Output]) -> None:
+    hook = DataParallelHook(DistributedDataParallel(Words()), Events(), lambda _: None)
+    hook.begin(0)
+    hook.model(torch.arange(6)).sum().backward()
+    tensors = {name: tensor for one in shown for name, tensor in one.tensors.items()}
+    assert tensors["the average of first.weight (rows)"].tolist() == [[*range(6)]]
+    assert tensors["the average of first.weight (values)"].shape == (6, 5)
+    assert outputs.gradient_of("second.weight (values)") in tensors
+    assert outputs.gradient_of("layer.weight") in tensors
+    assert all(tensor.layout == torch.strided for tensor in tensors.values())
 
 
 @pytest.mark.parametrize("frozen", ["layers.1", "layers"])

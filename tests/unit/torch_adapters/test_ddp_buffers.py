@@ -13,6 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
+from swift_ft.torch_core import outputs
+from swift_ft.torch_core.outputs import Output
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +82,13 @@ def test_the_second_replica_adopts_what_arrives(monkeypatch: pytest.MonkeyPatch)
     sync = BufferSync(DistributedDataParallel(ours))
     sync.begin(Two())  # type: ignore[arg-type]
     assert sync.equal
+    shown: list[Output] = []
+    outputs.listen("test", shown.append)
     sync.adopt()
+    outputs.listen("test", None)
+    (got,) = shown
+    assert got.received, "whoever verifies the step sees that they are the first replica's"
+    assert torch.equal(got.tensors["buffers"], sent)
     assert all(a.equal(b) for a, b in zip(ours.buffers(), theirs.buffers(), strict=True))
 
 

@@ -32,7 +32,8 @@ class Replica:
     """One of two that holds a small model; its buckets have a gradient each."""
 
     def __init__(self) -> None:
-        self.averaged, self.takes_first_buffers, self.breaks = ("weight", "bias"), False, False
+        self.averaged: tuple[str, ...] = ("weight", "bias")
+        self.takes_first_buffers, self.breaks = False, False
         self.model = nn.Linear(2, 2)
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -166,6 +167,35 @@ def test_a_step_without_all_gradients_is_not_noted(
     assert not noting.is_complete
     noting.completed(StepInfo(3, 1))
     assert kept == {}
+
+
+def test_nothing_is_listened_to_where_nothing_is_averaged_alone(
+    noting: OwnGradientsPart, replica: Replica, kept: Kept
+) -> None:
+    """Some gradients are sparse: the step is not noted, and costs nothing."""
+    replica.averaged, replica.breaks = (), True
+    noting.begin(StepInfo(3, 1))
+    assert not outputs.are_watched()
+    replica.forward()
+    replica.backward(WEIGHT, BIAS)
+    noting.completed(StepInfo(3, 1))
+    assert kept == {}
+    replica.averaged, replica.breaks = ("weight", "bias"), False
+    train(noting, replica, 6)
+    assert [*kept] == [6]
+
+
+def test_averages_are_not_a_replica_s_own_work(
+    noting: OwnGradientsPart, replica: Replica, kept: Kept
+) -> None:
+    train(noting, replica, 0)
+    noting.begin(StepInfo(3, 1))
+    replica.forward()
+    averages = {"the average of weight": torch.ones(4), "the average of bias": torch.ones(4)}
+    outputs.show(Output("bucket 0 of averages", averages, received=True))
+    assert (noting.buckets, kept.get(3)) == (0, None)
+    replica.backward(WEIGHT, BIAS)
+    assert kept[0] == kept[3]
 
 
 def test_a_step_whose_forward_pass_is_not_seen_is_not_noted(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 import pytest
@@ -19,9 +19,12 @@ from swift_ft.optim import wrap_optimizer
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import RecoveryRound, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
+from swift_ft.runtime.epoch_top import Epochs
 from swift_ft.runtime.verify import part
 from swift_ft.runtime.verify.part import OnCorruption, VerifyPart
+from swift_ft.runtime.verify.verdict import Fault, Kind, Verdict
 from swift_ft.runtime.worker.part import Interruption, StepInfo
+from swift_ft.testing.scenario import Scenario
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
 
@@ -53,7 +56,8 @@ class Training:
         self.state = TrainingState(parts)
         self.every, self.rollback = every, Rollback(self.state)
         self.job = Job()
-        self.verify = VerifyPart(0, self.state, cast("Any", self.job), every, act)
+        self.epochs = Epochs()
+        self.verify = VerifyPart(0, self.state, cast("Any", self.job), self.epochs, every, act)
         self._numbers = itertools.count()  # an iterator, since numbers are put back with the step
         self.wrong: tuple[int, ...] = ()  # of the computations so far, from 0
 
@@ -156,6 +160,45 @@ def test_a_wrong_parameter_in_the_middle_of_a_step_is_put_right() -> None:
     assert verified.digests() == plain.digests()
 
 
+def told(act: OnCorruption, *ranks: int) -> list[ev.Event]:
+    """What follows if workers of a job with two on each of two machines were wrong."""
+    verified, scenario = Training(1, act), Scenario()
+    for line in ("open 2 workers=2", "join A B"):
+        scenario.run_line(line)
+    verified.job.state = scenario.state
+    faults = {rank: Fault("bucket 0", ("the gradient of 0.weight",)) for rank in ranks}
+    verified.verify._tell(StepInfo(5, 1), Verdict(Kind.ONCE, faults, right=True))
+    differed, *follows = verified.job.events
+    assert isinstance(differed, ev.StepDiffered)
+    assert differed.ranks == ranks
+    return follows
+
+
+@pytest.mark.parametrize("ranks", [(2,), (2, 3)])
+def test_a_machine_is_at_fault_with_all_its_workers(ranks: tuple[int, ...]) -> None:
+    assert told(OnCorruption.WARN, *ranks) == []
+    for act in (OnCorruption.DRAIN, OnCorruption.BACK):
+        (asked,) = told(act, *ranks)
+        assert isinstance(asked, ev.DrainRequested)
+        assert asked.machine == "B"
+    (closed,) = told(OnCorruption.STOP, *ranks)
+    assert isinstance(closed, ev.JobClosed)
+    assert "machine 1 has computed iteration 5 wrong: the gradient of 0.weight in bucket 0" in closed.reason
+
+
+def test_several_machines_stop_a_job_and_none_of_them_leaves() -> None:
+    assert told(OnCorruption.DRAIN, 0, 3) == []
+    (closed,) = told(OnCorruption.STOP, 0, 3)
+    assert isinstance(closed, ev.JobClosed)
+    assert "machines 0 and 1 have computed iteration 5 wrong" in closed.reason
+    assert "(workers 0 and 3)" in closed.reason
+
+
+def test_nobody_leaves_for_what_was_changed_between_machines() -> None:
+    for act in OnCorruption:
+        assert told(act) == []
+
+
 def test_a_step_that_is_not_deterministic_is_said_to_be_so() -> None:
     verified = Training(2)
     verified.wrong = (1, 2, 3)
@@ -176,6 +219,43 @@ def test_an_interrupted_step_is_verified_from_its_beginning() -> None:
     verified.verify.interrupted(Interruption())
     assert not outputs.are_watched()
     assert verified.verify.computation(info) == 1
+
+
+def verified_in(every: int, epochs: Sequence[int]) -> list[int]:
+    """The steps of epochs that are verified: the last one of each may not be run again."""
+    training, found, iteration = Training(every), list[int](), 0
+    verify = training.verify
+    for steps in epochs:
+        training.epochs.began = iteration
+        for number in range(steps):
+            step = StepInfo(iteration, 1, repeatable=number + 1 < steps)
+            step.computation = verify.computation(step)
+            while step.computation:
+                verify.begin(step)
+                again = verify.judge(step).again
+                found += [] if again else [iteration]
+                step.computation = verify.computation(step) if again else 0
+            iteration += 1
+    return found
+
+
+def test_a_step_that_is_due_at_the_end_of_an_epoch_is_made_up_for() -> None:
+    assert verified_in(10, [10, 10, 10]) == [10, 20]
+    assert verified_in(10, [5, 5, 10, 10]) == [10, 20]
+    assert verified_in(5, [10, 10]) == [4, 10, 14]
+    assert verified_in(4, [3, 4, 9]) == [3, 7, 11]
+    assert verified_in(100, [50, 50, 50]) == [100]
+    assert verified_in(10, [30]) == [9, 19]
+
+
+def test_it_is_made_up_for_on_all_workers_alike() -> None:
+    """One that was ahead when a machine was lost has not run the step before in this process."""
+    training = Training(10)
+    training.job.state = State(round=RecoveryRound(plan=Plan(RecoveryMode.REPLAY, 18)))
+    training.epochs.began = 20
+    assert training.verify.computation(StepInfo(20, 2)) == 1
+    training.job.state = State(round=RecoveryRound(plan=Plan(RecoveryMode.REPLAY, 20)))
+    assert training.verify.computation(StepInfo(20, 2)) == 0
 
 
 @pytest.mark.parametrize(

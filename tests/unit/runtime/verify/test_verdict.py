@@ -125,5 +125,36 @@ def test_in_a_pipeline_earlier_steps_show_whether_it_is_deterministic() -> None:
     assert (found.kind, [*found.faults], found.right) == (Kind.EACH_TIME, [0], False)
 
 
+def averaged(bucket: int, average: int) -> Told:
+    return {"=bucket": bucket, "<average": average, STATE: average}
+
+
+def test_a_wrong_average_of_what_was_right_is_nobodys_fault() -> None:
+    right, wrong = averaged(1, 1), averaged(1, 2)
+    found = verdict([wrong, right, right], [wrong, right, right])
+    assert found == Verdict(Kind.ONCE, {}, right=True, arrived=Fault("<average", ("x",)))
+    each = verdict([averaged(1, n) for n in (1, 2, 3)], [averaged(1, n) for n in (1, 2, 3)], proven=1)
+    assert (each.kind, each.faults, each.arrived) == (Kind.NOT_DETERMINISTIC, {}, Fault("<average", ("x",)))
+
+
+def test_a_shard_that_was_summed_wrong_is_not_its_owners_fault() -> None:
+    """What it gives to the others after that follows from the sum."""
+
+    def shard(result: int) -> Told:
+        return {"=gradients": 1, "<sum": result, "=parameters": result, STATE: result}
+
+    found = verdict([shard(1)] * 3, [shard(2), shard(1), shard(1)])
+    assert (found.kind, found.faults, found.arrived) == (Kind.ONCE, {}, Fault("<sum", ("x",)))
+
+
+def test_a_wrong_gradient_is_a_fault_also_where_the_average_is_seen() -> None:
+    right, theirs = averaged(1, 1), averaged(1, 2)
+    found = verdict([theirs, right, right], [averaged(2, 2), right, right])
+    assert found == Verdict(Kind.ONCE, {1: Fault("=bucket", ("x",))}, right=True)
+    mine, others = [averaged(n, n) for n in (2, 3, 4)], [averaged(1, n) for n in (2, 3, 4)]
+    each = verdict(others, mine)
+    assert each == Verdict(Kind.EACH_TIME, {1: Fault("=bucket", ("x",))}, right=False), "its peer shows it"
+
+
 def test_nothing_differs() -> None:
     assert differences(evidence(RIGHT), evidence(RIGHT)) == ()
