@@ -74,9 +74,11 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 
     A view where the tensor is contiguous, a copy otherwise. A complex number counts as two elements.
     """
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().reshape(-1).resolve_neg()
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
+    elif flat.is_quantized:
+        flat = flat.int_repr()
     return flat.view(_INTEGERS[flat.element_size()])
 
 
@@ -84,6 +86,23 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two dense tensors of one device are equal bit for bit: NaN equals itself, 0.0 is not -0.0."""
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.equal(_wide(bits_of(one)), _wide(bits_of(other)))
+
+
+def write_back(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a dense tensor the values that it had before.
+
+    Nothing is written where it has them, since its memory may be a file that is mapped for reading. torch
+    refuses to write to an expanded tensor, in which one place in the memory is several elements, and to an
+    inference tensor outside of its mode.
+    """
+    if tensor.is_meta or same_bits(tensor, values):
+        return
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        here = tensor.detach()
+        for dim, (size, step) in enumerate(zip(here.shape, here.stride(), strict=True)):
+            if step == 0 and size > 1:
+                here, values = here.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+        here.copy_(values)
 
 
 def _wide(bits: torch.Tensor) -> torch.Tensor:

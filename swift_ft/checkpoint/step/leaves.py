@@ -21,7 +21,8 @@ from swift_ft.checkpoint.step.kinds import (
     same_state,
     write_state,
 )
-from swift_ft.torch_core.tensors import same_bits
+from swift_ft.torch_core.shards import local, note_changed
+from swift_ft.torch_core.tensors import same_bits, write_back
 
 MOST_BYTES = 2**20
 """Of a tensor, an array or a bytearray that is copied."""
@@ -104,28 +105,27 @@ class OfGraph:
         """
         if (tensor := self._tensor()) is None:
             return self._value.clone()
-        if not same_bits(tensor.detach(), self._value):
-            with torch.no_grad():
-                tensor.detach().copy_(self._value)
+        write_back(tensor, self._value)
         return tensor
 
 
 class _Tensor:
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._value = tensor, tensor.detach().clone()
+        self._tensor, self._value = tensor, local(tensor).detach().clone()  # to compare shards communicates
 
     @property
     def changed(self) -> bool:
-        same = self._tensor.shape == self._value.shape and same_bits(self._tensor.detach(), self._value)
-        return not same
+        return not same_bits(local(self._tensor), self._value)
 
     @torch.no_grad()
     def put_back(self) -> None:
-        if self._tensor.shape != self._value.shape and not self._tensor.requires_grad:
-            self._tensor.resize_(self._value.shape)
-        elif self._tensor.shape != self._value.shape:
-            self._tensor.data = torch.empty_like(self._value)
-        self._tensor.detach().copy_(self._value)
+        here = local(self._tensor)
+        if here.shape != self._value.shape and not here.requires_grad:
+            here.resize_(self._value.shape)
+        elif here.shape != self._value.shape:
+            here.data = torch.empty_like(self._value)
+        write_back(here, self._value)
+        note_changed(self._tensor)
 
 
 class _Array:
@@ -137,7 +137,7 @@ class _Array:
         return self._array.shape != self._value.shape or self._array.tobytes() != self._value.tobytes()
 
     def put_back(self) -> None:
-        if self._array.shape == self._value.shape:
+        if self.changed and self._array.shape == self._value.shape:
             self._array[...] = self._value
 
 

@@ -17,6 +17,7 @@ HABITS = [
     "list",
     "dictionary of tensors",
     "made in the first forward",
+    "expanded",
     "torch.Generator",
     "NumPy's generator",
     "random.Random",
