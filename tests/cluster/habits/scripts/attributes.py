@@ -48,7 +48,8 @@ class Centred(nn.Module):
         self.dice = random.Random(5)
         if HABIT == "expanded":
             places = torch.arange(6.0)  # DDP writes to buffers, as torch cannot to an expanded one
-            self.register_buffer("places", places.expand(4, 6) if KIND == "pipeline" else places)
+            places = places.expand(4, 6) if KIND == "pipeline" else places
+            self.register_buffer("places", places, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
