@@ -7,6 +7,8 @@ Private parts used (tested on torch 2.11 to 2.14):
 - ``Tensor._indices()``, ``Tensor._values()``: the parts of a sparse tensor as they are. The public methods
   want a coalesced tensor, and coalescing copies.
 - ``UntypedStorage._cdata``: which storage a tensor views. Its public address is 0 for all empty storages.
+- ``torch.multiprocessing.reductions.StorageWeakRef``: keeps no memory of a storage but its number, which no
+  other storage gets meanwhile.
 
 `undo/` stands on this.
 """
@@ -17,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""
@@ -62,11 +65,23 @@ def distinct_storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStor
 
 def storage_id(tensor: torch.Tensor) -> int:
     """Names the storage that a tensor views, for as long as that lives: in a sparse tensor, its values do."""
+    return int(_storage_of(tensor)._cdata)
+
+
+def storage_names(tensors: Iterable[torch.Tensor]) -> dict[int, object]:
+    """The :func:`storage_id` of some tensors. No younger storage gets one as long as its value here is held.
+
+    That keeps no tensor alive, and no memory of its elements.
+    """
+    return {storage._cdata: StorageWeakRef(storage) for storage in map(_storage_of, tensors)}
+
+
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     if tensor.is_sparse:
         tensor = sparse_values(tensor.detach())
     elif tensor.layout in _COMPRESSED:
         tensor = tensor.detach().values()
-    return int(tensor.untyped_storage()._cdata)
+    return tensor.untyped_storage()
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -35,7 +35,7 @@ from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import same_bits, storage_id, tensors_in
+from swift_ft.torch_core.tensors import same_bits, storage_id, storage_names, tensors_in
 
 _OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
@@ -166,9 +166,12 @@ class ScriptVariables:
         self._counted = 0  # variables in which loaders count, at the last look
         self._looked_through: list[Any] = []  # containers whose new elements are found in each step
         self._steps_since_look = self._new = 0
-        self._protected: set[int] = set()  # storages of large state, which is put back in other ways
+        # Storages of large state, which is put back in other ways, as of the last look: without gradients.
+        self._protected: dict[int, object] = {}
+        self._gradients: set[int] | None = None  # storages, as of the first need since the last look or note
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
         self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
+        self._in_no_module: list[torch.Tensor] = []  # parameters that optimizers have, as of the last look
 
     @property
     def cells(self) -> list[tuple[str, CellType]]:
@@ -186,7 +189,9 @@ class ScriptVariables:
         Args:
             parameters: whose flags are noted, too.
         """
-        self._parameters.update(map(id, parameters))
+        if parameters:
+            self._parameters = {*map(id, parameters), *map(id, self._in_no_module)}
+        self._gradients = None
         self._steps_since_look += 1
         grown = self._new > _MANY_NEW and self._steps_since_look >= _LOOKS_APART
         if grown or self._counted != number_of_counted():
@@ -294,8 +299,20 @@ class ScriptVariables:
         return id(value) in self._parameters or value.is_meta or is_lazy(value) or self.is_large_state(value)
 
     def is_large_state(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is in the memory of one of the state."""
-        return storage_id(local(tensor)) in self._protected
+        """Whether a tensor is in the memory of one of the state, or of a gradient."""
+        number = storage_id(local(tensor))
+        return number in self._protected or number in self._storages_of_gradients()
+
+    def _storages_of_gradients(self) -> set[int]:
+        """Of those that parameters have now: a script may keep one that no parameter has any more."""
+        if self._gradients is None:
+            self._gradients = {storage_id(local(gradient)) for gradient in self._gradients_now()}
+        return self._gradients
+
+    def _gradients_now(self) -> Iterator[torch.Tensor]:
+        for parameter in (*self.state.named_parameters().values(), *self._in_no_module):
+            if parameter.grad is not None:
+                yield parameter.grad
 
     def frame(self, function: str) -> FrameType | None:
         """The frame of a function that runs the loop; None if it has returned."""
@@ -319,10 +336,15 @@ class ScriptVariables:
         self._steps_since_look = self._new = 0
         self._note_slots()
         unsaved = [namespace.variables[name] for namespace, name in self.slots if namespace.is_of_buffers]
-        self._protected = {storage_id(tensor) for tensor in self._large()}
-        self._protected -= {storage_id(local(one)) for one in unsaved if isinstance(one, torch.Tensor)}
+        in_modules = {*map(id, self.state.named_parameters().values())}
+        self._in_no_module = [one for _, one in self.state.parameters if id(one) not in in_modules]
+        self._parameters = {*in_modules, *map(id, self._in_no_module)}
+        self._gradients = None
+        self._protected = storage_names(map(local, self._large()))
+        for one in unsaved:
+            if isinstance(one, torch.Tensor):
+                self._protected.pop(storage_id(local(one)), None)
         self._of_optimizers = {*map(id, self._containers_of_optimizers())}
-        self._parameters = {id(parameter) for parameter in self._parameters_of_state()}
 
     def _roots(
         self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]
@@ -346,10 +368,6 @@ class ScriptVariables:
             prefix = path and f"{path}."
             yield from named({k: v for k, v in variables.items() if not k.startswith("__")}, prefix)
 
-    def _parameters_of_state(self) -> Iterator[torch.Tensor]:
-        yield from self.state.named_parameters().values()
-        yield from (parameter for _, parameter in self.state.parameters)
-
     def _containers_of_optimizers(self) -> Iterator[Any]:
         for optimizer in self.state.optimizers.values():
             yield from (optimizer.param_groups, *optimizer.param_groups, optimizer.state)
@@ -357,8 +375,9 @@ class ScriptVariables:
             yield from optimizer.state.values()
 
     def _large(self) -> Iterator[torch.Tensor]:
-        yield from self.state.tensors()
-        yield from self._parameters_of_state()
+        gradients = {*map(id, self._gradients_now())}
+        yield from (tensor for tensor in self.state.tensors() if id(tensor) not in gradients)
+        yield from (*self.state.named_parameters().values(), *self._in_no_module)
         for part in self.state.small.values():
             yield from tensors_in(part.state_dict())
 

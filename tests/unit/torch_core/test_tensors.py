@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from swift_ft.torch_core.tensors import distinct_storages, sparse_indices, sparse_values, version_of
+from swift_ft.torch_core.tensors import (
+    distinct_storages,
+    sparse_indices,
+    sparse_values,
+    storage_id,
+    storage_names,
+    version_of,
+)
 
 
 def test_a_version_grows_with_each_change_in_place() -> None:
@@ -37,3 +44,17 @@ def test_views_share_a_storage_and_empty_tensors_do_not() -> None:
     empty = [torch.empty(0), torch.empty(0)]
     storages = distinct_storages([whole, whole[1:], whole.view(2, 2), *empty])
     assert [storage.nbytes() for storage in storages] == [16, 0, 0]
+
+
+def test_no_younger_storage_gets_a_number_that_is_held() -> None:
+    """Otherwise the very next one of a kind does, as a rule."""
+    first = torch.zeros(5)
+    names = storage_names([first])
+    (number,) = names
+    assert storage_id(first) == number
+    del first
+    younger = [torch.zeros(5) for _ in range(100)]
+    assert number not in map(storage_id, younger)
+    names.clear()
+    more = [torch.zeros(5) for _ in range(100)]
+    assert number in map(storage_id, more), "its number is given again once it is not held"
