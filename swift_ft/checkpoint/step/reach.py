@@ -323,15 +323,32 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         code = [(name, one) for name, one in vars(value).items() if isinstance(one, _CODE)]
         yield from ((f"{path}.{name}", one, False) for name, one in code if not name.startswith("__"))
     elif isinstance(value, type):
+        yield from ((f"{path}.{name}", one, False) for name, one in _hidden_code_of(value))
+        yield value.__module__, sys.modules.get(value.__module__), False
         yield from ((base.__name__, base, False) for base in value.__bases__)
     elif not isinstance(value, FunctionType):
         yield type(value).__name__, type(value), False  # what objects of a class share
 
 
+def _hidden_code_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    """Functions of a class that its namespace does not lead to: ``__call__``, static methods, properties."""
+    for name, one in vars(kind).items():
+        if isinstance(one, FunctionType):
+            behind: tuple[Any, ...] = (one,) if name.startswith("__") else ()
+        elif isinstance(one, staticmethod | classmethod):
+            behind = (one.__func__,)
+        elif isinstance(one, functools.cached_property | functools.partialmethod):
+            behind = (one.func,)
+        else:
+            behind = (one.fget, one.fset, one.fdel) if isinstance(one, property) else ()
+        yield from ((name, function) for function in behind if isinstance(function, FunctionType))
+
+
 def _held_by_function(path: str, value: FunctionType, found: Reach) -> Iterator[tuple[str, Any, bool]]:
     """All that a function shares with others: what is in its cells, its defaults, its file's variables."""
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-        found.cells.append((f"{path}.{name}", cell))
+        if name != "__class__":  # of each method that calls super(): it always has the same class
+            found.cells.append((f"{path}.{name}", cell))
         if (content := content_of(cell)) is not MISSING:
             yield f"{path}.{name}", content, False
     yield path, value.__defaults__, True
