@@ -36,6 +36,7 @@ from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.containers import content_in, items_in
 from swift_ft.checkpoint.step.counted import counted_in
 from swift_ft.checkpoint.step.kinds import (
+    CACHE,
     CONTAINERS,
     FIXED_EXACTLY,
     GENERATORS,
@@ -43,7 +44,7 @@ from swift_ft.checkpoint.step.kinds import (
     has_slots,
     is_namespace,
     is_object,
-    is_understood,
+    is_value,
 )
 from swift_ft.program.own_code import is_own_class
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
@@ -70,11 +71,9 @@ _HOLDS_OF_SCRIPT = frozenset(
 
 _MOST_NAMESPACES = 20_000
 _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
-_CACHE = type(functools.cache(int))
-"""Of functions that remember their results."""
 
 _LEADING: tuple[type, ...] = (
-    *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, _CACHE),
+    *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, CACHE),
     *(nn.Module, Optimizer, ModuleType, FunctionType, type, argparse.Namespace, SimpleNamespace),
 )
 
@@ -193,7 +192,7 @@ def is_mixed(container: Any) -> bool:
         isinstance(container, dict)
         and len(container) <= MOST_ELEMENTS
         and all(isinstance(key, str) for key in container)
-        and not all(map(is_understood, content_in(container)))
+        and not all(map(is_value, content_in(container)))
     )
 
 
@@ -265,7 +264,7 @@ def reach(
             todo.extend([(path, value.func, False), (path, value.args, False), (path, value.keywords, False)])
         elif isinstance(value, MethodType):
             todo.extend([(path, value.__self__, False), (path, value.__func__, False)])
-        elif isinstance(value, _CACHE):
+        elif isinstance(value, CACHE):
             if is_namespace(value.__wrapped__):
                 seen[id(value)] = value
                 todo.append((path, value.__wrapped__, False))
