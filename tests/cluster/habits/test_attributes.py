@@ -33,6 +33,12 @@ def test_replicas(habit: str, tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
 
 
+@pytest.mark.parametrize("habit", ["torch.Generator", "NumPy's generator"])
+def test_a_loss_before_generators_were_compared(habit: str, tmp_path: Path) -> None:
+    """All replicas have seeded theirs alike: the replacement is given that of the other one."""
+    assert_put_back(tmp_path, SCRIPT, habit, inject="kill machine=1 iteration=1 point=reduce")
+
+
 @pytest.mark.parametrize("habit", ["centre, made anew", "counter of a class", "list", "torch.Generator"])
 def test_replicas_by_fsdp(habit: str, tmp_path: Path) -> None:
     """Its class is one that torch has made, and its attributes are the script's."""
