@@ -141,7 +141,17 @@ def has_slots(value: Any) -> bool:
 
 
 def read_state(generator: Any) -> Any:
-    """The state of one of :data:`GENERATORS`, as a value of its own."""
+    """The state of one of :data:`GENERATORS`, as a value of its own.
+
+    None of one that has none, as ``random.SystemRandom``.
+    """
+    try:
+        return _state_of(generator)
+    except NotImplementedError:
+        return None
+
+
+def _state_of(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
@@ -162,6 +172,8 @@ def same_state(one: Any, other: Any) -> bool:
 
 def write_state(generator: Any, state: Any) -> None:
     """The inverse of :func:`read_state`."""
+    if state is None:
+        return
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):

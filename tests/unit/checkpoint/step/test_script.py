@@ -148,6 +148,20 @@ def test_variables_of_the_loop_and_what_is_in_them(rollback: Rollback) -> None:
     assert (dice.random(), helper.rng.rand()) == drawn
 
 
+def test_a_generator_that_has_no_state(net: Net) -> None:
+    """It draws from the system: nothing is put back, and nothing travels."""
+    net.lock, dice = random.SystemRandom(), [random.SystemRandom()]
+    state = TrainingState({"model": net})
+    rollback = Rollback(state)
+    rollback.watch()
+    rollback.begin(0)
+    net.lock.random(), dice[0].random()
+    rollback.back()
+    assert "model" not in rollback.carried.to_save()
+    state.take_over(state.to_save())
+    rollback.close()
+
+
 class Queue(deque[int]):
     """Counts what it was given. A copy of its content, or one that is put back, is not given."""
 
