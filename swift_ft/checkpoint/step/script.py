@@ -32,6 +32,7 @@ from swift_ft.checkpoint.step.kinds import (
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, leads_nowhere, reach
+from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
 from swift_ft.torch_core.shards import local
@@ -165,6 +166,9 @@ class ScriptVariables:
         self._sizes: list[int] = []
         self._counted = 0  # variables in which loaders count, at the last look
         self._looked_through: list[Any] = []  # containers whose new elements are found in each step
+        self._heavy = HeavyContainers()  # others, with large tensors
+        self._modules_of_loop = 0  # that run the loop: the last namespaces
+        self._first_of_loop = 0  # the first slot of these
         self._steps_since_look = self._new = 0
         # Storages of large state, which is put back in other ways, as of the last look: without gradients.
         self._protected: dict[int, object] = {}
@@ -192,6 +196,7 @@ class ScriptVariables:
         if parameters:
             self._parameters = {*map(id, parameters), *map(id, self._in_no_module)}
         self._gradients = None
+        self._heavy.let_go()
         self._steps_since_look += 1
         grown = self._new > _MANY_NEW and self._steps_since_look >= _LOOKS_APART
         if grown or self._counted != number_of_counted():
@@ -201,6 +206,8 @@ class ScriptVariables:
         frames = loop_frames(self.epochs)
         loop = _variables_in(frames)
         slots, raw = self.slots, [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
+        first = self._first_of_loop
+        raw[first:] = [_OPAQUE if holds_results(value) else value for value in raw[first:]]
         others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
         late, inner = self._made_since([*(raw[index] for index in others), *loop.values()])
         if late.namespaces:
@@ -216,7 +223,7 @@ class ScriptVariables:
             values[index] = _noted(raw[index])
         leaves = Leaves()
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
-        self._copy([*in_place, *inner], MOST_BYTES, leaves)
+        self._copy([*in_place, *self._heavy.containers, *inner], MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
         self.unnoted = leaves.unnoted
         return NotedVariables(
@@ -239,7 +246,7 @@ class ScriptVariables:
         """
         seen, found = self._reach.seen, Reach([], [], [], {})
         inner: list[Any] = []
-        for one in self._looked_through:
+        for one in (*self._looked_through, *_few_enough(self._heavy.containers)):
             content = content_in(one)
             if not FIXED_EXACTLY.issuperset(map(type, content)) and len(one) <= MOST_ELEMENTS:
                 inner += [e for e in content if id(e) not in seen and not leads_nowhere(type(e))]
@@ -331,8 +338,9 @@ class ScriptVariables:
         self._reach = reach(self._roots(frames, modules), {id(module): module for module in python})
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
-        containers = (one for one in self._reach.seen.values() if isinstance(one, CONTAINERS))
-        self._looked_through = [*_few_enough(one for one in containers if not isinstance(one, bytearray))]
+        self._modules_of_loop = len(modules)
+        self._heavy.take_from(self._reach)
+        self._looked_through = [*_few_enough([*self._reach.seen.values()])]
         self._steps_since_look = self._new = 0
         self._note_slots()
         unsaved = [namespace.variables[name] for namespace, name in self.slots if namespace.is_of_buffers]
@@ -382,8 +390,12 @@ class ScriptVariables:
             yield from tensors_in(part.state_dict())
 
     def _note_slots(self) -> None:
-        self.slots = [(n, name) for n in self._reach.namespaces for name in n.names()]
-        self._sizes = [len(namespace.variables) for namespace in self._reach.namespaces]
+        namespaces = self._reach.namespaces
+        self.slots = [(n, name) for n in namespaces for name in n.names()]
+        of_loop = {*map(id, namespaces[len(namespaces) - self._modules_of_loop :])}
+        places = (index for index, (namespace, _) in enumerate(self.slots) if id(namespace) in of_loop)
+        self._first_of_loop = next(places, len(self.slots))
+        self._sizes = [len(namespace.variables) for namespace in namespaces]
 
 
 def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:
@@ -436,13 +448,15 @@ def _taken_back(noted: Any) -> Any:
 def _is_small(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return is_copied(value, _OF_LOOP_BYTES)
-    return is_understood(value)
+    return is_understood(value) and not holds_results(value)
 
 
-def _few_enough(containers: Iterable[Any]) -> Iterator[Any]:
-    """Those that a step has the time to look through."""
+def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
+    """The containers among some values that a step has the time to look through."""
     left = _MOST_LOOKED_THROUGH
-    for one in containers:
+    for one in values:
+        if not isinstance(one, CONTAINERS) or isinstance(one, bytearray):
+            continue
         length = len(one)
         if length > _FEW:
             left -= length if length <= MOST_ELEMENTS else 0

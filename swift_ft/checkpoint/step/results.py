@@ -1,0 +1,101 @@
+"""Results of a step, such as a model's outputs: what is noted of a script must not keep their memory.
+
+The script drops them as it makes the next ones. A look for all that there is would hold those of its moment
+until the next look, many steps later, and the notes of two steps would hold those of both.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import deque
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.parameter import is_lazy
+
+from swift_ft.checkpoint.step.containers import content_in
+from swift_ft.checkpoint.step.kinds import CONTAINERS, MOST_OF_GRAPH_BYTES, is_copied
+from swift_ft.checkpoint.step.leaves import MOST_BYTES
+from swift_ft.checkpoint.step.reach import Reach
+
+_FEW = 64
+"""Elements of a container that may be what a model gave."""
+
+
+class HeavyContainers:
+    """Containers with large tensors that a look has found, until nobody else holds them.
+
+    Attributes:
+        containers: those, in the order in which they were found: the outer ones first.
+    """
+
+    def __init__(self) -> None:
+        self.containers: deque[Any] = deque()
+        self._seen: dict[int, Any] = {}
+
+    def take_from(self, found: Reach) -> None:
+        """Let nothing else hold them, and nothing hold the large tensors themselves."""
+        self._seen = seen = found.seen
+        self.containers.clear()
+        for number, one in [*seen.items()]:
+            if _is_large(one):
+                seen[number] = weakref.ref(one, partial(_forget, seen, number))
+            elif _holds_large(one):
+                self.containers.append(one)
+                seen[number] = None
+        heavy = {*map(id, self.containers)}
+        found.leaves = [one for one in found.leaves if id(one) not in heavy and not _is_large(one)]
+
+    def let_go(self) -> None:
+        """Of those that nobody else holds any more."""
+        for _ in range(len(self.containers)):
+            one = self.containers.popleft()
+            if sys.getrefcount(one) > _ALONE:
+                self.containers.append(one)
+            else:
+                self._seen.pop(id(one), None)
+
+
+def holds_results(value: Any) -> bool:
+    """Whether it is a container with a large tensor that has its graph, as the outputs of a step have."""
+    if not isinstance(value, (tuple, *CONTAINERS)) or isinstance(value, bytearray) or len(value) > _FEW:
+        return False
+    return any(
+        (one.grad_fn is not None and one.nbytes > MOST_OF_GRAPH_BYTES)
+        if isinstance(one, torch.Tensor)
+        else isinstance(one, tuple) and holds_results(one)
+        for one in _content_of(value)
+    )
+
+
+def _content_of(value: Any) -> Any:
+    return value if isinstance(value, tuple) else content_in(value)
+
+
+def _is_large(value: Any) -> bool:
+    """Whether it is a tensor or an array that no step copies."""
+    if isinstance(value, torch.Tensor):
+        return not is_lazy(value) and (value.grad_fn is not None or not is_copied(value, MOST_BYTES))
+    return isinstance(value, np.ndarray) and value.nbytes > MOST_BYTES
+
+
+def _holds_large(value: Any) -> bool:
+    if not isinstance(value, (tuple, *CONTAINERS)) or isinstance(value, bytearray):
+        return False
+    return any(_is_large(one) or (isinstance(one, tuple) and _holds_large(one)) for one in _content_of(value))
+
+
+def _forget(seen: dict[int, Any], number: int, _: object) -> None:
+    seen.pop(number, None)
+
+
+def _references_of_alone() -> int:
+    one = deque([[0]]).popleft()
+    return sys.getrefcount(one)
+
+
+_ALONE = _references_of_alone()
+"""References to what :meth:`HeavyContainers.let_go` has in its hands, and nobody else."""
