@@ -99,8 +99,12 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two dense tensors of one device are equal bit for bit: NaN equals itself, 0.0 is not -0.0."""
-    alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and torch.equal(_wide(bits_of(one)), _wide(bits_of(other)))
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    bits = bits_of(one), bits_of(other)
+    if all(map(_may_be_wide, bits)):  # a comparison takes as long for a byte as for eight
+        bits = bits[0].view(torch.int64), bits[1].view(torch.int64)
+    return torch.equal(*bits)
 
 
 def write_back(tensor: torch.Tensor, values: torch.Tensor) -> None:
@@ -120,7 +124,7 @@ def write_back(tensor: torch.Tensor, values: torch.Tensor) -> None:
         here.copy_(values)
 
 
-def _wide(bits: torch.Tensor) -> torch.Tensor:
-    """Eight bytes in each element where they can be: a comparison takes as long for a byte as for eight."""
+def _may_be_wide(bits: torch.Tensor) -> bool:
+    """Whether eight bytes can be one element of these."""
     aligned = bits.nbytes % 8 == 0 and bits.storage_offset() * bits.element_size() % 8 == 0
-    return bits.view(torch.int64) if aligned else bits
+    return aligned and bits.is_contiguous()  # an expanded one is not

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections import deque
+from collections.abc import Container, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +18,8 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from swift_ft.checkpoint.step.containers import content_in
-from swift_ft.checkpoint.step.kinds import CONTAINERS, MOST_OF_GRAPH_BYTES, is_copied
-from swift_ft.checkpoint.step.leaves import MOST_BYTES
+from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, MOST_OF_GRAPH_BYTES, is_copied
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf
 from swift_ft.checkpoint.step.reach import Reach
 
 _FEW = 64
@@ -35,26 +36,37 @@ class HeavyContainers:
     def __init__(self) -> None:
         self.containers: deque[Any] = deque()
         self._seen: dict[int, Any] = {}
+        self._leaves: dict[int, list[weakref.ref[Leaf]]] = {}  # that notes have of them, by id()
 
     def take_from(self, found: Reach) -> None:
         """Let nothing else hold them, and nothing hold the large tensors themselves."""
         self._seen = seen = found.seen
         self.containers.clear()
-        for number, one in [*seen.items()]:
+        self._leaves.clear()
+        heavy: set[int] = set()
+        for number, one in reversed([*seen.items()]):  # from within
             if _is_large(one):
                 seen[number] = weakref.ref(one, partial(_forget, seen, number))
-            elif _holds_large(one):
-                self.containers.append(one)
+            elif _holds_large(one, heavy):
+                heavy.add(number)
+                self.containers.appendleft(one)
                 seen[number] = None
-        heavy = {*map(id, self.containers)}
         found.leaves = [one for one in found.leaves if id(one) not in heavy and not _is_large(one)]
 
+    def noted(self, leaves: Mapping[int, Leaf]) -> None:
+        """A note has leaves of them, by ``id()``."""
+        for one in self.containers:
+            if (leaf := leaves.get(id(one))) is not None:
+                self._leaves.setdefault(id(one), []).append(weakref.ref(leaf))
+
     def let_go(self) -> None:
-        """Of those that nobody else holds any more."""
+        """Of those that nobody else holds any more but notes: these end."""
         for _ in range(len(self.containers)):
             one = self.containers.popleft()
-            if sys.getrefcount(one) > _ALONE:
+            leaves = [leaf for leaf in self._leaves.pop(id(one), ()) if leaf() is not None]
+            if sys.getrefcount(one) - len(leaves) > _ALONE:
                 self.containers.append(one)
+                self._leaves[id(one)] = leaves
             else:
                 self._seen.pop(id(one), None)
 
@@ -82,10 +94,15 @@ def _is_large(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.nbytes > MOST_BYTES
 
 
-def _holds_large(value: Any) -> bool:
+def _holds_large(value: Any, heavy: Container[int]) -> bool:
+    """Whether it is a container that holds a large tensor, or one of other containers that do."""
     if not isinstance(value, (tuple, *CONTAINERS)) or isinstance(value, bytearray):
         return False
-    return any(_is_large(one) or (isinstance(one, tuple) and _holds_large(one)) for one in _content_of(value))
+    return any(
+        id(one) in heavy or _is_large(one) or (isinstance(one, tuple) and _holds_large(one, heavy))
+        for one in _content_of(value)
+        if type(one) not in FIXED_EXACTLY
+    )
 
 
 def _forget(seen: dict[int, Any], number: int, _: object) -> None:

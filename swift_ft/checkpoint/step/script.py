@@ -209,7 +209,6 @@ class ScriptVariables:
         if parameters:
             self._parameters = {*map(id, parameters), *map(id, self._in_no_module)}
         self._gradients = None
-        self._heavy.let_go()
         self._steps_since_look += 1
         grown = self._new > _MANY_NEW and self._steps_since_look >= _LOOKS_APART
         if grown or self._counted != number_of_counted():
@@ -218,9 +217,12 @@ class ScriptVariables:
             self._note_slots()
         frames = loop_frames(self.epochs)
         loop = _variables_in(frames)
+        self._heavy.let_go()  # frames give up earlier values only as they are asked for the present ones
         slots, raw = self.slots, [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
         first = self._first_of_loop
-        raw[first:] = [_OPAQUE if holds_results(value) else value for value in raw[first:]]
+        if results := {id(value) for value in (*loop.values(), *raw[first:]) if holds_results(value)}:
+            loop = {place: value for place, value in loop.items() if id(value) not in results}
+            raw[first:] = [_OPAQUE if id(value) in results else value for value in raw[first:]]
         others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
         late, inner = self._made_since([*(raw[index] for index in others), *loop.values()])
         if late.namespaces:
@@ -236,9 +238,11 @@ class ScriptVariables:
             values[index] = _noted(raw[index])
         leaves = self._new_leaves(whole=whole)
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
-        self._copy([*in_place, *self._heavy.containers, *inner], MOST_BYTES, leaves)
+        in_place += [one for one in self._heavy.containers if id(one) not in results]
+        self._copy([*in_place, *inner], MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
         self.unnoted, self._beyond = leaves.unnoted, leaves.beyond
+        self._heavy.noted(leaves.by_number)
         return NotedVariables(
             namespaces=[*self._reach.namespaces, *late.namespaces],
             slots=slots,
@@ -470,7 +474,7 @@ def _taken_back(noted: Any) -> Any:
 def _is_small(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return is_copied(value, _OF_LOOP_BYTES)
-    return is_understood(value) and not holds_results(value)
+    return is_understood(value)
 
 
 def _few_enough(values: Iterable[Any]) -> Iterator[Any]:

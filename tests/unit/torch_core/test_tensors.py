@@ -6,6 +6,7 @@ import torch
 
 from swift_ft.torch_core.tensors import (
     distinct_storages,
+    same_bits,
     sparse_indices,
     sparse_values,
     storage_id,
@@ -58,3 +59,11 @@ def test_no_younger_storage_gets_a_number_that_is_held() -> None:
     names.clear()
     more = [torch.zeros(5) for _ in range(100)]
     assert number in map(storage_id, more), "its number is given again once it is not held"
+
+
+def test_bits_wherever_they_begin_in_a_memory() -> None:
+    """Eight bytes at once can only be compared where both begin at a multiple of eight."""
+    whole = torch.arange(5.0)
+    assert same_bits(whole[1:], whole[1:].clone())
+    assert same_bits(torch.zeros(1).expand(4), torch.zeros(4))
+    assert not same_bits(torch.zeros(1).expand(4), torch.tensor([0.0, 0.0, 0.0, -0.0]))

@@ -51,6 +51,7 @@ def rollback(net: nn.Module) -> Rollback:
     return Rollback(TrainingState({"model": net}))
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attribute(kind: str, net: nn.Module, rollback: Rollback) -> None:
     """It stays the same tensor, and what has changed in it is put back."""
