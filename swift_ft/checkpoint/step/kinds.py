@@ -75,7 +75,7 @@ def is_value(value: Any) -> bool:
         return True
     if isinstance(value, tuple):
         return all(map(is_value, value))
-    return _is_of_value(type(value)) or is_namespace(value)
+    return _is_of_value(type(value)) or is_namespace(value)  # type: ignore[arg-type]  # a class has a hash
 
 
 @functools.cache

@@ -136,7 +136,9 @@ def fingerprint_of(value: torch.Tensor | np.ndarray) -> int:
     """Another number once a tensor or an array has changed in place."""
     if isinstance(value, torch.Tensor):
         return version_of(value)
-    return xxhash.xxh3_64_intdigest(np.ascontiguousarray(value))
+    flat = np.ascontiguousarray(value).reshape(-1)
+    as_bytes = flat.nbytes and not value.dtype.hasobject
+    return xxhash.xxh3_64_intdigest(flat.view(np.uint8).data if as_bytes else flat.tobytes())
 
 
 class Uncopied:

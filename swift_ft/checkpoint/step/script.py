@@ -13,6 +13,7 @@ import weakref
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import CellType, CodeType, FrameType
 from typing import Any
 
@@ -89,9 +90,13 @@ class NotedVariables:
 
     def unaccounted(self) -> list[str]:
         """Tensors and arrays that have changed for the first time since, of which there is no copy."""
-        uncopied = (leaf for number, leaf in self.leaves.items() if not is_counted(number))
-        found = (leaf.value() for leaf in uncopied if isinstance(leaf, Uncopied) and leaf.changed)
-        return [f"{type(one).__name__.lower()} of {format_bytes(one.nbytes)}" for one in found]
+        found = {number: leaf for number, leaf in self.leaves.items() if isinstance(leaf, Uncopied)}
+        changed = (leaf.value() for number, leaf in found.items() if leaf.changed and not is_counted(number))
+        return [
+            f"{type(one).__name__.lower()} of {format_bytes(one.nbytes)}"
+            for one in changed
+            if one is not None
+        ]
 
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
@@ -260,9 +265,11 @@ class ScriptVariables:
         self._notes += 1
         for one in self._beyond:
             if one.changed and (value := one.value()) is not None:
-                number = id(value)
-                self._changing[number] = weakref.ref(value, lambda _, n=number: self._changing.pop(n, None))
+                self._changing[id(value)] = weakref.ref(value, partial(self._forget_changing, id(value)))
         return Leaves(None if whole or self._notes <= _FIRST_NOTES else self._changing)
+
+    def _forget_changing(self, number: int, _: object) -> None:
+        self._changing.pop(number, None)
 
     def _made_since(self, values: Iterable[Any]) -> tuple[Reach, list[Any]]:
         """Things that the script has made since the last look, such as a new meter, and what is in them.

@@ -96,7 +96,7 @@ def test_nothing_is_written_where_nothing_has_changed(net: nn.Module, rollback: 
     held: Any = net
     held.table, held.array = torch.zeros(4), np.zeros(4)
     net.register_buffer("buffer", torch.zeros(4))
-    kept = {"table": torch.zeros(4), "count": 0}
+    kept: dict[str, Any] = {"table": torch.zeros(4), "count": 0}
     written = [held.table, net.get_buffer("buffer"), kept["table"]]
     rollback.begin(0)
     versions = [*map(version_of, written)]
