@@ -49,6 +49,10 @@ CONTAINERS = (list, dict, set, deque, bytearray)
 """Types whose values change in place, so that they are copied."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Generators of random numbers that a script may have of its own."""
+_SPAWNED = "swift_ft.spawned"
+"""The key of what a generator of NumPy's has spawned, in its state."""
+_TAKES_SEED = isinstance(np.random.PCG64(0).__getstate__(), tuple)
+"""Whether this NumPy has a way to set it: the one of pickle, in versions that keep the seed there."""
 MOST_OF_GRAPH_BYTES = 2**20
 """Of a tensor that still has its graph as a step begins, as a recurrent state may. The copy has none."""
 MOST_ELEMENTS = 1024
@@ -155,7 +159,7 @@ def _state_of(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
-        return _copied(generator.bit_generator.state)
+        return _copied(generator.bit_generator.state) | _spawned(generator.bit_generator)
     if isinstance(generator, np.random.RandomState):
         return _copied(generator.get_state(legacy=False))
     return generator.getstate()
@@ -177,11 +181,34 @@ def write_state(generator: Any, state: Any) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
+        _write_numpy(generator.bit_generator, state)
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
         generator.setstate(state)
+
+
+def _spawned(bits: np.random.BitGenerator) -> dict[str, Any]:
+    """How many generators were spawned of one, by which the next one is chosen, and of which seed."""
+    seed = bits.seed_seq
+    if not (_TAKES_SEED and isinstance(seed, np.random.SeedSequence) and seed.n_children_spawned):
+        return {}
+    return {
+        _SPAWNED: {
+            "entropy": _copied(seed.entropy),
+            "spawn_key": seed.spawn_key,
+            "pool_size": seed.pool_size,
+            "n_children_spawned": seed.n_children_spawned,
+        }
+    }
+
+
+def _write_numpy(bits: Any, state: dict[str, Any]) -> None:
+    bits.state = {key: value for key, value in state.items() if key != _SPAWNED}
+    spawned, now = state.get(_SPAWNED, {}), _spawned(bits).get(_SPAWNED, {})
+    if spawned != now:
+        seed = np.random.SeedSequence(**{**now, "n_children_spawned": 0, **spawned})
+        bits.__setstate__((bits.state, seed))
 
 
 def _copied(value: Any) -> Any:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import (
@@ -70,6 +71,7 @@ _HOLDS_OF_SCRIPT = frozenset(
 """Their attributes that do, an underscore before them or not."""
 
 _MOST_NAMESPACES = 20_000
+"""Besides modules, of which a model may have more."""
 _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 
 _LEADING: tuple[type, ...] = (
@@ -206,12 +208,14 @@ class Reach:
             containers.
         cells: what functions share with the function that they were made in, by path.
         seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
+        crowded: what holds the most objects, if there are so many that not all were found.
     """
 
     namespaces: list[Namespace]
     leaves: list[Any]
     cells: list[tuple[str, CellType]]
     seen: dict[int, Any]
+    crowded: str = ""
 
     def add(self, other: Reach) -> None:
         """Add another one's findings."""
@@ -236,7 +240,8 @@ def reach(
     found, known = Reach([], [], [], {}), known or {}
     seen = found.seen
     todo: deque[tuple[str, Any, bool]] = deque((name, value, False) for name, value in roots)
-    while todo and len(found.namespaces) < _MOST_NAMESPACES:
+    modules = 0
+    while todo and len(found.namespaces) - modules < _MOST_NAMESPACES:
         path, value, in_container = todo.popleft()
         if id(value) in seen or id(value) in known:
             continue
@@ -273,10 +278,20 @@ def reach(
                 todo.extend((f"{path}().{number}", result, False) for number, result in results.items())
         elif is_namespace(value):
             seen[id(value)] = value
+            modules += isinstance(value, nn.Module)
             todo.extend(_look_into(path, value, found))
         else:
             todo.extend((f"{path}.{name}", one, False) for name, one in passed_on(value))
+    if todo and most_elements >= 0:
+        found.crowded = _most_crowded(found.namespaces)
     return found
+
+
+def _most_crowded(namespaces: Iterable[Namespace]) -> str:
+    """The path of what holds most of them."""
+    held = (namespace for namespace in namespaces if namespace.module is None)
+    holders = Counter(re.sub(r"(\[[^]]*\]|\.[^.]*)$", "", namespace.path) for namespace in held)
+    return max(holders, key=holders.__getitem__, default="")
 
 
 def passed_on(value: Any) -> Iterator[tuple[str, Any]]:

@@ -7,6 +7,7 @@ values by copy, all others by reference.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import weakref
@@ -40,6 +41,8 @@ from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, se
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import same_bits, storage_id, storage_names, tensors_in
 from swift_ft.units import format_bytes
+
+_logger = logging.getLogger(__name__)
 
 _OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
@@ -189,6 +192,7 @@ class ScriptVariables:
         self._gradients: set[int] | None = None  # storages, as of the first need since the last look or note
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
         self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
+        self._said_crowded = False
         self._notes = 0
         self._beyond: list[Uncopied] = []  # of the last note
         self._changing: dict[int, weakref.ref[Any]] = {}  # those of them that have changed, by id()
@@ -369,6 +373,7 @@ class ScriptVariables:
         modules = _modules_of(frames)
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
         self._reach = reach(self._roots(frames, modules), {id(module): module for module in python})
+        self._say_if_crowded(self._reach.crowded)
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
         self._modules_of_loop = len(modules)
@@ -386,6 +391,16 @@ class ScriptVariables:
             if isinstance(one, torch.Tensor):
                 self._protected.pop(storage_id(local(one)), None)
         self._of_optimizers = {*map(id, self._containers_of_optimizers())}
+
+    def _say_if_crowded(self, name: str) -> None:
+        if name and not self._said_crowded:
+            self._said_crowded = True
+            _logger.warning(
+                "the script can reach too many objects, most of them in %s: what is in those beyond is "
+                "neither put back nor handed over. Keep such data in arrays",
+                name,
+                extra={"event": "too_many_objects", "variable": name},
+            )
 
     def _roots(
         self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]

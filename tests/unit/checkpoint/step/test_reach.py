@@ -96,6 +96,30 @@ def test_a_data_set_behind_a_loader(code: str, made: Any) -> None:
     assert calls() == 0
 
 
+class Sample:
+    """One of very many."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+
+@pytest.mark.parametrize("much", ["samples", "modules", "few"])
+def test_too_many_objects_are_said(
+    much: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the name of what holds most of them, and once. Modules may be as many as a model has."""
+    monkeypatch.setattr("swift_ft.checkpoint.step.reach._MOST_NAMESPACES", 200)
+    model = nn.Sequential(*(nn.Identity() for _ in range(400 if much == "modules" else 1)))
+    pool = {"samples": [Sample() for _ in range(400 if much == "samples" else 20)]}
+    rollback = Rollback(TrainingState({"model": model}))
+    for iteration in range(3):
+        rollback.begin(iteration)
+    said = [one for one in caplog.records if getattr(one, "event", "") == "too_many_objects"]
+    assert len(said) == (much == "samples")
+    assert all("most of them in pool['samples']:" in one.getMessage() for one in said)
+    assert pool
+
+
 class Calls:
     """Says that it calls what is above it."""
 
