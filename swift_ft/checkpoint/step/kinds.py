@@ -52,7 +52,7 @@ GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, rando
 _SPAWNED = "swift_ft.spawned"
 """The key of what a generator of NumPy's has spawned, in its state."""
 _TAKES_SEED = isinstance(np.random.PCG64(0).__getstate__(), tuple)
-"""Whether this NumPy has a way to set it: the one of pickle, in versions that keep the seed there."""
+"""This NumPy has a way to set it: the one of pickle, in versions that keep the seed there."""
 MOST_OF_GRAPH_BYTES = 2**20
 """Of a tensor that still has its graph as a step begins, as a recurrent state may. The copy has none."""
 MOST_ELEMENTS = 1024
@@ -189,7 +189,7 @@ def write_state(generator: Any, state: Any) -> None:
 
 
 def _spawned(bits: np.random.BitGenerator) -> dict[str, Any]:
-    """How many generators were spawned of one, by which the next one is chosen, and of which seed."""
+    """The number of generators spawned of one, by which the next one is chosen, and its seed."""
     seed = bits.seed_seq
     if not (_TAKES_SEED and isinstance(seed, np.random.SeedSequence) and seed.n_children_spawned):
         return {}

@@ -5,7 +5,7 @@ not, in the third step or in the last checkpoint, comes from what the lost worke
 stays as its own script has made it. Generators of random numbers are the exception: what they draw
 changes the training, and no other worker knows the state of a lost one. So they are refused in the first
 steps. Where a loss comes before that, a generator that was not seeded alike stays the replacement's own, and
-all replicas note their variables anew: so it is still refused.
+all replicas note their variables again: so it is still refused.
 """
 
 from __future__ import annotations

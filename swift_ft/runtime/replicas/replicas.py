@@ -229,7 +229,7 @@ class Replicas:
         ]
 
     def compare_variables(self, iteration: int) -> None:
-        """Before a step that is no replay: see :meth:`OwnVariables.begin`."""
+        """Before a live step: see :meth:`OwnVariables.begin`."""
         if self.own_variables is not None:
             self.own_variables.begin(iteration, self.ranks or self.same_stage)
 
