@@ -405,8 +405,14 @@ def ddp_own_buffers(first: int) -> str:
 
 @_kind("each worker with replicas", "its replicas")
 def variables(rank: int) -> str:
-    """Digests of its script's variables in its third step."""
+    """Digests of its script's variables in the third step of a generation."""
     return f"variables/{rank}"
+
+
+@_kind("each worker with replicas", "its replacement")
+def generators(rank: int) -> str:
+    """Digests of the states of its script's generators before its first step."""
+    return f"variables/generators/{rank}"
 
 
 @_kind("each worker with replicas", "its replacement")

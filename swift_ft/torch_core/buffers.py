@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import same_bits
+from swift_ft.torch_core.tensors import same_bits, write_back
 
 _LARGE_BYTES = 2**20
 """Larger ones are masks and tables, as a rule: they are compared, and copied only when they have changed."""
@@ -61,8 +61,8 @@ class BufferCopies:
             if {k: id(b) for k, b in module._buffers.items()} != {k: id(b) for k, b in buffers.items()}:
                 module._buffers.clear()
                 module._buffers.update(buffers)
-        restored = self._distinct(within)
-        copy_all(restored, [self._copies[buffer] for buffer in restored])
+        for buffer in self._distinct(within):
+            write_back(local(buffer), local(self._copies[buffer]))
 
     def differs_from(self, other: BufferCopies, within: nn.Module | None = None) -> bool:
         """Whether any buffer had other values at the other moment, or is another tensor.

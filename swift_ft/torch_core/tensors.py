@@ -7,6 +7,8 @@ Private parts used (tested on torch 2.11 to 2.14):
 - ``Tensor._indices()``, ``Tensor._values()``: the parts of a sparse tensor as they are. The public methods
   want a coalesced tensor, and coalescing copies.
 - ``UntypedStorage._cdata``: which storage a tensor views. Its public address is 0 for all empty storages.
+- ``torch.multiprocessing.reductions.StorageWeakRef``: keeps no memory of a storage but its number, which no
+  other storage gets meanwhile.
 
 `undo/` stands on this.
 """
@@ -17,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""
@@ -62,11 +65,23 @@ def distinct_storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStor
 
 def storage_id(tensor: torch.Tensor) -> int:
     """Names the storage that a tensor views, for as long as that lives: in a sparse tensor, its values do."""
+    return int(_storage_of(tensor)._cdata)
+
+
+def storage_names(tensors: Iterable[torch.Tensor]) -> dict[int, object]:
+    """The :func:`storage_id` of some tensors. No younger storage gets one as long as its value here is held.
+
+    That keeps no tensor alive, and no memory of its elements.
+    """
+    return {storage._cdata: StorageWeakRef(storage) for storage in map(_storage_of, tensors)}
+
+
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     if tensor.is_sparse:
         tensor = sparse_values(tensor.detach())
     elif tensor.layout in _COMPRESSED:
         tensor = tensor.detach().values()
-    return int(tensor.untyped_storage()._cdata)
+    return tensor.untyped_storage()
 
 
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -74,9 +89,11 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 
     A view where the tensor is contiguous, a copy otherwise. A complex number counts as two elements.
     """
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().reshape(-1).resolve_neg()
     if flat.is_complex():
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
+    elif flat.is_quantized:
+        flat = flat.int_repr()
     return flat.view(_INTEGERS[flat.element_size()])
 
 
@@ -96,8 +113,12 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two dense tensors of one device are equal bit for bit: NaN equals itself, 0.0 is not -0.0."""
-    alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and torch.equal(_wide(bits_of(one)), _wide(bits_of(other)))
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    bits = bits_of(one), bits_of(other)
+    if all(map(_may_be_wide, bits)):  # a comparison takes as long for a byte as for eight
+        bits = bits[0].view(torch.int64), bits[1].view(torch.int64)
+    return torch.equal(*bits)
 
 
 def same_values(one: Any, other: Any, *, incomparable: bool = False) -> bool:
@@ -133,7 +154,24 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout == torch.strided else tensor.detach().to_dense()
 
 
-def _wide(bits: torch.Tensor) -> torch.Tensor:
-    """Eight bytes in each element where they can be: a comparison takes as long for a byte as for eight."""
+def write_back(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Give a dense tensor the values that it had before.
+
+    Nothing is written where it has them, since its memory may be a file that is mapped for reading. torch
+    refuses to write to an expanded tensor, in which one place in the memory is several elements, and to an
+    inference tensor outside of its mode.
+    """
+    if tensor.is_meta or same_bits(tensor, values):
+        return
+    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+        here = tensor.detach()
+        for dim, (size, step) in enumerate(zip(here.shape, here.stride(), strict=True)):
+            if step == 0 and size > 1:
+                here, values = here.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+        here.copy_(values)
+
+
+def _may_be_wide(bits: torch.Tensor) -> bool:
+    """Whether eight bytes can be one element of these."""
     aligned = bits.nbytes % 8 == 0 and bits.storage_offset() * bits.element_size() % 8 == 0
-    return bits.view(torch.int64) if aligned else bits
+    return aligned and bits.is_contiguous()  # an expanded one is not

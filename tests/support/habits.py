@@ -58,10 +58,16 @@ def assert_put_back(
     return run
 
 
-def refusal(folder: Path, script: Path, *habit: str, machines: int = 2) -> str:
-    """Checks that an undisturbed run is refused, with exit code 2, and returns the line that says why."""
-    run = run_habit(folder, script, *habit, machines=machines)
+def refusal(folder: Path, script: Path, *habit: str, machines: int = 2, inject: str = "") -> str:
+    """Checks that a run is refused, with exit code 2, and returns the line that says why.
+
+    Args:
+        folder, script, habit, machines: see :func:`run_habit`.
+        inject: a fault that strikes first; without one, the run is undisturbed.
+    """
+    run = run_habit(folder, script, *habit, machines=machines, inject=inject)
     assert run.code == 2, run.output[-6000:]
+    assert len(run.events("FaultInjected")) == bool(inject), run.output[-6000:]
     return one_line(run)
 
 

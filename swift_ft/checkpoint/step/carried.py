@@ -238,6 +238,20 @@ class CarriedVariables:
     def _digest(self, value: Any) -> int:
         return xxhash.xxh3_64_intdigest(self._variables.state.pack(value))
 
+    def digests_of_generators(self) -> dict[str, int]:
+        """A digest of each generator that the script has made before its first step, by path and name.
+
+        That of its state at the start, or now if it is younger.
+        """
+        copier = self._copier()
+        found = {}
+        for (path, name), generator in self._generators_now():
+            state = self._start.get((path, name), MISSING)
+            state = self._now(copier, generator) if state is MISSING else state
+            if self._is_plain(state):
+                found[f"{path}\n{name}"] = self._digest(state)
+        return found
+
     def note_generators(self) -> None:
         """Note which generators there are, and how they were seeded: see :meth:`goes_on`."""
         # Held, since a new one might be made in the same place of the memory.

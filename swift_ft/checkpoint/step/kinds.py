@@ -7,12 +7,27 @@ from __future__ import annotations
 
 import argparse
 import enum
+import functools
 import random
+import re
 from collections import deque
-from datetime import date, time, timedelta
+from datetime import date, time, timedelta, tzinfo
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import PurePath
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinMethodType,
+    EllipsisType,
+    FunctionType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+    WrapperDescriptorType,
+)
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import torch
@@ -23,41 +38,65 @@ from swift_ft.program.own_code import is_own_class, is_own_module
 
 _FIXED: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, slice, frozenset),
-    *(
-        torch.dtype,
-        torch.device,
-        torch.Size,
-        np.generic,
-        np.dtype,
-        enum.Enum,
-        PurePath,
-        date,
-        time,
-        timedelta,
-    ),
+    *(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, np.generic, np.dtype),
+    *(enum.Enum, PurePath, date, time, timedelta, tzinfo, Decimal, Fraction, UUID, re.Pattern, EllipsisType),
 )
 FIXED_EXACTLY = frozenset({bool, int, float, str, type(None)})
 """The most common types of values that never change in themselves: asked first."""
-BY_REFERENCE = FIXED_EXACTLY | {FunctionType, classmethod, staticmethod, property}
+BY_REFERENCE = FIXED_EXACTLY | {FunctionType, type, ModuleType, classmethod, staticmethod, property}
 """The most common types of values that are noted without a look at what is in them."""
 CONTAINERS = (list, dict, set, deque, bytearray)
 """Types whose values change in place, so that they are copied."""
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 """Generators of random numbers that a script may have of its own."""
+_SPAWNED = "swift_ft.spawned"
+"""The key of what a generator of NumPy's has spawned, in its state."""
+_TAKES_SEED = isinstance(np.random.PCG64(0).__getstate__(), tuple)
+"""This NumPy has a way to set it: the one of pickle, in versions that keep the seed there."""
 MOST_OF_GRAPH_BYTES = 2**20
 """Of a tensor that still has its graph as a step begins, as a recurrent state may. The copy has none."""
 MOST_ELEMENTS = 1024
 """Of a container whose elements are looked into. Larger ones are data sets and histories, as a rule."""
-_UNDERSTOOD = (torch.Tensor, *_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)
+CACHE = type(functools.cache(int))
+"""Of functions that remember their results."""
+_VALUES = (torch.Tensor, *_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)
+_REFERENCES: tuple[type, ...] = (
+    *(FunctionType, type, ModuleType, MethodDescriptorType, WrapperDescriptorType, np.ufunc, CACHE),
+)
+_METHODS = (MethodType, BuiltinMethodType, MethodWrapperType)
 
 
 def is_understood(value: Any) -> bool:
     """Whether a variable with this value may be given its earlier one instead."""
+    if isinstance(value, tuple):
+        return all(map(is_understood, value))
+    return is_value(value) or is_reference(value)
+
+
+def is_value(value: Any) -> bool:
+    """Whether it is a value or something of the script's own: no mere reference to a library's function."""
     if type(value) in FIXED_EXACTLY:
         return True
     if isinstance(value, tuple):
-        return all(map(is_understood, value))
-    return isinstance(value, _UNDERSTOOD) or is_namespace(value)
+        return all(map(is_value, value))
+    return _is_of_value(type(value)) or is_namespace(value)  # type: ignore[arg-type]  # a class has a hash
+
+
+@functools.cache
+def _is_of_value(kind: type) -> bool:
+    return issubclass(kind, _VALUES)
+
+
+def is_reference(value: Any) -> bool:
+    """Whether it is a function, a method, a class or a module: none changes in itself, or can be copied.
+
+    A method is as its object is: that of an iterator stays where it is, as the iterator does.
+    """
+    if isinstance(value, _METHODS):
+        return value.__self__ is None or is_understood(value.__self__)
+    if isinstance(value, functools.partial):
+        return all(map(is_understood, (value.func, *value.args, *value.keywords.values())))
+    return isinstance(value, _REFERENCES)
 
 
 def is_copied(tensor: torch.Tensor, most_bytes: int) -> bool:
@@ -106,11 +145,21 @@ def has_slots(value: Any) -> bool:
 
 
 def read_state(generator: Any) -> Any:
-    """The state of one of :data:`GENERATORS`, as a value of its own."""
+    """The state of one of :data:`GENERATORS`, as a value of its own.
+
+    None of one that has none, as ``random.SystemRandom``.
+    """
+    try:
+        return _state_of(generator)
+    except NotImplementedError:
+        return None
+
+
+def _state_of(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
-        return _copied(generator.bit_generator.state)
+        return _copied(generator.bit_generator.state) | _spawned(generator.bit_generator)
     if isinstance(generator, np.random.RandomState):
         return _copied(generator.get_state(legacy=False))
     return generator.getstate()
@@ -127,14 +176,39 @@ def same_state(one: Any, other: Any) -> bool:
 
 def write_state(generator: Any, state: Any) -> None:
     """The inverse of :func:`read_state`."""
+    if state is None:
+        return
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
+        _write_numpy(generator.bit_generator, state)
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
         generator.setstate(state)
+
+
+def _spawned(bits: np.random.BitGenerator) -> dict[str, Any]:
+    """The number of generators spawned of one, by which the next one is chosen, and its seed."""
+    seed = bits.seed_seq
+    if not (_TAKES_SEED and isinstance(seed, np.random.SeedSequence) and seed.n_children_spawned):
+        return {}
+    return {
+        _SPAWNED: {
+            "entropy": _copied(seed.entropy),
+            "spawn_key": seed.spawn_key,
+            "pool_size": seed.pool_size,
+            "n_children_spawned": seed.n_children_spawned,
+        }
+    }
+
+
+def _write_numpy(bits: Any, state: dict[str, Any]) -> None:
+    bits.state = {key: value for key, value in state.items() if key != _SPAWNED}
+    spawned, now = state.get(_SPAWNED, {}), _spawned(bits).get(_SPAWNED, {})
+    if spawned != now:
+        seed = np.random.SeedSequence(**{**now, "n_children_spawned": 0, **spawned})
+        bits.__setstate__((bits.state, seed))
 
 
 def _copied(value: Any) -> Any:

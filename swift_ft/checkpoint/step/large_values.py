@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 
 from swift_ft.checkpoint.step.kinds import CONTAINERS
-from swift_ft.checkpoint.step.leaves import MOST_BYTES
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, fingerprint_of
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import is_looked_into, trace_of
-from swift_ft.torch_core.tensors import version_of
 
 
 class LargeValues:
@@ -65,10 +63,8 @@ class LargeValues:
                 yield path, value
 
     def _fingerprint(self, value: Any) -> int:
-        if isinstance(value, torch.Tensor):
-            return version_of(value)
-        if isinstance(value, np.ndarray):
-            return xxhash.xxh3_64_intdigest(value.tobytes())
+        if isinstance(value, torch.Tensor | np.ndarray):
+            return fingerprint_of(value)
         return trace_of(value, self._variables.is_protected).digest
 
 

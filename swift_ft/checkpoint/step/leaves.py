@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+import xxhash
 
 from swift_ft.checkpoint.step.containers import content_in, fill, items_in, plain, put_at, remove_at
 from swift_ft.checkpoint.step.kinds import (
@@ -21,7 +22,8 @@ from swift_ft.checkpoint.step.kinds import (
     same_state,
     write_state,
 )
-from swift_ft.torch_core.tensors import same_bits
+from swift_ft.torch_core.shards import local, note_changed
+from swift_ft.torch_core.tensors import same_bits, version_of, write_back
 
 MOST_BYTES = 2**20
 """Of a tensor, an array or a bytearray that is copied."""
@@ -29,6 +31,10 @@ MOST_NOTED = 2**16
 """Elements of a container that is copied as a whole: so many references take 0.1 to 0.2 ms."""
 _MOST_IN_ALL = 2**18
 """Elements of all containers with more than :data:`MOST_ELEMENTS`, in each step."""
+MOST_BYTES_IN_ALL = 2**24
+"""Of tensors and arrays that have never changed in place, in each step."""
+_FEW_BYTES = 2**12
+"""Of one that is copied nevertheless."""
 
 
 class Leaf(Protocol):
@@ -45,14 +51,21 @@ class Leaf(Protocol):
 class Leaves:
     """Copies of values that change in place, each once.
 
+    Args:
+        changing: tensors and arrays that are copied however many bytes there are, by ``id()``; None: all.
+
     Attributes:
         unnoted: containers that are too large to be copied, by ``id()``.
+        beyond: tensors and arrays that are none of these, beyond the bytes that are copied in a step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, changing: Container[int] | None = None) -> None:
         self._found: dict[int, Leaf] = {}
         self._room = _MOST_IN_ALL
+        self._bytes = MOST_BYTES_IN_ALL
+        self._changing = changing
         self.unnoted: set[int] = set()
+        self.beyond: list[Uncopied] = []
 
     def add(self, value: Any, most_bytes: int) -> None:
         """Copy a value now, unless it is of another kind, or too large."""
@@ -69,7 +82,8 @@ class Leaves:
 
     def _leaf_of(self, value: Any, most_bytes: int) -> Leaf | None:
         if isinstance(value, torch.Tensor):
-            return _Tensor(value) if value.grad_fn is None and is_copied(value, most_bytes) else None
+            may = value.grad_fn is None and is_copied(value, most_bytes)
+            return (self._without_copy(value) or _Tensor(value)) if may else None
         if isinstance(value, CONTAINERS):
             if not (whole := self._takes(value)):
                 self.unnoted.add(id(value))
@@ -77,8 +91,18 @@ class Leaves:
         if isinstance(value, GENERATORS):
             return _Generator(value)
         if isinstance(value, np.ndarray):
-            return _Array(value) if value.nbytes <= most_bytes and value.flags.writeable else None
+            may = value.nbytes <= most_bytes and value.flags.writeable
+            return (self._without_copy(value) or _Array(value)) if may else None
         return None
+
+    def _without_copy(self, value: torch.Tensor | np.ndarray) -> Uncopied | None:
+        if value.nbytes <= _FEW_BYTES:
+            return None
+        self._bytes -= value.nbytes
+        if self._bytes >= 0 or (self._changing is not None and id(value) in self._changing):
+            return None
+        self.beyond.append(Uncopied(value))
+        return self.beyond[-1] if self._changing is not None else None
 
     def _takes(self, container: Any) -> bool:
         length = len(container)
@@ -104,28 +128,53 @@ class OfGraph:
         """
         if (tensor := self._tensor()) is None:
             return self._value.clone()
-        if not same_bits(tensor.detach(), self._value):
-            with torch.no_grad():
-                tensor.detach().copy_(self._value)
+        write_back(tensor, self._value)
         return tensor
+
+
+def fingerprint_of(value: torch.Tensor | np.ndarray) -> int:
+    """Another number once a tensor or an array has changed in place."""
+    if isinstance(value, torch.Tensor):
+        return version_of(value)
+    flat = np.ascontiguousarray(value).reshape(-1)
+    as_bytes = flat.nbytes and not value.dtype.hasobject
+    return xxhash.xxh3_64_intdigest(flat.view(np.uint8).data if as_bytes else flat.tobytes())
+
+
+class Uncopied:
+    """A tensor or an array of which only a change in place can be seen. It is not held."""
+
+    def __init__(self, value: torch.Tensor | np.ndarray) -> None:
+        self.value: weakref.ref[Any] = weakref.ref(value)
+        self._fingerprint = fingerprint_of(value)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it has changed in place, and is still there."""
+        value = self.value()
+        return value is not None and fingerprint_of(value) != self._fingerprint
+
+    def put_back(self) -> None:
+        """It stays as it is."""
 
 
 class _Tensor:
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._value = tensor, tensor.detach().clone()
+        self._tensor, self._value = tensor, local(tensor).detach().clone()  # to compare shards communicates
 
     @property
     def changed(self) -> bool:
-        same = self._tensor.shape == self._value.shape and same_bits(self._tensor.detach(), self._value)
-        return not same
+        return not same_bits(local(self._tensor), self._value)
 
     @torch.no_grad()
     def put_back(self) -> None:
-        if self._tensor.shape != self._value.shape and not self._tensor.requires_grad:
-            self._tensor.resize_(self._value.shape)
-        elif self._tensor.shape != self._value.shape:
-            self._tensor.data = torch.empty_like(self._value)
-        self._tensor.detach().copy_(self._value)
+        here = local(self._tensor)
+        if here.shape != self._value.shape and not here.requires_grad:
+            here.resize_(self._value.shape)
+        elif here.shape != self._value.shape:
+            here.data = torch.empty_like(self._value)
+        write_back(here, self._value)
+        note_changed(self._tensor)
 
 
 class _Array:
@@ -137,7 +186,7 @@ class _Array:
         return self._array.shape != self._value.shape or self._array.tobytes() != self._value.tobytes()
 
     def put_back(self) -> None:
-        if self._array.shape == self._value.shape:
+        if self.changed and self._array.shape == self._value.shape:
             self._array[...] = self._value
 
 

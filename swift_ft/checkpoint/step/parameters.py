@@ -24,6 +24,7 @@ from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import copy_all
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
 from swift_ft.torch_core.shards import local, note_changed
+from swift_ft.torch_core.tensors import write_back
 
 _logger = logging.getLogger(__name__)
 
@@ -60,9 +61,9 @@ class _Copy:
     def put_back(self) -> None:
         here = local(self.parameter)
         if here.data_ptr() == self.data.data_ptr() or here is not self.parameter:
-            here.copy_(self.value)
+            write_back(here, self.value)
         else:
-            self.data.copy_(self.value)
+            write_back(self.data, self.value)
             self.parameter.data = self.data
         note_changed(self.parameter)
         if self.state is None or self.optimizer is None:

@@ -102,6 +102,9 @@ class Placing:
             return False
         if isinstance(now, nn.Parameter) != isinstance(value, nn.Parameter) or not _is_writable(now):
             return False
+        if _is_like(now, value):  # nothing is written: its memory may be a file that is mapped for reading
+            now.requires_grad_(value.requires_grad)
+            return True
         # It may be a view, as others are of its memory: these must not lose what they have got.
         others = self._of_storage.get(storage_id(local(now)), ())
         before = now.detach().clone() if others else None

@@ -12,8 +12,9 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import re
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from types import (
@@ -36,6 +37,7 @@ from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.containers import content_in, items_in
 from swift_ft.checkpoint.step.counted import counted_in
 from swift_ft.checkpoint.step.kinds import (
+    CACHE,
     CONTAINERS,
     FIXED_EXACTLY,
     GENERATORS,
@@ -43,7 +45,7 @@ from swift_ft.checkpoint.step.kinds import (
     has_slots,
     is_namespace,
     is_object,
-    is_understood,
+    is_value,
 )
 from swift_ft.program.own_code import is_own_class
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
@@ -69,12 +71,11 @@ _HOLDS_OF_SCRIPT = frozenset(
 """Their attributes that do, an underscore before them or not."""
 
 _MOST_NAMESPACES = 20_000
+"""Besides modules, of which a model may have more."""
 _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
-_CACHE = type(functools.cache(int))
-"""Of functions that remember their results."""
 
 _LEADING: tuple[type, ...] = (
-    *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, _CACHE),
+    *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, CACHE),
     *(nn.Module, Optimizer, ModuleType, FunctionType, type, argparse.Namespace, SimpleNamespace),
 )
 
@@ -193,7 +194,7 @@ def is_mixed(container: Any) -> bool:
         isinstance(container, dict)
         and len(container) <= MOST_ELEMENTS
         and all(isinstance(key, str) for key in container)
-        and not all(map(is_understood, content_in(container)))
+        and not all(map(is_value, content_in(container)))
     )
 
 
@@ -207,12 +208,14 @@ class Reach:
             containers.
         cells: what functions share with the function that they were made in, by path.
         seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
+        crowded: what holds the most objects, if there are so many that not all were found.
     """
 
     namespaces: list[Namespace]
     leaves: list[Any]
     cells: list[tuple[str, CellType]]
     seen: dict[int, Any]
+    crowded: str = ""
 
     def add(self, other: Reach) -> None:
         """Add another one's findings."""
@@ -237,7 +240,8 @@ def reach(
     found, known = Reach([], [], [], {}), known or {}
     seen = found.seen
     todo: deque[tuple[str, Any, bool]] = deque((name, value, False) for name, value in roots)
-    while todo and len(found.namespaces) < _MOST_NAMESPACES:
+    modules = 0
+    while todo and len(found.namespaces) - modules < _MOST_NAMESPACES:
         path, value, in_container = todo.popleft()
         if id(value) in seen or id(value) in known:
             continue
@@ -265,7 +269,7 @@ def reach(
             todo.extend([(path, value.func, False), (path, value.args, False), (path, value.keywords, False)])
         elif isinstance(value, MethodType):
             todo.extend([(path, value.__self__, False), (path, value.__func__, False)])
-        elif isinstance(value, _CACHE):
+        elif isinstance(value, CACHE):
             if is_namespace(value.__wrapped__):
                 seen[id(value)] = value
                 todo.append((path, value.__wrapped__, False))
@@ -274,10 +278,20 @@ def reach(
                 todo.extend((f"{path}().{number}", result, False) for number, result in results.items())
         elif is_namespace(value):
             seen[id(value)] = value
+            modules += isinstance(value, nn.Module)
             todo.extend(_look_into(path, value, found))
         else:
             todo.extend((f"{path}.{name}", one, False) for name, one in passed_on(value))
+    if todo and most_elements >= 0:
+        found.crowded = _most_crowded(found.namespaces)
     return found
+
+
+def _most_crowded(namespaces: Iterable[Namespace]) -> str:
+    """The path of what holds most of them."""
+    held = (namespace for namespace in namespaces if namespace.module is None)
+    holders = Counter(re.sub(r"(\[[^]]*\]|\.[^.]*)$", "", namespace.path) for namespace in held)
+    return max(holders, key=holders.__getitem__, default="")
 
 
 def passed_on(value: Any) -> Iterator[tuple[str, Any]]:
@@ -323,15 +337,32 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         code = [(name, one) for name, one in vars(value).items() if isinstance(one, _CODE)]
         yield from ((f"{path}.{name}", one, False) for name, one in code if not name.startswith("__"))
     elif isinstance(value, type):
+        yield from ((f"{path}.{name}", one, False) for name, one in _hidden_code_of(value))
+        yield value.__module__, sys.modules.get(value.__module__), False
         yield from ((base.__name__, base, False) for base in value.__bases__)
     elif not isinstance(value, FunctionType):
         yield type(value).__name__, type(value), False  # what objects of a class share
 
 
+def _hidden_code_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    """Functions of a class that its namespace does not lead to: ``__call__``, static methods, properties."""
+    for name, one in vars(kind).items():
+        if isinstance(one, FunctionType):
+            behind: tuple[Any, ...] = (one,) if name.startswith("__") else ()
+        elif isinstance(one, staticmethod | classmethod):
+            behind = (one.__func__,)
+        elif isinstance(one, functools.cached_property | functools.partialmethod):
+            behind = (one.func,)
+        else:
+            behind = (one.fget, one.fset, one.fdel) if isinstance(one, property) else ()
+        yield from ((name, function) for function in behind if isinstance(function, FunctionType))
+
+
 def _held_by_function(path: str, value: FunctionType, found: Reach) -> Iterator[tuple[str, Any, bool]]:
     """All that a function shares with others: what is in its cells, its defaults, its file's variables."""
     for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-        found.cells.append((f"{path}.{name}", cell))
+        if name != "__class__":  # of each method that calls super(): it always has the same class
+            found.cells.append((f"{path}.{name}", cell))
         if (content := content_of(cell)) is not MISSING:
             yield f"{path}.{name}", content, False
     yield path, value.__defaults__, True

@@ -156,7 +156,7 @@ class Rollback:
             self.carried.steps_begin()
         self._had_gradient = [(parameter, parameter.grad is not None) for parameter in named.values()]
         self._gradients.begin({} if replayed else named, closely=closely)
-        variables = self._variables.note(named.values())
+        variables = self._variables.note(named.values(), whole=whole)
         self._now = _Moment(
             iteration,
             self._state.snapshot(),
@@ -189,6 +189,11 @@ class Rollback:
             return (
                 f"the step has changed {listed(changed)} outside of an optimizer's step for the first time, "
                 "so there is no copy yet"
+            )
+        if self._now is not None and (changed := self._now.variables.unaccounted()):
+            return (
+                f"the step has changed {listed(changed)}, which the script keeps, in place for the first "
+                "time, so there is no copy yet"
             )
         return None
 

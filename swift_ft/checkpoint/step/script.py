@@ -7,11 +7,14 @@ values by copy, all others by reference.
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
+import weakref
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import CellType, CodeType, FrameType
 from typing import Any
 
@@ -30,12 +33,16 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     is_understood,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph, Uncopied
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, leads_nowhere, reach
+from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import same_bits, storage_id, tensors_in
+from swift_ft.torch_core.tensors import same_bits, storage_id, storage_names, tensors_in
+from swift_ft.units import format_bytes
+
+_logger = logging.getLogger(__name__)
 
 _OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
@@ -53,6 +60,7 @@ _MOST_NEW = 64
 """Of them that a step looks into: each takes ten or twenty microseconds."""
 _LOOKS_APART = 16
 """Steps between two looks for that reason."""
+_FIRST_NOTES = 3
 _MOST_MADE_SINCE = 10_000
 """Elements of new containers, as a batch may be, that are looked through in each step."""
 
@@ -82,6 +90,16 @@ class NotedVariables:
     leaves: dict[int, Leaf]
     flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
     large: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def unaccounted(self) -> list[str]:
+        """Tensors and arrays that have changed for the first time since, of which there is no copy."""
+        found = {number: leaf for number, leaf in self.leaves.items() if isinstance(leaf, Uncopied)}
+        changed = (leaf.value() for number, leaf in found.items() if leaf.changed and not is_counted(number))
+        return [
+            f"{type(one).__name__.lower()} of {format_bytes(one.nbytes)}"
+            for one in changed
+            if one is not None
+        ]
 
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
@@ -165,10 +183,20 @@ class ScriptVariables:
         self._sizes: list[int] = []
         self._counted = 0  # variables in which loaders count, at the last look
         self._looked_through: list[Any] = []  # containers whose new elements are found in each step
+        self._heavy = HeavyContainers()  # others, with large tensors
+        self._modules_of_loop = 0  # that run the loop: the last namespaces
+        self._first_of_loop = 0  # the first slot of these
         self._steps_since_look = self._new = 0
-        self._protected: set[int] = set()  # storages of large state, which is put back in other ways
+        # Storages of large state, which is put back in other ways, as of the last look: without gradients.
+        self._protected: dict[int, object] = {}
+        self._gradients: set[int] | None = None  # storages, as of the first need since the last look or note
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
         self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
+        self._said_crowded = False
+        self._notes = 0
+        self._beyond: list[Uncopied] = []  # of the last note
+        self._changing: dict[int, weakref.ref[Any]] = {}  # those of them that have changed, by id()
+        self._in_no_module: list[torch.Tensor] = []  # parameters that optimizers have, as of the last look
 
     @property
     def cells(self) -> list[tuple[str, CellType]]:
@@ -180,13 +208,16 @@ class ScriptVariables:
         """The paths of all namespaces that were found."""
         return (namespace.path for namespace in self._reach.namespaces)
 
-    def note(self, parameters: Collection[nn.Parameter]) -> NotedVariables:
+    def note(self, parameters: Collection[nn.Parameter], *, whole: bool = True) -> NotedVariables:
         """The present values of all variables of the objects that were found.
 
         Args:
             parameters: whose flags are noted, too.
+            whole: copy as well what has never changed, however much there is.
         """
-        self._parameters.update(map(id, parameters))
+        if parameters:
+            self._parameters = {*map(id, parameters), *map(id, self._in_no_module)}
+        self._gradients = None
         self._steps_since_look += 1
         grown = self._new > _MANY_NEW and self._steps_since_look >= _LOOKS_APART
         if grown or self._counted != number_of_counted():
@@ -195,7 +226,12 @@ class ScriptVariables:
             self._note_slots()
         frames = loop_frames(self.epochs)
         loop = _variables_in(frames)
+        self._heavy.let_go()  # frames give up earlier values only as they are asked for the present ones
         slots, raw = self.slots, [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
+        first = self._first_of_loop
+        if results := {id(value) for value in (*loop.values(), *raw[first:]) if holds_results(value)}:
+            loop = {place: value for place, value in loop.items() if id(value) not in results}
+            raw[first:] = [_OPAQUE if id(value) in results else value for value in raw[first:]]
         others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
         late, inner = self._made_since([*(raw[index] for index in others), *loop.values()])
         if late.namespaces:
@@ -209,11 +245,13 @@ class ScriptVariables:
         values = raw.copy()
         for index in others:
             values[index] = _noted(raw[index])
-        leaves = Leaves()
+        leaves = self._new_leaves(whole=whole)
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
+        in_place += [one for one in self._heavy.containers if id(one) not in results]
         self._copy([*in_place, *inner], MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
-        self.unnoted = leaves.unnoted
+        self.unnoted, self._beyond = leaves.unnoted, leaves.beyond
+        self._heavy.noted(leaves.by_number)
         return NotedVariables(
             namespaces=[*self._reach.namespaces, *late.namespaces],
             slots=slots,
@@ -226,6 +264,17 @@ class ScriptVariables:
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
         )
 
+    def _new_leaves(self, *, whole: bool) -> Leaves:
+        """In the first notes all is copied, to see what changes: where there is much, only that later on."""
+        self._notes += 1
+        for one in self._beyond:
+            if one.changed and (value := one.value()) is not None:
+                self._changing[id(value)] = weakref.ref(value, partial(self._forget_changing, id(value)))
+        return Leaves(None if whole or self._notes <= _FIRST_NOTES else self._changing)
+
+    def _forget_changing(self, number: int, _: object) -> None:
+        self._changing.pop(number, None)
+
     def _made_since(self, values: Iterable[Any]) -> tuple[Reach, list[Any]]:
         """Things that the script has made since the last look, such as a new meter, and what is in them.
 
@@ -234,7 +283,7 @@ class ScriptVariables:
         """
         seen, found = self._reach.seen, Reach([], [], [], {})
         inner: list[Any] = []
-        for one in self._looked_through:
+        for one in (*self._looked_through, *_few_enough(self._heavy.containers)):
             content = content_in(one)
             if not FIXED_EXACTLY.issuperset(map(type, content)) and len(one) <= MOST_ELEMENTS:
                 inner += [e for e in content if id(e) not in seen and not leads_nowhere(type(e))]
@@ -294,8 +343,20 @@ class ScriptVariables:
         return id(value) in self._parameters or value.is_meta or is_lazy(value) or self.is_large_state(value)
 
     def is_large_state(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is in the memory of one of the state."""
-        return storage_id(local(tensor)) in self._protected
+        """Whether a tensor is in the memory of one of the state, or of a gradient."""
+        number = storage_id(local(tensor))
+        return number in self._protected or number in self._storages_of_gradients()
+
+    def _storages_of_gradients(self) -> set[int]:
+        """Of those that parameters have now: a script may keep one that no parameter has any more."""
+        if self._gradients is None:
+            self._gradients = {storage_id(local(gradient)) for gradient in self._gradients_now()}
+        return self._gradients
+
+    def _gradients_now(self) -> Iterator[torch.Tensor]:
+        for parameter in (*self.state.named_parameters().values(), *self._in_no_module):
+            if parameter.grad is not None:
+                yield parameter.grad
 
     def frame(self, function: str) -> FrameType | None:
         """The frame of a function that runs the loop; None if it has returned."""
@@ -312,17 +373,34 @@ class ScriptVariables:
         modules = _modules_of(frames)
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
         self._reach = reach(self._roots(frames, modules), {id(module): module for module in python})
+        self._say_if_crowded(self._reach.crowded)
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
-        containers = (one for one in self._reach.seen.values() if isinstance(one, CONTAINERS))
-        self._looked_through = [*_few_enough(one for one in containers if not isinstance(one, bytearray))]
+        self._modules_of_loop = len(modules)
+        self._heavy.take_from(self._reach)
+        self._looked_through = [*_few_enough([*self._reach.seen.values()])]
         self._steps_since_look = self._new = 0
         self._note_slots()
         unsaved = [namespace.variables[name] for namespace, name in self.slots if namespace.is_of_buffers]
-        self._protected = {storage_id(tensor) for tensor in self._large()}
-        self._protected -= {storage_id(local(one)) for one in unsaved if isinstance(one, torch.Tensor)}
+        in_modules = {*map(id, self.state.named_parameters().values())}
+        self._in_no_module = [one for _, one in self.state.parameters if id(one) not in in_modules]
+        self._parameters = {*in_modules, *map(id, self._in_no_module)}
+        self._gradients = None
+        self._protected = storage_names(map(local, self._large()))
+        for one in unsaved:
+            if isinstance(one, torch.Tensor):
+                self._protected.pop(storage_id(local(one)), None)
         self._of_optimizers = {*map(id, self._containers_of_optimizers())}
-        self._parameters = {id(parameter) for parameter in self._parameters_of_state()}
+
+    def _say_if_crowded(self, name: str) -> None:
+        if name and not self._said_crowded:
+            self._said_crowded = True
+            _logger.warning(
+                "the script can reach too many objects, most of them in %s: what is in those beyond is "
+                "neither put back nor handed over. Keep such data in arrays",
+                name,
+                extra={"event": "too_many_objects", "variable": name},
+            )
 
     def _roots(
         self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]
@@ -346,10 +424,6 @@ class ScriptVariables:
             prefix = path and f"{path}."
             yield from named({k: v for k, v in variables.items() if not k.startswith("__")}, prefix)
 
-    def _parameters_of_state(self) -> Iterator[torch.Tensor]:
-        yield from self.state.named_parameters().values()
-        yield from (parameter for _, parameter in self.state.parameters)
-
     def _containers_of_optimizers(self) -> Iterator[Any]:
         for optimizer in self.state.optimizers.values():
             yield from (optimizer.param_groups, *optimizer.param_groups, optimizer.state)
@@ -357,14 +431,19 @@ class ScriptVariables:
             yield from optimizer.state.values()
 
     def _large(self) -> Iterator[torch.Tensor]:
-        yield from self.state.tensors()
-        yield from self._parameters_of_state()
+        gradients = {*map(id, self._gradients_now())}
+        yield from (tensor for tensor in self.state.tensors() if id(tensor) not in gradients)
+        yield from (*self.state.named_parameters().values(), *self._in_no_module)
         for part in self.state.small.values():
             yield from tensors_in(part.state_dict())
 
     def _note_slots(self) -> None:
-        self.slots = [(n, name) for n in self._reach.namespaces for name in n.names()]
-        self._sizes = [len(namespace.variables) for namespace in self._reach.namespaces]
+        namespaces = self._reach.namespaces
+        self.slots = [(n, name) for n in namespaces for name in n.names()]
+        of_loop = {*map(id, namespaces[len(namespaces) - self._modules_of_loop :])}
+        places = (index for index, (namespace, _) in enumerate(self.slots) if id(namespace) in of_loop)
+        self._first_of_loop = next(places, len(self.slots))
+        self._sizes = [len(namespace.variables) for namespace in namespaces]
 
 
 def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:
@@ -420,10 +499,12 @@ def _is_small(value: Any) -> bool:
     return is_understood(value)
 
 
-def _few_enough(containers: Iterable[Any]) -> Iterator[Any]:
-    """Those that a step has the time to look through."""
+def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
+    """The containers among some values that a step has the time to look through."""
     left = _MOST_LOOKED_THROUGH
-    for one in containers:
+    for one in values:
+        if not isinstance(one, CONTAINERS) or isinstance(one, bytearray):
+            continue
         length = len(one)
         if length > _FEW:
             left -= length if length <= MOST_ELEMENTS else 0

@@ -4,7 +4,8 @@ A replacement receives the state of another replica. What was equal on all of th
 not, in the third step or in the last checkpoint, comes from what the lost worker noted in that checkpoint, or
 stays as its own script has made it. Generators of random numbers are the exception: what they draw
 changes the training, and no other worker knows the state of a lost one. So they are refused in the first
-steps.
+steps. Where a loss comes before that, a generator that was not seeded alike stays the replacement's own, and
+all replicas note their variables again: so it is still refused.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 
 _logger = logging.getLogger(__name__)
 
-_NOTED_AT = 3
-"""As the third step begins, two have changed what steps change."""
+_NOTED_AFTER = 2
+"""Steps of a generation: two have changed what steps change."""
 _NAMED = 5
 """Variables that a line names."""
 _LOOKS = 32
@@ -67,11 +68,18 @@ class OwnVariables:
         self._carried = carried
         self._rendezvous = rendezvous
         self._writer = writer
-        self._steps = 0
-        self._ours: Mapping[str, int] | None = None  # until they were compared
-        # Filled in the writer's thread: the training thread asks the store for nothing (decision 56).
-        self._theirs: Sequence[Mapping[str, int]] | None = None
+        self._seeds: Mapping[str, int] | None = None  # of generators, before this process had another's state
+        self._compared = False  # for all time
+        self._first: int | None = None  # iteration of this generation
+        self._noting = self._has_noted = False  # in this generation, and at any time
+        # Filled in the writer's thread: the training thread asks the store for nothing (decision 56). Empty
+        # if there is nothing to compare.
+        self._noted_by_all: Sequence[Mapping[str, int]] | None = None
         self._looking = False  # set by the training thread, cleared by the writer's
+
+    def live(self) -> None:
+        """Training goes on in another generation, with the same iteration on all replicas."""
+        self._first, self._noting, self._noted_by_all = None, False, None
 
     def begin(self, iteration: int, replicas: Sequence[int]) -> None:
         """A step begins, live.
@@ -83,36 +91,54 @@ class OwnVariables:
         Raises:
             UnsupportedError: they have a generator in unlike states, and go on with it from step to step.
         """
-        self._steps += 1
         # Only in the first steps, so that all later ones cost nothing.
-        if self._steps < _NOTED_AT - 1 or self._steps > _LOOKS or len(replicas) < 2:
+        if self._compared or len(replicas) < 2:
             return
-        if self._steps == _NOTED_AT - 1:
+        if self._first is None:
+            self._first = iteration
+            self._writer.set(store_keys.generators(self._rank), json.dumps(self._seeds_here()))
+        steps = iteration - self._first
+        if steps == _NOTED_AFTER - 1:
             self._carried.note_generators()
-        elif self._steps == _NOTED_AT:
-            self._ours = self._carried.digests()
-            self._writer.do(partial(self._note, json.dumps([iteration, self._ours])))
-        elif self._ours is not None and self._theirs is not None:
-            self._refuse_generators(replicas, self._ours, self._theirs)
-            if len(self._theirs) > 1:
-                _, self._carried.alike = _compared(self._theirs)
-            self._ours = None
-        elif self._ours is not None and not self._looking:
+        elif steps == _NOTED_AFTER and not self._noting:
+            self._noting = True
+            self._writer.do(partial(self._note, iteration, self._carried.digests(), replicas))
+        elif self._noted_by_all is not None:
+            self._compare(replicas, self._noted_by_all)
+        elif self._noting and steps > _LOOKS:
+            self._compared = True  # a replica has never come so far
+        elif self._noting and not self._looking:
             self._looking = True
             self._writer.do(partial(self._look, replicas))
 
-    def _note(self, digests: str) -> None:
-        """In the writer's thread: the first worker of a rank notes. One that replaces it compares nothing."""
-        if self._rendezvous.check([store_keys.variables(self._rank)]):
-            self._theirs = ()
+    def _compare(self, replicas: Sequence[int], noted: Sequence[Mapping[str, int]]) -> None:
+        self._compared = True
+        if noted:
+            self._refuse_generators(replicas, noted)
+            _, self._carried.alike = _compared(noted)
+
+    def _note(self, iteration: int, digests: Mapping[str, int], replicas: Sequence[int]) -> None:
+        """In the writer's thread. Notes that all have made before a loss hold.
+
+        Then a worker that has made none, in the place of one that had, has nothing to compare: what it goes
+        on with is what it was given.
+        """
+        if noted := self._noted_of(replicas):
+            self._noted_by_all = noted if self._has_noted else ()
         else:
-            self._rendezvous.set(store_keys.variables(self._rank), digests)
+            self._has_noted = True
+            self._rendezvous.set(store_keys.variables(self._rank), json.dumps([iteration, digests]))
 
     def _look(self, replicas: Sequence[int]) -> None:
         """In the writer's thread: read what the replicas have noted, once all have."""
-        if self._theirs is None and self._rendezvous.check([*map(store_keys.variables, replicas)]):
-            self._theirs = self._noted(replicas)
+        if self._noted_by_all is None:
+            self._noted_by_all = self._noted_of(replicas) or None
         self._looking = False
+
+    def _noted_of(self, replicas: Sequence[int]) -> list[dict[str, int]]:
+        """The notes of all; empty as long as one of them has none of the same iteration."""
+        all_have = self._rendezvous.check([*map(store_keys.variables, replicas)])
+        return self._noted(replicas) if all_have else []
 
     def note(self, iteration: int, replicas: Sequence[int]) -> None:
         """Note the variables for a replacement, as a checkpoint has them.
@@ -155,6 +181,8 @@ class OwnVariables:
         carried.own, alike = _compared(noted := self._noted(have))
         if len(noted) > 1:
             carried.alike = alike
+        if len(noted) < len(replicas):
+            carried.own |= self._seeded_unlike(replicas)
         own_note = _Note(0)
         if last := self._last_kept(replicas, iteration):
             unlike, alike = _compared([note.digests for note in last])
@@ -182,9 +210,21 @@ class OwnVariables:
                     extra={"event": "own_variables", "variables": names},
                 )
 
-    def _refuse_generators(
-        self, replicas: Sequence[int], ours: Mapping[str, int], noted: Sequence[Mapping[str, int]]
-    ) -> None:
+    def _seeded_unlike(self, replicas: Sequence[int]) -> frozenset[Place]:
+        """Generators that this worker's script has seeded as that of another replica has not."""
+        keys = [store_keys.generators(rank) for rank in replicas if rank != self._rank]
+        theirs = [json.loads(self._rendezvous.get(key)) for key in keys if self._rendezvous.check([key])]
+        ours = self._seeds_here().items()
+        unlike = (name for name, seed in ours if any(one.get(name, seed) != seed for one in theirs))
+        return frozenset(map(_place, unlike))
+
+    def _seeds_here(self) -> Mapping[str, int]:
+        if self._seeds is None:
+            self._seeds = self._carried.digests_of_generators()
+        return self._seeds
+
+    def _refuse_generators(self, replicas: Sequence[int], noted: Sequence[Mapping[str, int]]) -> None:
+        ours = noted[replicas.index(self._rank)]
         for rank, theirs in zip(replicas, noted, strict=False):
             first, last = sorted((rank, self._rank))
             for name in sorted(ours.keys() & theirs.keys()):

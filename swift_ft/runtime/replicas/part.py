@@ -63,7 +63,13 @@ class ReplicasPart(Part):
         self._rounded_before = 0  # the iteration before which an undo has rounded, and logs have two copies
 
     def begin(self, step: StepInfo) -> None:
+        if not step.replayed:
+            self._replicas.compare_variables(step.iteration)
         self._replicas.begin(step.iteration)
+
+    def live(self, round: Round) -> None:
+        if self._replicas.own_variables is not None:
+            self._replicas.own_variables.live()
 
     def completed(self, step: StepInfo) -> None:
         self._replicas.completed()

@@ -215,8 +215,6 @@ class Replicas:
         """The step of an iteration begins."""
         self._iteration = iteration
         self._prepared = None
-        if self.own_variables is not None:
-            self.own_variables.begin(iteration, self.ranks or self.same_stage)
         self._undone.clear()
         if self._hook is not None:
             self._hook.begin(iteration)
@@ -229,6 +227,11 @@ class Replicas:
             for optimizer in self._undoable().values()
             if optimizer.wait_free
         ]
+
+    def compare_variables(self, iteration: int) -> None:
+        """Before a live step: see :meth:`OwnVariables.begin`."""
+        if self.own_variables is not None:
+            self.own_variables.begin(iteration, self.ranks or self.same_stage)
 
     def note_variables(self, iteration: int) -> None:
         """A checkpoint is about to be saved: note what a replacement has to have of this worker's own."""

@@ -17,6 +17,7 @@ HABITS = [
     "list",
     "dictionary of tensors",
     "made in the first forward",
+    "expanded",
     "torch.Generator",
     "NumPy's generator",
     "random.Random",
@@ -30,6 +31,12 @@ HABITS = [
 def test_replicas(habit: str, tmp_path: Path) -> None:
     faults = "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 iteration=5 point=reduced"
     assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
+
+
+@pytest.mark.parametrize("habit", ["torch.Generator", "NumPy's generator"])
+def test_a_loss_before_generators_were_compared(habit: str, tmp_path: Path) -> None:
+    """All replicas have seeded theirs alike: the replacement is given that of the other one."""
+    assert_put_back(tmp_path, SCRIPT, habit, inject="kill machine=1 iteration=1 point=reduce")
 
 
 @pytest.mark.parametrize("habit", ["centre, made anew", "counter of a class", "list", "torch.Generator"])

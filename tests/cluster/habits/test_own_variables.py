@@ -32,6 +32,14 @@ def test_a_generator_of_its_own(habit: str, tmp_path: Path) -> None:
     assert ".noise goes on" in line or ".choices goes on" in line
 
 
+@pytest.mark.parametrize("iteration", [0, 1, 2])
+def test_a_loss_before_anything_was_compared(iteration: int, tmp_path: Path) -> None:
+    """The replacement keeps the generator of its own script, so that it is still found."""
+    loss = f"kill machine=1 iteration={iteration} point=reduce"
+    line = refusal(tmp_path, SCRIPT, "torch.Generator", inject=loss)
+    assert "goes on from step to step, and its state is not the same on workers 0 and 1" in line
+
+
 def test_a_generator_of_a_replica_of_a_shard(tmp_path: Path) -> None:
     line = refusal(tmp_path, SCRIPT, "torch.Generator", "sharded", machines=4)
     assert "The generator model.noise goes on from step to step, and its state is not the same on" in line

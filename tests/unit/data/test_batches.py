@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -220,6 +222,57 @@ def test_a_data_set_that_counts() -> None:
     dataset.level = 2  # the script's own
     assert batches[5].tolist() == [18, 20]
     assert counted_in(dataset) == {"place", "waiting"}
+
+
+class Visited(Squares):
+    """Counts how often each sample was taken."""
+
+    def __init__(self, visits: Any) -> None:
+        super().__init__()
+        self.visits = visits
+        self.samples = np.arange(20_000)
+        self.names = [*map(str, range(2000))]
+
+    def __getitem__(self, index: int) -> Any:
+        inner = isinstance(self.visits, dict) and "inner" in self.visits
+        visits = self.visits["inner"] if inner else self.visits
+        visits[index + 1] += 1
+        return super().__getitem__(index)
+
+
+VISITS: dict[str, Callable[[], Any]] = {
+    "an array": lambda: np.zeros(20_000, np.int64),
+    "a large array": lambda: np.zeros(2**18, np.int64),
+    "a tensor": lambda: torch.zeros(20_000),
+    "a dictionary": lambda: dict.fromkeys(range(2000), 0),
+    "a list": lambda: [0] * 2000,
+    "a counter": lambda: Counter(range(2000)),
+    "an array in a dictionary": lambda: {"inner": np.zeros(40)},
+}
+
+
+@pytest.mark.parametrize("kind", VISITS)
+def test_a_data_set_that_counts_in_something_large(kind: str) -> None:
+    """It goes with the place in the epoch, and what does not change does not."""
+    dataset = Visited(VISITS[kind]())
+    before = copy.deepcopy(dataset.visits)
+    batches = LoaderBatches(DataLoader(dataset, 4))
+    length = len(batches._loader)
+    batches[0]
+    assert counted_in(dataset) == {"visits", "loaded"}
+    after = copy.deepcopy(dataset.visits)
+    assert not same_values(after, before)
+    batches[length - 1], batches[length]
+    batches[0]
+    assert counted_in(dataset) == {"visits", "loaded"}
+    if kind != "a large array":  # no step would put it back either
+        assert same_values(dataset.visits, after)
+
+
+def same_values(one: Any, other: Any) -> bool:
+    if isinstance(one, dict) and "inner" in one:
+        return same_values(one["inner"], other["inner"])
+    return bool((one == other).all()) if hasattr(one, "all") else bool(one == other)
 
 
 def test_a_batch_that_the_script_has_changed() -> None:

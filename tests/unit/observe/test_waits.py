@@ -161,6 +161,7 @@ REASONS = {
         "runtime/program_check.py:check_program",
         "runtime/replicas/own_variables.py:OwnVariables._kept_by",
         "runtime/replicas/own_variables.py:OwnVariables._noted",
+        "runtime/replicas/own_variables.py:OwnVariables._seeded_unlike",
         "runtime/replicas/replicas.py:Replicas._published_layout",
         "runtime/replicas/replicas.py:Replicas.reset",
         "runtime/state_proof.py:StateProof._compare_with_predecessor",

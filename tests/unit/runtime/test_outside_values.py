@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import nn
 
 from swift_ft.errors import CannotHelpError
 from swift_ft.runtime.helpers.outside_values import OutsideValues, check_settings
+from tests.support.own_modules import own_module
 
 
 class Stage(nn.Module):
@@ -106,6 +108,25 @@ def test_a_sum_of_the_loss_function_is_found() -> None:
     loss(torch.ones(2))
     with pytest.raises(CannotHelpError, match=r"changes the loss function\.total"):
         outside.check()
+
+
+LOSS = """
+calls = 0
+class Loss:
+    def __call__(self, output):
+        global calls
+        calls += 1
+        return output.sum() / calls
+"""
+
+
+def test_a_counter_of_the_loss_functions_file_is_found(tmp_path: Path) -> None:
+    with own_module(tmp_path, "loss_of_test", LOSS) as module:
+        outside = OutsideValues({3: Stage()}, module.Loss())
+        outside.note()
+        module.Loss()(torch.ones(2))
+        with pytest.raises(CannotHelpError, match=r"changes loss_of_test\.calls"):
+            outside.check()
 
 
 def test_gradients_and_parameters_of_stages_are_no_change() -> None:

@@ -11,9 +11,12 @@ import torch
 
 from swift_ft.torch_core.tensors import (
     distinct_storages,
+    same_bits,
     same_values,
     sparse_indices,
     sparse_values,
+    storage_id,
+    storage_names,
     version_of,
 )
 
@@ -90,3 +93,25 @@ def test_values_that_cannot_be_compared_get_the_answer_that_was_asked_for() -> N
     for answer in (False, True):
         assert same_values([array], [array.copy()], incomparable=answer) is answer
         assert not same_values([array, 1], [array.copy(), 2], incomparable=answer)
+
+
+def test_no_younger_storage_gets_a_number_that_is_held() -> None:
+    """Otherwise the very next one of a kind does, as a rule."""
+    first = torch.zeros(5)
+    names = storage_names([first])
+    (number,) = names
+    assert storage_id(first) == number
+    del first
+    younger = [torch.zeros(5) for _ in range(100)]
+    assert number not in map(storage_id, younger)
+    names.clear()
+    more = [torch.zeros(5) for _ in range(100)]
+    assert number in map(storage_id, more), "its number is given again once it is not held"
+
+
+def test_bits_wherever_they_begin_in_a_memory() -> None:
+    """Eight bytes at once can only be compared where both begin at a multiple of eight."""
+    whole = torch.arange(5.0)
+    assert same_bits(whole[1:], whole[1:].clone())
+    assert same_bits(torch.zeros(1).expand(4), torch.zeros(4))
+    assert not same_bits(torch.zeros(1).expand(4), torch.tensor([0.0, 0.0, 0.0, -0.0]))

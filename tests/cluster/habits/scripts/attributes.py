@@ -40,9 +40,16 @@ class Centred(nn.Module):
         self.history: list[float] = []
         self.scales: dict[str, Any] = {"amax": torch.zeros(2), "rounds": 0}
         self.state = torch.zeros(1)
+        self.positions = torch.arange(6.0).expand(4, 6)
+        with torch.inference_mode():
+            self.shift = torch.ones(6)
         self.noise = torch.Generator().manual_seed(3)
         self.choices = np.random.default_rng(4)
         self.dice = random.Random(5)
+        if HABIT == "expanded":
+            places = torch.arange(6.0)  # DDP writes to buffers, as torch cannot to an expanded one
+            places = places.expand(4, 6) if KIND == "pipeline" else places
+            self.register_buffer("places", places, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
@@ -73,6 +80,8 @@ class Centred(nn.Module):
             scale = float(self.choices.random())
         elif HABIT == "random.Random":
             scale = self.dice.random()
+        elif HABIT == "expanded":
+            y = y + self.positions[: len(y)] * self.get_buffer("places")[0] + self.shift
         elif HABIT == "made in the first forward":
             self.lazy = getattr(self, "lazy", 0) + 1
             scale = 1 / self.lazy

@@ -15,6 +15,7 @@ from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.placing import Placing, put_into
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN
+from swift_ft.torch_core.tensors import version_of
 
 
 def copied(*values: Any) -> list[Any]:
@@ -92,6 +93,15 @@ def test_what_is_protected_or_cannot_be_written_to() -> None:
         assert put is not one
         assert put.tolist() == [1, 1]
         assert not one.any()
+
+
+def test_what_has_its_value_is_not_written_to() -> None:
+    tensor = torch.ones(2)
+    version = version_of(tensor)
+    here = {"table": tensor, "count": 1}
+    Placing().put(here, {"table": torch.ones(2), "count": 2})
+    assert here["table"] is tensor
+    assert (version_of(tensor), here["count"]) == (version, 2)
 
 
 def test_parameters_stay_parameters() -> None:

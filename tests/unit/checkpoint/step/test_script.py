@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,40 @@ def test_variables_of_the_loop_and_what_is_in_them(rollback: Rollback) -> None:
     assert helper.names == {"a": [1]}
     assert generator.get_state().equal(state)
     assert (dice.random(), helper.rng.rand()) == drawn
+
+
+def test_generators_that_a_generator_spawns(net: Net) -> None:
+    """NumPy counts them in the seed, not in the state."""
+    net.lock = first = np.random.default_rng(3)
+    rollback = Rollback(TrainingState({"model": net}))
+    rollback.watch()
+    rollback.begin(0)
+    drawn = [first.spawn(1)[0].random()]
+    rollback.back()
+    assert first.spawn(1)[0].random() == drawn[0]
+    rollback.begin(1)
+    second = [one.random() for one in first.spawn(2)]
+    saved = MappingProxyType(rollback.carried.to_save())
+    rollback.back()
+    assert [one.random() for one in first.spawn(2)] == second
+    first.spawn(5)
+    rollback.carried.take_over(saved)
+    assert first.spawn(1)[0].random() == np.random.default_rng(3).spawn(4)[3].random()
+    rollback.close()
+
+
+def test_a_generator_that_has_no_state(net: Net) -> None:
+    """It draws from the system: nothing is put back, and nothing travels."""
+    net.lock, dice = random.SystemRandom(), [random.SystemRandom()]
+    state = TrainingState({"model": net})
+    rollback = Rollback(state)
+    rollback.watch()
+    rollback.begin(0)
+    net.lock.random(), dice[0].random()
+    rollback.back()
+    assert "model" not in rollback.carried.to_save()
+    state.take_over(state.to_save())
+    rollback.close()
 
 
 class Queue(deque[int]):

@@ -1,0 +1,162 @@
+"""Whatever code a step can run, the variables of its file are found."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from swift_ft.checkpoint.step.rollback import Rollback
+from swift_ft.checkpoint.training_state import TrainingState
+from tests.support.own_modules import own_module
+
+HOME = "home_of_test"
+HEAD = """
+import functools
+import torch
+from torch.utils.data import Dataset, Sampler
+calls = 0
+"""
+COUNT = """
+        global calls
+        calls += 1
+"""
+CODE: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "an operator": (f"class Made:\n    def __call__(self):{COUNT}", lambda made: made()),
+    "a data set": (f"class Made(Dataset):\n    def __getitem__(self, index):{COUNT}", lambda made: made[0]),
+    "a sampler": (
+        f"class Made(Sampler):\n    def __iter__(self):{COUNT}        return iter([0])",
+        lambda made: [*made],
+    ),
+    "a static method": (
+        f"class Made:\n    @staticmethod\n    def count():{COUNT}",
+        lambda made: made.count(),
+    ),
+    "a class method": (
+        f"class Made:\n    @classmethod\n    def count(kind):{COUNT}",
+        lambda made: made.count(),
+    ),
+    "a property": (f"class Made:\n    @property\n    def count(self):{COUNT}", lambda made: made.count),
+    "a property that is set": (
+        f"class Made:\n    count = property()\n    @count.setter\n    def count(self, value):{COUNT}",
+        lambda made: setattr(made, "count", 1),
+    ),
+    "a cached property": (
+        f"class Made:\n    @functools.cached_property\n    def count(self):{COUNT}",
+        lambda made: made.count,
+    ),
+    "a function of autograd": (
+        f"class Twice(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):{COUNT}"
+        "        return 2 * x\ndef Made():\n    return Twice",
+        lambda made: made.apply(torch.ones(1)),
+    ),
+    "a class that it derives from": (
+        f"class Base:\n    def __len__(self):{COUNT}        return 1\nclass Made(Base):\n    pass",
+        len,
+    ),
+}
+
+
+@pytest.fixture
+def made(code: str, tmp_path: Path) -> Iterator[Any]:
+    """An object of a module that the script itself has no variable for."""
+    with own_module(tmp_path, HOME, HEAD + CODE[code][0]) as module:
+        yield module.Made()
+
+
+def calls() -> int:
+    return int(vars(sys.modules[HOME])["calls"])
+
+
+@pytest.mark.parametrize("code", CODE)
+def test_variables_of_the_file_of_a_class(code: str, made: Any) -> None:
+    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    rollback.begin(0)
+    CODE[code][1](made)
+    assert calls() == 1
+    rollback.back()
+    assert calls() == 0
+
+
+@pytest.mark.parametrize("code", ["a data set"])
+def test_a_data_set_behind_a_loader(code: str, made: Any) -> None:
+    loader, rollback = DataLoader(made), Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    del made
+    rollback.begin(0)
+    loader.dataset[0]
+    assert calls() == 1
+    rollback.back()
+    assert calls() == 0
+
+
+class Sample:
+    """One of very many."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+
+
+@pytest.mark.parametrize("much", ["samples", "modules", "few"])
+def test_too_many_objects_are_said(
+    much: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the name of what holds most of them, and once. Modules may be as many as a model has."""
+    monkeypatch.setattr("swift_ft.checkpoint.step.reach._MOST_NAMESPACES", 200)
+    model = nn.Sequential(*(nn.Identity() for _ in range(400 if much == "modules" else 1)))
+    pool = {"samples": [Sample() for _ in range(400 if much == "samples" else 20)]}
+    rollback = Rollback(TrainingState({"model": model}))
+    for iteration in range(3):
+        rollback.begin(iteration)
+    said = [one for one in caplog.records if getattr(one, "event", "") == "too_many_objects"]
+    assert len(said) == (much == "samples")
+    assert all("most of them in pool['samples']:" in one.getMessage() for one in said)
+    assert pool
+
+
+class Calls:
+    """Says that it calls what is above it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+BEHIND: dict[str, tuple[Callable[[Any], Any], Callable[[Any], int]]] = {
+    "__call__": (lambda count: count, lambda made: made()),
+    "static": (staticmethod, lambda made: made.static()),
+    "of_class": (classmethod, lambda made: made.of_class()),
+    "value": (property, lambda made: made.value),
+    "cached": (functools.cached_property, lambda made: made.cached),
+    "part": (lambda count: functools.partialmethod(count, 1), lambda made: made.part()),
+}
+
+
+def with_counter(name: str) -> Any:
+    """An object whose class alone leads to a counter, which is in no file's variable."""
+    counted = 0
+
+    def count(*_: object) -> int:
+        nonlocal counted
+        counted += 1
+        return counted
+
+    return type("Made", (Calls,), {name: BEHIND[name][0](count)})()
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_variables_around_a_class(name: str) -> None:
+    """What calls of ``super()`` need is the class itself, which is no variable."""
+    made, rollback = with_counter(name), Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    rollback.begin(0)
+    assert BEHIND[name][1](made) == 1
+    rollback.back()
+    assert BEHIND[name][1](made) == 1
+    names = {path.rpartition(".")[2] for path, _ in rollback.variables.cells}
+    assert "counted" in names
+    assert "__class__" not in names

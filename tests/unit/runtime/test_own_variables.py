@@ -1,0 +1,184 @@
+"""Replicas compare their variables in their first steps, also where a loss comes in between."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from swift_ft.config import store_keys
+from swift_ft.errors import UnsupportedError
+from swift_ft.runtime.replicas.own_variables import OwnVariables
+
+RANKS = (0, 1, 2)
+NOISE = "model\nnoise"
+PLACE = ("model", "noise")
+
+
+class Store(dict[str, Any]):
+    """A rendezvous store."""
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self for key in keys)
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def get(self, key: str) -> Any:  # type: ignore[override]
+        return self[key]
+
+
+class Variables:
+    """Those of a script with one generator, which each step moves on."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.state = seed, seed
+        self.own: frozenset[tuple[str, str]] = frozenset()
+        self.alike: frozenset[tuple[str, str]] = frozenset()
+        self.of_own: dict[str, Any] = {}
+
+    def digests(self) -> dict[str, int]:
+        return {NOISE: self.state}
+
+    def digests_of_generators(self) -> dict[str, int]:
+        return {NOISE: self.seed}
+
+    def note_generators(self) -> None:
+        pass
+
+    def goes_on(self, place: Any) -> bool:
+        return bool(place == PLACE)
+
+
+class Writer:
+    """Does errands when it is told to."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._errands: list[Callable[[], object]] = []
+
+    def do(self, errand: Callable[[], object]) -> None:
+        self._errands.append(errand)
+
+    def set(self, key: str, value: str) -> None:
+        self.do(lambda: self._store.set(key, value))
+
+    def flush(self) -> None:
+        while self._errands:
+            self._errands.pop(0)()
+
+
+class Replica:
+    """A worker with replicas."""
+
+    def __init__(self, rank: int, seed: int, store: Store) -> None:
+        self.rank, self.variables, self.writer = rank, Variables(seed), Writer(store)
+        parts: list[Any] = [self.variables, store, self.writer]
+        self.compared = OwnVariables(rank, *parts)
+
+    def begin(self, iteration: int) -> None:
+        self.compared.begin(iteration, RANKS)
+        self.variables.state += 1
+
+    def recover(self) -> None:
+        self.writer.flush()  # as each worker does before it reports
+
+    def take_over(self, source: Replica) -> None:
+        with self.compared.kept(RANKS, 0, replaced=True):
+            if PLACE not in self.variables.own:
+                self.variables.state = source.variables.state
+
+
+class Job:
+    """Three replicas.
+
+    Args:
+        seeds: one for each.
+    """
+
+    def __init__(self, seeds: tuple[int, int, int]) -> None:
+        self._seeds = seeds
+        self.store = Store()
+        self.replicas = [Replica(rank, seed, self.store) for rank, seed in enumerate(seeds)]
+        self.live()
+
+    def live(self) -> None:
+        for replica in self.replicas:
+            replica.compared.live()
+
+    def step(self, iteration: int) -> None:
+        for replica in self.replicas:
+            replica.begin(iteration)
+
+    def lose(self, rank: int) -> Replica:
+        """Its replacement is there, and training goes on."""
+        self.replicas[rank] = new = Replica(rank, self._seeds[rank], self.store)
+        for replica in self.replicas:
+            replica.recover()
+        new.take_over(self.replicas[rank - 1])
+        self.live()
+        return new
+
+    def go_on(self, first: int) -> None:
+        """With all notes written between two steps."""
+        for iteration in range(first, first + 6):
+            for replica in self.replicas:
+                replica.writer.flush()
+            self.step(iteration)
+
+
+def refused(job: Job, first: int) -> None:
+    with pytest.raises(UnsupportedError, match=r"The generator model\.noise goes on from step to step"):
+        job.go_on(first)
+
+
+UNLIKE, ALIKE = (5, 500, 50_000), (5, 5, 5)
+
+
+def test_an_undisturbed_run() -> None:
+    refused(Job(UNLIKE), 0)
+    job = Job(ALIKE)
+    job.go_on(0)
+    assert {replica.variables.alike for replica in job.replicas} == {frozenset({PLACE})}
+
+
+@pytest.mark.parametrize("begun", [1, 2, 3, 4])
+@pytest.mark.parametrize("seeds", [UNLIKE, ALIKE])
+def test_a_loss_in_the_first_steps(begun: int, seeds: tuple[int, int, int]) -> None:
+    """In the very last of the steps that have begun; it is repeated."""
+    job = Job(seeds)
+    for iteration in range(begun):
+        job.step(iteration)
+    new = job.lose(1)
+    assert (new.variables.state == new.variables.seed) == (seeds == UNLIKE)
+    first = begun - 1
+    if seeds == UNLIKE:
+        refused(job, first)
+        return
+    for replica in job.replicas:
+        replica.variables.state = 7  # as it was put back
+    job.go_on(first)
+    alike = [replica.variables.alike for replica in job.replicas]
+    assert alike.count(frozenset({PLACE})) >= len(job.replicas) - 1
+
+
+def test_two_losses_in_the_first_steps() -> None:
+    job = Job(UNLIKE)
+    job.step(0)
+    job.step(1)
+    job.lose(1)
+    job.step(1)
+    job.step(2)
+    job.lose(2)
+    refused(job, 2)
+
+
+def test_a_replacement_compares_nothing_where_all_had_noted() -> None:
+    """It has been given the generator of another one by then."""
+    job = Job(ALIKE)
+    job.go_on(0)
+    job.lose(1)
+    job.store.set(store_keys.variables(0), json.dumps([2, {NOISE: 1}]))
+    job.go_on(6)
