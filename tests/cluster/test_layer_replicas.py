@@ -19,6 +19,7 @@ from tests.support.cluster import (
     ClusterRun,
     assert_clean,
     assert_struck_in_turn,
+    once,
     one_line,
     run_cluster,
     training,
@@ -56,17 +57,7 @@ def run_pipelines(
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> References:
     """Runs that nothing disturbs, by their arguments."""
-    runs: dict[tuple[str, ...], ClusterRun] = {}
-
-    def reference(*args: str, machines: int = 4, iterations: int = LONG) -> ClusterRun:
-        key = (*args, str(machines), str(iterations))
-        if key not in runs:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            runs[key] = run_pipelines(folder, *args, machines=machines, iterations=iterations)
-            assert runs[key].code == 0, runs[key].output[-3000:]
-        return runs[key]
-
-    return reference
+    return once(tmp_path_factory, run_pipelines)
 
 
 def at_end(run: ClusterRun) -> list[dict[str, torch.Tensor]]:

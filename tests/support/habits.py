@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.support.cluster import ClusterRun, one_line, run_cluster
+from tests.support.cluster import ClusterRun, assert_undisturbed, one_line, run_cluster
 from tests.support.integrations import assert_same_files
 
 
@@ -48,9 +48,7 @@ def assert_put_back(
 ) -> ClusterRun:
     """Checks that a run with faults leaves behind, bit for bit, what an undisturbed one does."""
     options: dict[str, Any] = {"machines": machines, "flags": flags}
-    undisturbed = run_habit(folder / "undisturbed", script, *habit, **options)
-    assert undisturbed.code == 0, undisturbed.output[-6000:]
-    assert not undisturbed.recoveries
+    undisturbed = assert_undisturbed(run_habit(folder / "undisturbed", script, *habit, **options))
     run = run_habit(folder / "disturbed", script, *habit, inject=inject, **options)
     assert run.code == 0, run.output[-6000:]
     assert run.recoveries
