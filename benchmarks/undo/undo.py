@@ -33,9 +33,9 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
+    finish,
     of_repetitions,
-    record,
+    run_benchmark,
     table,
     target_table,
 )
@@ -109,25 +109,14 @@ def main() -> int:
         return 0
     cases = [Case(s, o, k) for s in args.sizes for o in args.optimizers for k in args.kernels]
     results = []
-    try:
-        for case in cases:
-            found = {part: in_process(part, case, args.repetitions) for part in ("timed", "memory")}
-            results.append({"case": case.name, **found["timed"], **found["memory"]})
-            print(f"# {case.name}: {brief(results[-1])}", file=sys.stderr, flush=True)
-        accuracy = in_process("accuracy", cases[0], args.repetitions)
-    except CommandError as error:
-        print(f"undo.py: {error}", file=sys.stderr)
-        return 1
+    for case in cases:
+        found = {part: in_process(part, case, args.repetitions) for part in ("timed", "memory")}
+        results.append({"case": case.name, **found["timed"], **found["memory"]})
+        print(f"# {case.name}: {brief(results[-1])}", file=sys.stderr, flush=True)
+    accuracy = in_process("accuracy", cases[0], args.repetitions)
     targets = judge(results)
     body = report(results, accuracy, targets, args.repetitions)
-    if args.json:
-        whole = {"machine": machine(), "results": results, "accuracy": accuracy}
-        print(json.dumps(whole | {"targets": [target.to_dict() for target in targets]}, indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("undo", body, args)
-    return 0
+    return finish("undo", body, {"results": results, "accuracy": accuracy}, args)
 
 
 def in_process(part: str, case: Case, repetitions: int) -> dict[str, Any]:
@@ -369,4 +358,4 @@ def report(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))
