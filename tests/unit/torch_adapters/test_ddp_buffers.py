@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 
-
-@pytest.fixture(autouse=True)
-def one_process() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def model(*, keeps_equal: bool = True) -> DistributedDataParallel:
