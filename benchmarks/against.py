@@ -18,8 +18,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.lib.cpu_time import cpu_seconds
 from benchmarks.lib.results import Summary, argument_parser, finish, of_repetitions, run_benchmark, table
+from benchmarks.lib.usage import cpu_seconds
 from benchmarks.logging.overhead import iteration_ends
 from examples.commands import ROOT, check, started, swift_run
 

@@ -26,7 +26,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.cpu_time import cpu_seconds
 from benchmarks.lib.results import (
     TRAIN_WITH,
     Summary,
@@ -38,6 +37,7 @@ from benchmarks.lib.results import (
     table,
     target_table,
 )
+from benchmarks.lib.usage import cpu_seconds
 from examples.commands import EXAMPLES, CommandError, check, started, swift_run, torchrun
 
 VARIANTS = ("logged", "packed", "unlogged", "plain")

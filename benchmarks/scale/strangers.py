@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lib.results import argument_parser, finish, table
+from examples.commands import descendants
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_swift.py"
 SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
@@ -183,15 +184,6 @@ def descriptors(pid: int) -> Iterator[Path]:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 yield entry.readlink()
-
-
-def descendants(pid: int) -> Iterator[int]:
-    """The processes below a process."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                yield child
-                yield from descendants(child)
 
 
 if __name__ == "__main__":

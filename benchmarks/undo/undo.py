@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +38,7 @@ from benchmarks.lib.results import (
     table,
     target_table,
 )
+from benchmarks.lib.usage import peak_bytes, reset_peak
 from examples.commands import CommandError
 from swift_ft.optim import UndoableOptimizer
 
@@ -210,16 +210,10 @@ def memory(case: Case, repetitions: int) -> dict[str, Any]:
 def peak_mb(work: Callable[[], object]) -> float:
     """How far the resident set rose above its size before, in megabytes (Linux)."""
     ctypes.CDLL(None).malloc_trim(0)  # or memory that was freed before hides what is allocated now
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = status_kb("VmRSS")
+    reset_peak(os.getpid())
+    before = peak_bytes(os.getpid())
     work()
-    return max(0.0, (status_kb("VmHWM") - before) * 1024 / MEGABYTE)
-
-
-def status_kb(name: str) -> int:
-    """A field of ``/proc/self/status``, in kB (Linux)."""
-    line = next(s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith(name))
-    return int(line.split()[1])
+    return max(0.0, (peak_bytes(os.getpid()) - before) / MEGABYTE)
 
 
 # ------------------------------------------------------------------------------------------------- accuracy
