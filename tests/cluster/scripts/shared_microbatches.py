@@ -8,13 +8,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import ONE_STAGE, Config, argument_parser, build_layer, loss_fn
+from gpt import ONE_STAGE, Config, build_layer, loss_fn
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.utils.data import Dataset
 
 import swift_ft
+from tests.support.script import script_parser
 
 SAMPLES, SAMPLES_OF_MICROBATCH, PLANNED_AT = 400, 2, 11
 
@@ -35,10 +36,7 @@ class Tokens(Dataset[tuple[Tensor, Tensor]]):
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     config = Config.from_args(args)
     dist.init_process_group("gloo")
     model = swift_ft.LayerStack(

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import ONE_STAGE, Config, argument_parser, build_layer, loss_fn
+from gpt import ONE_STAGE, Config, build_layer, loss_fn
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.utils.data import TensorDataset
 
 import swift_ft
+from tests.support.script import script_parser
 
 PIPELINES, SAMPLES, SAMPLES_OF_MICROBATCH = 2, 400, 2
 
@@ -29,9 +30,7 @@ def samples(config: Config) -> TensorDataset:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
+    parser = script_parser(__doc__)
     parser.add_argument("--min-stages", type=int, default=1)
     args = parser.parse_args()
     config = Config.from_args(args)
