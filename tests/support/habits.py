@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
+import swift_ft
 from tests.support.cluster import ClusterRun, assert_undisturbed, one_line, run_cluster
 from tests.support.integrations import assert_same_files
 
@@ -61,6 +64,23 @@ def refusal(folder: Path, script: Path, *habit: str, machines: int = 2) -> str:
     run = run_habit(folder, script, *habit, machines=machines)
     assert run.code == 2, run.output[-6000:]
     return one_line(run)
+
+
+def attach(session: swift_ft.Session, model: nn.Module, *, pipeline: bool) -> Any:
+    """In a script: the model is a DDP replica, or this worker's one of two stages.
+
+    Returns:
+        The schedule of the stages; None of replicas.
+    """
+    if not pipeline:
+        session.attach_ddp(model)
+        return None
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # takes time, and few need it
+
+    stage = PipelineStage(model, dist.get_rank(), 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
+    session.attach_pipeline(schedule)
+    return schedule
 
 
 def leave(rank: int, state: Mapping[str, Any]) -> None:
