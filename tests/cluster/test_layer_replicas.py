@@ -61,7 +61,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> References:
 
 
 def at_end(run: ClusterRun) -> list[dict[str, torch.Tensor]]:
-    """The weights of each worker."""
+    """The weights of each worker, and what a script keeps beside them."""
     return [torch.load(path, weights_only=True) for path in sorted((run.folder / "weights").glob("rank*.pt"))]
 
 
@@ -88,10 +88,10 @@ def run_shared(
     folder: Path, *args: str, inject: str = "", exact: bool = True, machines: int = 6
 ) -> ClusterRun:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OF", "shared_microbatches")
-        patch.setenv("EXACT", str(int(exact)))
+        patch.setenv("OF", "shared_batches")
+        patch.setenv("OWN_MICROBATCHES", "1")
         patch.setenv("SAMPLE_LOG", str(folder / "samples"))
-        chosen = (*DROPOUT, *args)
+        chosen = (*DROPOUT, "--plan-at=11", "--exact" if exact else "--no-exact", *args)
         return run_pipelines(folder, *chosen, inject=inject, machines=machines, iterations=24)
 
 
