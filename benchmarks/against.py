@@ -18,10 +18,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.lib.cpu_time import cpu_seconds
-from benchmarks.lib.results import Summary, argument_parser, machine, of_repetitions, record, table
+from benchmarks.lib.results import Summary, argument_parser, finish, of_repetitions, run_benchmark, table
+from benchmarks.lib.usage import cpu_seconds
 from benchmarks.logging.overhead import iteration_ends
-from examples.commands import ROOT, CommandError, check, started, swift_run
+from examples.commands import ROOT, check, started, swift_run
 
 KILL = "kill machine=1 iteration=27 point=forward microbatch=3"
 ITERATIONS, WARM_UP, CHECKPOINT_EVERY = 40, 5, 20
@@ -46,19 +46,12 @@ def main() -> int:
         print(f"against.py: {args.other} is no checkout: it has no folder swift_ft", file=sys.stderr)
         return 2
     samples: dict[str, list[Figures]] = {name: [] for name in checkouts}
-    try:
-        for repetition in range(args.repetitions):
-            for name in sorted(checkouts, reverse=bool(repetition % 2)):
-                samples[name].append(figures := measure(checkouts[name]))
-                print(f"# {repetition + 1}, {name}: {figures}", file=sys.stderr, flush=True)
-    except CommandError as error:
-        print(f"against.py: {error}", file=sys.stderr)
-        return 1
+    for repetition in range(args.repetitions):
+        for name in sorted(checkouts, reverse=bool(repetition % 2)):
+            samples[name].append(figures := measure(checkouts[name]))
+            print(f"# {repetition + 1}, {name}: {figures}", file=sys.stderr, flush=True)
     body = report(samples, args.repetitions)
-    print(json.dumps({"machine": machine(), "samples": samples}, indent=1) if args.json else body)
-    if args.record:
-        record("against", body, args)
-    return 0
+    return finish("against", body, {"samples": samples}, args)
 
 
 def measure(checkout: Path) -> Figures:
@@ -136,4 +129,4 @@ def report(samples: Mapping[str, list[Figures]], repetitions: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

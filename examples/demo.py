@@ -41,24 +41,32 @@ def main() -> int:
         "--json", action="store_true", help="print only JSON to stdout, and the progress to stderr"
     )
     args = parser.parse_args()
+
+    def demo(folder: Path, console: Console) -> int:
+        began = time.monotonic()
+        report = run(Failure(), folder, console)
+        report["demo_s"] = round(time.monotonic() - began, 1)
+        if args.json:
+            print(json.dumps(report, indent=1))
+        else:
+            print_report(report, console)
+        return 0 if report["ok"] else 1
+
+    return run_demo(demo, Console(stderr=args.json))
+
+
+def run_demo(demo: Callable[[Path, Console], int], console: Console) -> int:
+    """Runs a demo in a temporary folder, which is removed whatever happens. Returns the exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
-    console = Console(stderr=args.json)
-    began = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory(prefix="swift-demo-") as folder:
-            report = run(Failure(), Path(folder), console)
+        with tempfile.TemporaryDirectory(prefix="swift-demo-") as name:
+            return demo(Path(name), console)
     except CommandError as error:
         console.print(str(error), markup=False, style="red")
         return 1
     except KeyboardInterrupt:
         console.print("stopped", style="red")
         return 130
-    report["demo_s"] = round(time.monotonic() - began, 1)
-    if args.json:
-        print(json.dumps(report, indent=1))
-    else:
-        print_report(report, console)
-    return 0 if report["ok"] else 1
 
 
 def _interrupt(*_: object) -> NoReturn:

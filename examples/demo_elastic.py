@@ -8,21 +8,20 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import NoReturn
 
 from examples.commands import (  # before torch: it sets how much torch logs
     CommandError,
     check,
+    finished,
     started,
     swift_run,
 )
@@ -32,7 +31,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo import same_bits
+from examples.demo import run_demo, same_bits
 from swift_ft.cli.watch import View, Watch, layers_on
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.recovery.job_state import Phase
@@ -113,21 +112,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.parse_args()
-    signal.signal(signal.SIGTERM, _interrupt)
-    console = Console()
-    try:
-        with tempfile.TemporaryDirectory(prefix="swift-demo-") as name:
-            return run(Path(name), console)
-    except CommandError as error:
-        console.print(str(error), markup=False, style="red")
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped", style="red")
-        return 130
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
+    return run_demo(run, Console())
 
 
 def run(folder: Path, console: Console) -> int:
@@ -136,16 +121,13 @@ def run(folder: Path, console: Console) -> int:
     layouts = disturbed(folder / "disturbed", console)
     console.rule("[bold]2 of 2: the same training, undisturbed", align="left")
     with console.status("trains ..."):
-        undisturbed(folder / "undisturbed")
+        undisturbed(folder / "undisturbed", script(folder / "undisturbed"))
     console.rule("[bold]Which machine had which layers, from one iteration to the next", align="left")
     if not layouts:
         console.print("the run was over before anything was seen of it", style="red")
         return 1
     console.print(picture(layouts))
-    one, other = weights(folder / "disturbed"), weights(folder / "undisturbed")
-    identical = bool(one) and one.keys() == other.keys() and all(same_bits(one[n], other[n]) for n in one)
-    verdict = "yes" if identical else "no"
-    console.print(f"\nweights identical: {verdict} ({len(one)} tensors, bit for bit)", highlight=False)
+    identical = same_weights(folder / "disturbed", folder / "undisturbed", console)
     machines = [len(layout.layers) for layout in layouts]
     as_told = min(machines) == MACHINES - len(KILLS) and machines[-1] == MACHINES
     if not as_told:
@@ -179,14 +161,20 @@ def disturbed(folder: Path, console: Console) -> list[Layout]:
     return layouts
 
 
-def undisturbed(folder: Path) -> None:
-    """Four machines, to the end."""
+def undisturbed(folder: Path, training: Sequence[str]) -> None:
+    """Four machines train, to the end."""
     folder.mkdir()
-    output = folder / "output.txt"
     flags = ["--machines", str(MACHINES), "--log-dir", str(folder / "logs")]
-    with started(swift_run(*flags, *script(folder)), output) as process:
-        process.wait()
-    check(process, output)
+    finished(swift_run(*flags, *training), folder / "output.txt")
+
+
+def same_weights(one: Path, other: Path, console: Console) -> bool:
+    """Whether the runs in two folders ended with the same weights, bit for bit. Says so."""
+    ours, theirs = weights(one), weights(other)
+    same = bool(ours) and ours.keys() == theirs.keys() and all(same_bits(ours[n], theirs[n]) for n in ours)
+    verdict = "yes" if same else "no"
+    console.print(f"\nweights identical: {verdict} ({len(ours)} tensors, bit for bit)", highlight=False)
+    return same
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

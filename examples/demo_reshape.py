@@ -11,35 +11,32 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from examples.commands import (  # before torch: it sets how much torch logs
     CommandError,
     check,
     started,
-    swift_run,
 )
 
 # isort: split
 from rich.console import Console
 from rich.table import Table
 
-from examples.demo import same_bits
-from examples.demo_elastic import Machines, free_port, watching, weights
+from examples.demo import run_demo
+from examples.demo_elastic import MACHINES, Machines, free_port, same_weights, undisturbed, watching
 from swift_ft.cli.watch import View, Watch
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.units import counted, format_bytes, format_seconds
 
 SCRIPT = Path(__file__).with_name("train_elastic.py")
-MACHINES = 4
 NEVER = 1_000_000
 """Iterations until somebody says how many there are to be: the last change does."""
 EVEN = ("--exact", "--pipelines=2")
@@ -169,21 +166,7 @@ def main() -> int:
     )
     parser.add_argument("--small", action="store_true", help="a model that takes little time")
     model = SMALL if parser.parse_args().small else ()
-    signal.signal(signal.SIGTERM, _interrupt)
-    console = Console()
-    try:
-        with tempfile.TemporaryDirectory(prefix="swift-demo-") as name:
-            return run(Path(name), console, model)
-    except CommandError as error:
-        console.print(str(error), markup=False, style="red")
-        return 1
-    except KeyboardInterrupt:
-        console.print("stopped", style="red")
-        return 130
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
+    return run_demo(partial(run, model=model), Console())
 
 
 def run(folder: Path, console: Console, model: Sequence[str]) -> int:
@@ -192,14 +175,11 @@ def run(folder: Path, console: Console, model: Sequence[str]) -> int:
     report, iterations = changed(folder / "changed", console, model)
     console.rule("[bold]2 of 2: the same training, undisturbed", align="left")
     with console.status(f"trains {iterations} iterations ..."):
-        undisturbed(folder / "undisturbed", iterations, model)
+        undisturbed(folder / "undisturbed", script(folder / "undisturbed", iterations, model))
     console.rule("[bold]How long nobody trained", align="left")
     found = pauses(report)
     console.print(picture(found))
-    one, other = weights(folder / "changed"), weights(folder / "undisturbed")
-    identical = bool(one) and one.keys() == other.keys() and all(same_bits(one[n], other[n]) for n in one)
-    verdict = "yes" if identical else "no"
-    console.print(f"\nweights identical: {verdict} ({len(one)} tensors, bit for bit)", highlight=False)
+    identical = same_weights(folder / "changed", folder / "undisturbed", console)
     # A machine that comes late is one for which another one begins.
     as_told = [pause.workers for pause in found[-4:]] == [(4, 4), (4, 4), (4, 3), (3, 4)]
     if not as_told:
@@ -228,16 +208,6 @@ def changed(folder: Path, console: Console, model: Sequence[str]) -> tuple[dict[
         story.to_the_end()
         machines.end()
     return json.loads(machines.events.read_text()), iterations
-
-
-def undisturbed(folder: Path, iterations: int, model: Sequence[str]) -> None:
-    """Four machines, to the end."""
-    folder.mkdir()
-    output = folder / "output.txt"
-    flags = ["--machines", str(MACHINES), "--log-dir", str(folder / "logs")]
-    with started(swift_run(*flags, *script(folder, iterations, model)), output) as process:
-        process.wait()
-    check(process, output)
 
 
 def plan(folder: Path, name: str, pipelines: Sequence[Sequence[Sequence[int]]]) -> str:

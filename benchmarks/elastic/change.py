@@ -28,8 +28,8 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
-    record,
+    finish,
+    run_benchmark,
     table,
     target_table,
 )
@@ -55,19 +55,15 @@ def main() -> int:
     args = parser.parse_args()
     changes, back, theirs, wall, cpu = [], [], [], [], []
     moved = 0
-    try:
-        for number in range(args.repetitions):
-            change_s, back_s, moved = change()
-            changes.append(change_s)
-            back.append(back_s)
-            theirs.append(of_torchrun_s())
-            ratios = stack_over_plain(reverse=bool(number % 2))
-            wall.append(ratios[0])
-            cpu.append(ratios[1])
-            print(f"# {number + 1}: {changes[-1]:.3f} s, {theirs[-1]:.2f} s, {wall[-1]:.3f}", file=sys.stderr)
-    except CommandError as error:
-        print(f"change.py: {error}", file=sys.stderr)
-        return 1
+    for number in range(args.repetitions):
+        change_s, back_s, moved = change()
+        changes.append(change_s)
+        back.append(back_s)
+        theirs.append(of_torchrun_s())
+        ratios = stack_over_plain(reverse=bool(number % 2))
+        wall.append(ratios[0])
+        cpu.append(ratios[1])
+        print(f"# {number + 1}: {changes[-1]:.3f} s, {theirs[-1]:.2f} s, {wall[-1]:.3f}", file=sys.stderr)
     faster = Summary.of([their / our for our, their in zip(changes, theirs, strict=True)])
     targets = (
         Target("a change", f"<= {AT_MOST_S} s", Summary.of(changes).text(), max(changes) <= AT_MOST_S),
@@ -99,10 +95,7 @@ def main() -> int:
         f"{target_table(targets)}"
     )
     samples = {"change_s": changes, "back_s": back, "torchrun_s": theirs, "wall": wall, "cpu": cpu}
-    print(json.dumps({"machine": machine(), **samples}, indent=1) if args.json else body)
-    if args.record:
-        record("layout-change", body, args)
-    return 0
+    return finish("layout-change", body, samples, args)
 
 
 def change() -> tuple[float, float, int]:
@@ -179,4 +172,4 @@ def steps(*, stack: bool) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

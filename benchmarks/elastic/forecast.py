@@ -20,12 +20,12 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
-    record,
+    finish,
+    run_benchmark,
     table,
     target_table,
 )
-from examples.commands import CommandError, finished, swift_run
+from examples.commands import finished, swift_run
 
 SCRIPT = Path(__file__).parent / "scripts" / "slept_layers.py"
 MACHINES, LOST_AT, ITERATIONS, COUNTED = 4, 16, 50, 20
@@ -38,17 +38,13 @@ def main() -> int:
     parser = argument_parser(__doc__, repetitions=4)
     args = parser.parse_args()
     rows, ratios = [], []
-    try:
-        for number in range(args.repetitions):
-            lost = number % MACHINES
-            found = loss_of(lost)
-            ratios.append(found["then"] / found["forecast"])
-            texts = [f"{found[key]:.3f} s" for key in ("now", "hosted", "forecast", "then")]
-            rows.append([str(lost), *texts, f"{ratios[-1]:.3f}", f"{found['moves']:g}"])
-            print(f"# {rows[-1]}", file=sys.stderr)
-    except CommandError as error:
-        print(f"forecast.py: {error}", file=sys.stderr)
-        return 1
+    for number in range(args.repetitions):
+        lost = number % MACHINES
+        found = loss_of(lost)
+        ratios.append(found["then"] / found["forecast"])
+        texts = [f"{found[key]:.3f} s" for key in ("now", "hosted", "forecast", "then")]
+        rows.append([str(lost), *texts, f"{ratios[-1]:.3f}", f"{found['moves']:g}"])
+        print(f"# {rows[-1]}", file=sys.stderr)
     worst = max(abs(ratio - 1) for ratio in ratios)
     target = Target(
         "an iteration of 3 machines / its forecast, of 4 losses",
@@ -62,10 +58,7 @@ def main() -> int:
         f"the median of the last {COUNTED} iterations of {ITERATIONS}.\n\n"
         f"{table(heads, rows)}\n\n{target_table([target])}"
     )
-    print(json.dumps({"machine": machine(), "ratios": ratios}, indent=1) if args.json else body)
-    if args.record:
-        record("smaller-forecast", body, args)
-    return 0
+    return finish("smaller-forecast", body, {"ratios": ratios}, args)
 
 
 def loss_of(lost: int) -> dict[str, float]:
@@ -94,4 +87,4 @@ def loss_of(lost: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.results import Target, argument_parser, machine, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, run_benchmark, table, target_table
 from examples.commands import CommandError, started, swift_run
 
 SCRIPT = Path(__file__).parent / "scripts" / "noisy_steps.py"
@@ -47,19 +47,15 @@ def main() -> int:
     loads = [os.getloadavg()[0]]
     rows: list[list[str]] = []
     alarms: list[dict[str, Any]] = []
-    try:
-        for number in range(args.repetitions):
-            with tempfile.TemporaryDirectory(prefix="swift-noise-") as name:
-                folder = args.keep / str(number + 1) if args.keep else Path(name)
-                found, seen = trained(60 * args.minutes / args.repetitions, folder)
-            loads += seen
-            for way, (iterations, slow, own) in found.items():
-                rows.append([way, str(number + 1), str(iterations), f"{slow:.2f}", str(len(own))])
-                alarms += [{"job": number + 1, "way": way, **alarm} for alarm in own]
-                print(f"# {rows[-1]} {own}", file=sys.stderr, flush=True)
-    except CommandError as error:
-        print(f"noise.py: {error}", file=sys.stderr)
-        return 1
+    for number in range(args.repetitions):
+        with tempfile.TemporaryDirectory(prefix="swift-noise-") as name:
+            folder = args.keep / str(number + 1) if args.keep else Path(name)
+            found, seen = trained(60 * args.minutes / args.repetitions, folder)
+        loads += seen
+        for way, (iterations, slow, own) in found.items():
+            rows.append([way, str(number + 1), str(iterations), f"{slow:.2f}", str(len(own))])
+            alarms += [{"job": number + 1, "way": way, **alarm} for alarm in own]
+            print(f"# {rows[-1]} {own}", file=sys.stderr, flush=True)
     false = [alarm for alarm in alarms if alarm["took"] < FACTOR]
     named = f"false alarms in {args.minutes:g} minutes of three jobs"
     jobs = ", ".join(f"{machines} machines ({way})" for way, machines in WAYS.items())
@@ -70,12 +66,7 @@ def main() -> int:
         f"{table(['', 'job', 'iterations', 'longest / median iteration', 'alarms'], rows)}\n\n"
         f"{target_table([Target(named, '0', str(len(false)), not false)])}"
     )
-    print(
-        json.dumps({"machine": machine(), "loads": loads, "alarms": alarms}, indent=1) if args.json else body
-    )
-    if args.record:
-        record("noise", body, args)
-    return 0
+    return finish("noise", body, {"loads": loads, "alarms": alarms}, args)
 
 
 def trained(
@@ -156,4 +147,4 @@ def _examined(event: Mapping[str, Any], steps: Sequence[Steps]) -> dict[str, Any
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -29,8 +29,8 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
-    record,
+    finish,
+    run_benchmark,
     table,
     target_table,
 )
@@ -70,20 +70,16 @@ def main() -> int:
     cpu: dict[str, list[float]] = {way: [] for way in AT_MOST}
     left: list[dict[str, float]] = []
     no_torchft = why_no_torchft()
-    try:
-        for number in range(args.repetitions):
-            if not args.losses_only:
-                found = {way: steps(way) for way in (WAYS if number % 2 else WAYS[::-1])}
-                for way in AT_MOST:
-                    wall[way].append(found[way][0] / found["ddp"][0])
-                    cpu[way].append(found[way][1] / found["ddp"][1])
-            left.append(after_loss(number % MACHINES))
-            if no_torchft is None:
-                left[-1]["torchft"] = torchft_after_loss(number % (MACHINES // PIPELINES))
-            print(f"# {number + 1}: {[r[-1:] for r in wall.values()]}, {left[-1]}", file=sys.stderr)
-    except CommandError as error:
-        print(f"replicas.py: {error}", file=sys.stderr)
-        return 1
+    for number in range(args.repetitions):
+        if not args.losses_only:
+            found = {way: steps(way) for way in (WAYS if number % 2 else WAYS[::-1])}
+            for way in AT_MOST:
+                wall[way].append(found[way][0] / found["ddp"][0])
+                cpu[way].append(found[way][1] / found["ddp"][1])
+        left.append(after_loss(number % MACHINES))
+        if no_torchft is None:
+            left[-1]["torchft"] = torchft_after_loss(number % (MACHINES // PIPELINES))
+        print(f"# {number + 1}: {[r[-1:] for r in wall.values()]}, {left[-1]}", file=sys.stderr)
     targets = [
         Target(
             f"a step with {'exact=True' if way == 'exact' else 'unlike cuts'} / with DDP, {what}",
@@ -101,10 +97,8 @@ def main() -> int:
         f"one machine of six, as a share of those before; {IDEAL:.3f} would be ideal. {about}\n\n"
         f"{losses(left)}" + (f"\n\n{target_table(targets)}" if targets else "")
     )
-    print(json.dumps({"machine": machine(), "wall": wall, "cpu": cpu, "left": left}) if args.json else body)
-    if args.record:
-        record("loss-beside-torchft" if args.losses_only else "layer-replicas", body, args)
-    return 0
+    facts = {"wall": wall, "cpu": cpu, "left": left}
+    return finish("loss-beside-torchft" if args.losses_only else "layer-replicas", body, facts, args)
 
 
 def losses(left: Sequence[dict[str, float]]) -> str:
@@ -196,4 +190,4 @@ def torchft_after_loss(lost: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -20,12 +20,12 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
-    record,
+    finish,
+    run_benchmark,
     table,
     target_table,
 )
-from examples.commands import CommandError, finished, swift_run
+from examples.commands import finished, swift_run
 from swift_ft.costs.layer_profile import LayerProfile, read_layers
 from swift_ft.planning.layout.sizing import MachineKind, Work, sizes
 
@@ -41,20 +41,16 @@ def main() -> int:
     args = parser.parse_args()
     rows, ratios = [], []
     kind = MachineKind("this kind", MOST)
-    try:
-        for number in range(args.repetitions):
-            profiled_s, layers = run_on(MOST)
-            work = Work(layers, BATCH, MICROBATCHES, pipelines=1)
-            overhead_s = max(0.0, profiled_s - sizes(work, kind)[-1].iteration_s)
-            for size in sizes(replace(work, overhead_s=overhead_s), kind):
-                took_s, _ = run_on(size.machines)
-                ratios.append(took_s / size.iteration_s)
-                times = [f"{seconds:.3f} s" for seconds in (size.iteration_s, took_s)]
-                rows.append([str(number + 1), str(size.machines), *times, f"{ratios[-1]:.3f}"])
-                print(f"# {rows[-1]}", file=sys.stderr)
-    except CommandError as error:
-        print(f"size.py: {error}", file=sys.stderr)
-        return 1
+    for number in range(args.repetitions):
+        profiled_s, layers = run_on(MOST)
+        work = Work(layers, BATCH, MICROBATCHES, pipelines=1)
+        overhead_s = max(0.0, profiled_s - sizes(work, kind)[-1].iteration_s)
+        for size in sizes(replace(work, overhead_s=overhead_s), kind):
+            took_s, _ = run_on(size.machines)
+            ratios.append(took_s / size.iteration_s)
+            times = [f"{seconds:.3f} s" for seconds in (size.iteration_s, took_s)]
+            rows.append([str(number + 1), str(size.machines), *times, f"{ratios[-1]:.3f}"])
+            print(f"# {rows[-1]}", file=sys.stderr)
     target = Target(
         "an iteration of 1 to 4 machines / what swift-plan size says",
         f"1 ± {WITHIN:.2f}",
@@ -67,10 +63,7 @@ def main() -> int:
         f"{table(['repetition', 'machines', 'forecast', 'measured', 'ratio'], rows)}\n\n"
         f"{target_table([target])}"
     )
-    print(json.dumps({"machine": machine(), "ratios": ratios}, indent=1) if args.json else body)
-    if args.record:
-        record("machine-count", body, args)
-    return 0
+    return finish("machine-count", body, {"ratios": ratios}, args)
 
 
 def run_on(machines: int) -> tuple[float, tuple[LayerProfile, ...]]:
@@ -86,4 +79,4 @@ def run_on(machines: int) -> tuple[float, tuple[LayerProfile, ...]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -22,8 +22,8 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
-    record,
+    finish,
+    run_benchmark,
     table,
     target_table,
 )
@@ -44,18 +44,14 @@ def main() -> int:
     parser = argument_parser(__doc__, repetitions=4)
     args = parser.parse_args()
     rows, ratios, found_after = [], [], []
-    try:
-        for number in range(args.repetitions):
-            slow = number % MACHINES
-            found = slowed(slow)
-            ratios.append(found["then"] / found["forecast"])
-            found_after.append(found["found_after"])
-            texts = [f"{found[key]:.3f} s" for key in ("now", "slow", "forecast", "then")]
-            rows.append([str(slow), f"{found['found_after']:g}", *texts, f"{ratios[-1]:.3f}"])
-            print(f"# {rows[-1]}", file=sys.stderr)
-    except CommandError as error:
-        print(f"straggler.py: {error}", file=sys.stderr)
-        return 1
+    for number in range(args.repetitions):
+        slow = number % MACHINES
+        found = slowed(slow)
+        ratios.append(found["then"] / found["forecast"])
+        found_after.append(found["found_after"])
+        texts = [f"{found[key]:.3f} s" for key in ("now", "slow", "forecast", "then")]
+        rows.append([str(slow), f"{found['found_after']:g}", *texts, f"{ratios[-1]:.3f}"])
+        print(f"# {rows[-1]}", file=sys.stderr)
     targets = (
         Target(
             "a machine slowed to a third is found, iterations",
@@ -75,10 +71,7 @@ def main() -> int:
         f"Ten layers of 4 to 12 ms forward and twice that backward, {MICROBATCHES} microbatches, 1F1B. "
         f"Iterations are medians, the last of {COUNTED}.\n\n{table(heads, rows)}\n\n{target_table(targets)}"
     )
-    print(json.dumps({"machine": machine(), "ratios": ratios}, indent=1) if args.json else body)
-    if args.record:
-        record("slow-machine", body, args)
-    return 0
+    return finish("slow-machine", body, {"ratios": ratios}, args)
 
 
 def slowed(slow: int) -> dict[str, float]:
@@ -122,4 +115,4 @@ def _span_ns(layers: Sequence[LayerProfile], layout: tuple[int, ...], paces: dic
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

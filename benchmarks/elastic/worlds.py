@@ -23,7 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -43,9 +43,9 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
+    finish,
     of_repetitions,
-    record,
+    run_benchmark,
     table,
     target_table,
 )
@@ -408,30 +408,18 @@ def main() -> int:
     ours: dict[str, list[Change]] = {kind.name: [] for job in JOBS for kind in job.kinds}
     theirs: dict[str, list[float]] = {name: [] for name in ours}
     speeds = []
-    try:
-        for number in range(args.repetitions):
-            speeds.append(loopback())
-            for job in JOBS:
-                for kind, change in changes(job):
-                    ours[kind.name].append(change)
-                    print(f"# {number + 1}: {kind.name}: {change}", file=sys.stderr)
-                for kind in job.kinds:
-                    theirs[kind.name].append(of_torchrun_s(job, kind))
-                    print(f"# {number + 1}: torchrun: {theirs[kind.name][-1]:.2f} s", file=sys.stderr)
-    except CommandError as error:
-        print(f"worlds.py: {error}", file=sys.stderr)
-        return 1
+    for number in range(args.repetitions):
+        speeds.append(loopback())
+        for job in JOBS:
+            for kind, change in changes(job):
+                ours[kind.name].append(change)
+                print(f"# {number + 1}: {kind.name}: {change}", file=sys.stderr)
+            for kind in job.kinds:
+                theirs[kind.name].append(of_torchrun_s(job, kind))
+                print(f"# {number + 1}: torchrun: {theirs[kind.name][-1]:.2f} s", file=sys.stderr)
     speed = statistics.median(speeds)
     body = report(ours, theirs, speed, args.repetitions)
-    samples = {
-        "ours": {name: [asdict(change) for change in found] for name, found in ours.items()},
-        "torchrun_s": theirs,
-        "loopback": speeds,
-    }
-    print(json.dumps({"machine": machine(), **samples}, indent=1) if args.json else body)
-    if args.record:
-        record("worlds", body, args)
-    return 0
+    return finish("worlds", body, {"ours": ours, "torchrun_s": theirs, "loopback": speeds}, args)
 
 
 def report(
@@ -498,4 +486,4 @@ def _megabytes(size: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

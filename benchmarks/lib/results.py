@@ -5,22 +5,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import os
 import platform
 import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.lib.figures import cell_text
 from benchmarks.lib.markdown import TARGET_COLUMNS, VERDICTS, read_body, table
 from benchmarks.lib.runs import FOLDER, Host, Run, write_run
 from benchmarks.lib.subjects import SUBJECTS
+from examples.commands import CommandError
 
 __all__ = [
     "BENCHMARKS",
@@ -29,9 +33,11 @@ __all__ = [
     "Target",
     "add_record_option",
     "argument_parser",
+    "finish",
     "machine",
     "of_repetitions",
     "record",
+    "run_benchmark",
     "table",
     "target_table",
 ]
@@ -124,6 +130,46 @@ def of_repetitions(repetitions: int) -> str:
     if repetitions == 1:
         return "One run of each: no medians"
     return f"Medians (ranges) of {repetitions} interleaved repetitions"
+
+
+def finish(
+    subject: str,
+    body: str,
+    facts: Mapping[str, Any],
+    args: argparse.Namespace,
+    *,
+    well: bool = True,
+) -> int:
+    """Ends a benchmark: prints what was measured, and records it if that is asked for.
+
+    Args:
+        subject: a key of ``subjects.SUBJECTS``.
+        body: all that was measured: Markdown with tables.
+        facts: what ``--json`` prints beside the machine and the targets, which are in the body; dataclasses
+            may be among them.
+        args: the command line.
+        well: whether it ended well.
+
+    Returns:
+        The exit code.
+    """
+    if args.json:
+        targets = [{**asdict(one), "measured": cell_text(one.measured)} for one in read_body(body).targets]
+        print(json.dumps({"machine": machine(), **facts, "targets": targets}, indent=1, default=asdict))
+    else:
+        print(body)
+    if args.record:
+        record(subject, body, args)
+    return 0 if well else 1
+
+
+def run_benchmark(main: Callable[[], int]) -> int:
+    """Runs a main function, and returns its exit code. If one of its commands fails, one line says so."""
+    try:
+        return main()
+    except CommandError as error:
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        return 1
 
 
 def record(subject: str, body: str, args: argparse.Namespace, beside: str = "") -> None:

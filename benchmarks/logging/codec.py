@@ -10,17 +10,16 @@ Packing and writing overlap, so a codec pays if the store takes fewer bytes per 
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from benchmarks.lib.results import Summary, argument_parser, machine, record, table
+from benchmarks.lib.results import Summary, argument_parser, finish, table
 from examples.commands import finished
 from swift_ft.logging import Direction, MessageKey, checksum_of
 from swift_ft.logging.format.codec import Codec, pack, unpack
@@ -68,13 +67,7 @@ def main() -> int:
         for codec, level in LEVELS
     ]
     body = report(results)
-    if args.record:
-        record("packing", body, args)
-    if args.json:
-        print(json.dumps({"machine": machine(), "results": [asdict(one) for one in results]}, indent=1))
-    else:
-        print(body)
-    return 0
+    return finish("packing", body, {"results": results}, args)
 
 
 def messages(dtype: torch.dtype, iterations: int, count: int) -> dict[Direction, list[Record]]:

@@ -19,12 +19,12 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
-    record,
+    finish,
+    run_benchmark,
     table,
     target_table,
 )
-from examples.commands import CommandError, finished, swift_run
+from examples.commands import finished, swift_run
 
 SCRIPT = Path(__file__).parent / "scripts" / "communicates.py"
 KINDS = {"small results only": 1, "and 256 KiB": 1 << 16, "and 1 MiB": 1 << 18}
@@ -39,20 +39,9 @@ def main() -> int:
     parser = argument_parser(__doc__, repetitions=20)
     parser.add_argument("--block", type=int, default=10, help="iterations in a block, default: %(default)s")
     args = parser.parse_args()
-    try:
-        found = {kind: measure(floats, args.repetitions, args.block) for kind, floats in KINDS.items()}
-    except CommandError as error:
-        print(f"collectives.py: {error}", file=sys.stderr)
-        return 1
+    found = {kind: measure(floats, args.repetitions, args.block) for kind, floats in KINDS.items()}
     body = report(found, args.repetitions, args.block)
-    if args.json:
-        shown = {kind: {name: one.to_dict() for name, one in of.items()} for kind, of in found.items()}
-        print(json.dumps({"machine": machine(), "results": shown}, indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("script-collectives", body, args)
-    return 0
+    return finish("script-collectives", body, {"results": found}, args)
 
 
 def measure(floats: int, repetitions: int, block: int) -> dict[str, Summary]:
@@ -101,4 +90,4 @@ def report(found: dict[str, dict[str, Summary]], repetitions: int, block: int) -
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -17,29 +17,27 @@ nothing. CPU time suffers less, and is reported too.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks.lib.cpu_time import cpu_seconds
 from benchmarks.lib.results import (
     TRAIN_WITH,
     Summary,
     Target,
     argument_parser,
-    machine,
+    finish,
     of_repetitions,
-    record,
+    run_benchmark,
     table,
     target_table,
 )
+from benchmarks.lib.usage import cpu_seconds
 from examples.commands import EXAMPLES, CommandError, check, started, swift_run, torchrun
 
 VARIANTS = ("logged", "packed", "unlogged", "plain")
@@ -76,26 +74,16 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=5, help="iterations not timed, default: %(default)s")
     args = parser.parse_args()
     samples: dict[str, list[Run]] = {variant: [] for variant in VARIANTS}
-    try:
-        for repetition in range(args.repetitions):
-            for turn in range(len(VARIANTS)):
-                variant = VARIANTS[(repetition + turn) % len(VARIANTS)]
-                samples[variant].append(run := measure(variant, args.warm_up, args.iterations))
-                text = ", ".join(f"{label} {centre(run):.4f} s" for label, centre in CENTRES.items())
-                print(f"# {repetition + 1}, {variant}: {text}", file=sys.stderr, flush=True)
-    except CommandError as error:
-        print(f"overhead.py: {error}", file=sys.stderr)
-        return 1
+    for repetition in range(args.repetitions):
+        for turn in range(len(VARIANTS)):
+            variant = VARIANTS[(repetition + turn) % len(VARIANTS)]
+            samples[variant].append(run := measure(variant, args.warm_up, args.iterations))
+            text = ", ".join(f"{label} {centre(run):.4f} s" for label, centre in CENTRES.items())
+            print(f"# {repetition + 1}, {variant}: {text}", file=sys.stderr, flush=True)
     summaries = summarise(samples)
     targets = judge(summaries)
     body = report(summaries, targets, args.repetitions, args.iterations)
-    if args.json:
-        print(json.dumps(as_json(samples, summaries, targets), indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("overhead", body, args)
-    return 0
+    return finish("overhead", body, {"runs": samples, "summary": summaries}, args)
 
 
 def measure(variant: str, warm_up: int, iterations: int) -> Run:
@@ -196,17 +184,5 @@ def report(summaries: dict[str, Summary], targets: list[Target], repetitions: in
     return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
 
 
-def as_json(
-    samples: dict[str, list[Run]], summaries: dict[str, Summary], targets: list[Target]
-) -> dict[str, Any]:
-    """All results as JSON."""
-    return {
-        "machine": machine(),
-        "runs": {variant: [asdict(run) for run in runs] for variant, runs in samples.items()},
-        "summary": {name: summary.to_dict() for name, summary in summaries.items()},
-        "targets": [target.to_dict() for target in targets],
-    }
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

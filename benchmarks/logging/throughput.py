@@ -13,28 +13,19 @@ The servers are those of the tests, and share the cores with us. CPU seconds are
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import fsspec
 import torch
 
-from benchmarks.lib.results import (
-    Summary,
-    Target,
-    argument_parser,
-    machine,
-    record,
-    table,
-    target_table,
-)
+from benchmarks.lib.results import Summary, Target, argument_parser, finish, table, target_table
 from examples.commands import ROOT
 from swift_ft.logging import (
     Direction,
@@ -94,13 +85,7 @@ def main() -> int:
                     print(f"# {name}, {variant}: {sample.mb_s:.0f} MB/s", file=sys.stderr, flush=True)
     targets = judge(samples)
     body = report(samples, targets, count * message.nbytes)
-    if args.json:
-        print(json.dumps(as_json(samples, targets), indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("log-throughput", body, args)
-    return 0
+    return finish("log-throughput", body, {"samples": samples}, args)
 
 
 # ------------------------------------------------------------------------------------------------- places
@@ -274,18 +259,6 @@ def report(samples: dict[str, dict[str, list[Sample]]], targets: list[Target], s
         f"{size / 1e6:.0f} MB of float32 messages in segments of {SEGMENT_BYTES >> 20} MiB; medians (ranges)."
     )
     return f"{intro}\n\n{table(['store', '', 'MB/s', 'CPU s per GB'], rows)}\n\n{target_table(targets)}"
-
-
-def as_json(samples: dict[str, dict[str, list[Sample]]], targets: list[Target]) -> dict[str, Any]:
-    """All results as JSON."""
-    return {
-        "machine": machine(),
-        "samples": {
-            name: {variant: [asdict(one) for one in found] for variant, found in variants.items()}
-            for name, variants in samples.items()
-        },
-        "targets": [target.to_dict() for target in targets],
-    }
 
 
 if __name__ == "__main__":

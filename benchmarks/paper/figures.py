@@ -29,9 +29,10 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
+    finish,
     machine,
     of_repetitions,
-    record,
+    run_benchmark,
     table,
     target_table,
 )
@@ -39,7 +40,6 @@ from benchmarks.paper import published
 from benchmarks.paper.draw import Bar, Marker, figure_9, figure_10, figure_11
 from benchmarks.paper.variants import CHECKPOINT, PIPELINES, Run, Variant
 from benchmarks.peers.runs import DCP, OURS, PLAIN, Contender, Outcome, Setting, run
-from examples.commands import CommandError
 from examples.disturbed import Failure
 from swift_ft.planning.advisor import boundary_bytes
 from swift_ft.planning.grouping.groups import evaluate_groups
@@ -67,22 +67,15 @@ def main() -> int:
     failure = Failure(2 * args.distance + 1, args.distance + 1, options=SIZE)
     setting = Setting(failure.kill_iteration, 50, args.distance, SIZE, warm_up=5, deadline_s=300.0)
     samples = Samples()
-    try:
-        for repetition in range(args.repetitions):
-            measure(repetition, failure, setting, samples)
-    except CommandError as error:
-        print(f"figures.py: {error}", file=sys.stderr)
-        return 1
+    for repetition in range(args.repetitions):
+        measure(repetition, failure, setting, samples)
     args.out.mkdir(parents=True, exist_ok=True)
     markers = draw(samples, failure, args.out)
     targets = judge(samples)
     results = as_json(samples, failure, markers, targets, args.note)
     (args.out / "figures.json").write_text(json.dumps(results, indent=1) + "\n")
     body = report(samples, failure, markers, targets, args.note)
-    print(json.dumps(results, indent=1) if args.json else body)
-    if args.record:
-        record("paper", body, args)
-    return 0
+    return finish("paper", body, results, args)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -373,4 +366,4 @@ def as_json(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -9,11 +9,10 @@ cluster, 10 and 22 of 32.
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.planning.layout.cluster import POWER_UNIT, Cluster, Node
 from swift_ft.planning.layout.devices import plan_devices
@@ -169,10 +168,7 @@ def main() -> int:
         "reading is not all that it takes. swift_ft keeps its processes, and what stays is not read at all."
     )
     body = f"{intro}\n\n{table(head, cells)}\n\n{target_table(targets)}"
-    print(json.dumps([asdict(row) for row in rows], indent=1) if args.json else body)
-    if args.record:
-        record("autohet", body, args)
-    return 0 if cloud == 0 else 1
+    return finish("autohet", body, {"rows": rows}, args, well=cloud == 0)
 
 
 if __name__ == "__main__":

@@ -8,13 +8,11 @@ largest.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
-from benchmarks.lib.results import machine as this_machine
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.planning.layout.cluster import POWER_UNIT, Cluster, Node
 from swift_ft.planning.layout.devices import plan_devices
@@ -75,14 +73,8 @@ def main() -> int:
         ]
         for row in rows
     ]
-    body = f"{table(head, cells)}\n\n{target_table(targets)}"
-    if args.json:
-        print(json.dumps({"machine": this_machine(), "rows": [asdict(row) for row in rows]}, indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("unlike-devices", f"{' '.join((__doc__ or '').split())}\n\n{body}", args)
-    return 0 if all(target.met for target in targets) else 1
+    body = f"{' '.join((__doc__ or '').split())}\n\n{table(head, cells)}\n\n{target_table(targets)}"
+    return finish("unlike-devices", body, {"rows": rows}, args, well=all(target.met for target in targets))
 
 
 if __name__ == "__main__":

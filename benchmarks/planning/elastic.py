@@ -8,12 +8,11 @@ with the samples that are done again. The third cell is predicted from them.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from swift_ft.planning.elastic_jobs import ELASTIC_PRESETS, losing_every
 from swift_ft.planning.simulation.elastic import WAYS, ElasticJob, simulate_elastic
 from swift_ft.units import counted, format_seconds
@@ -177,10 +176,8 @@ def main() -> int:
     )
     parts = (intro, table(head, cells), further, inferred_table(inferred), target_table(targets))
     body = "\n\n".join(parts)
-    print(json.dumps([*map(asdict, rows), *map(asdict, inferred)]) if args.json else body)
-    if args.record:
-        record("oobleck", body, args)
-    return 0 if all(target.met for target in targets) else 1
+    facts = {"rows": rows, "inferred": inferred}
+    return finish("oobleck", body, facts, args, well=all(target.met for target in targets))
 
 
 if __name__ == "__main__":

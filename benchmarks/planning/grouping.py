@@ -6,18 +6,16 @@ count. ``--json`` for programs, ``--record`` for a file in benchmarks/results.
 
 from __future__ import annotations
 
-import argparse
-import json
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, add_record_option, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from swift_ft.costs.chain_profile import ChainProfile
 from swift_ft.planning.grouping.groups import plan_groups
 
@@ -187,16 +185,14 @@ def _targets(rows: Sequence[Row]) -> list[Target]:
     ]
 
 
-def main() -> None:
+def main() -> int:
     """Plans every chain with every budget and prints the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=[100, 1000, 10_000])
     parser.add_argument(
         "--budgets", type=float, nargs="+", default=[0.9, 0.7, 0.3, 0.01], help="shares of a full log"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    add_record_option(parser)
     args = parser.parse_args()
     rows = [
         measure(n, shape, parallel, part, args.seed)
@@ -205,12 +201,9 @@ def main() -> None:
         for parallel in (False, True)
         for part in args.budgets
     ]
-    if args.record:
-        record("grouping", summary(rows), args)
-    if args.json:
-        print(json.dumps([asdict(row) for row in rows]))
-    else:
+    if not args.json:
         show(rows)
+    return finish("grouping", summary(rows), {"rows": rows}, args)
 
 
 if __name__ == "__main__":

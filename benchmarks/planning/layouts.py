@@ -7,17 +7,15 @@ time of one process with one thread. ``--json`` for programs, ``--record`` for a
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lib.results import Target, add_record_option, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.costs.schedule_orders import Schedule
 from swift_ft.planning.layout.costs import StageCosts
@@ -167,13 +165,11 @@ def show(rows: Sequence[Row]) -> None:
     Console(width=100).print(shown)
 
 
-def main() -> None:
+def main() -> int:
     """Plan all cells and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--layers", type=int, nargs="+", default=LAYERS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", action="store_true")
-    add_record_option(parser)
     args = parser.parse_args()
     rows = [
         measure(layers, nodes, devices, spread, args.seed)
@@ -184,14 +180,10 @@ def main() -> None:
     ]
     reconfigurations = {f"{lost} lost": loss_s(1000, lost, args.seed) for lost in (1, 50, 500, 900)}
     reconfigurations |= {f"{added} added": growth_s(1000, added, args.seed) for added in (1, 50, 500)}
-    if args.record:
-        record("layouts", summary(rows, reconfigurations), args)
-    if args.json:
-        found = {"templates": [asdict(row) for row in rows], "reconfiguration_s": reconfigurations}
-        print(json.dumps(found))
-    else:
+    if not args.json:
         show(rows)
-        print(target_table(targets(rows, reconfigurations)))
+    facts = {"templates": rows, "reconfiguration_s": reconfigurations}
+    return finish("layouts", summary(rows, reconfigurations), facts, args)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ directions, and the busiest link decides, at 80 % of the speed that its maker na
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from benchmarks.planning.models import LLAMA_70B
 from swift_ft.planning.layout.move_time import Links, MoveTime, move_time
 from swift_ft.recovery.layout.degrees import Degrees, parse_degrees
@@ -152,13 +151,10 @@ def main() -> int:
         "traffic are not in them."
     )
     body = f"{intro}\n\n{table(head, cells)}\n\n{target_table(targets)}"
-    print(json.dumps([_as_json(row) for row in rows], indent=1) if args.json else body)
-    if args.record:
-        record("large-change", body, args)
-    return 0 if of_published <= 1 else 1
+    return finish("large-change", body, {"rows": [_facts(row) for row in rows]}, args, well=of_published <= 1)
 
 
-def _as_json(row: Row) -> dict[str, object]:
+def _facts(row: Row) -> dict[str, object]:
     seconds = {name: time.seconds for name, time in row.times.items()}
     return {"change": row.change.name, "moved": row.moved, "across": row.across, "seconds": seconds}
 

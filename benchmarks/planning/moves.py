@@ -5,13 +5,11 @@ Each layer has twelve tensors, and AdamW keeps four more for each. CPU time of o
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
-from benchmarks.lib.results import machine as this_machine
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from benchmarks.planning.models import gpt
 from swift_ft.recovery.layout.degrees import SHORT_NAMES, from_names
 from swift_ft.recovery.moves.plan import plan_moves
@@ -77,13 +75,7 @@ def main() -> int:
         "process with one thread, beside other load."
     )
     body = f"{intro}\n\n{table(head, cells)}\n\n{target_table([target])}"
-    if args.json:
-        print(json.dumps({"machine": this_machine(), "rows": [asdict(row) for row in rows]}, indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("layout-moves", body, args)
-    return 0 if target.met else 1
+    return finish("layout-moves", body, {"rows": rows}, args, well=bool(target.met))
 
 
 if __name__ == "__main__":

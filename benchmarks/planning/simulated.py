@@ -17,8 +17,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.lib.results import Summary, Target, argument_parser, record, table, target_table
-from benchmarks.lib.results import machine as this_machine
+from benchmarks.lib.results import (
+    Summary,
+    Target,
+    argument_parser,
+    finish,
+    run_benchmark,
+    table,
+    target_table,
+)
 from benchmarks.recovery.breakdown import Breakdown, read_breakdown
 from examples.commands import CommandError
 from examples.disturbed import Failure, train
@@ -37,31 +44,21 @@ def main() -> int:
     parser.add_argument("--breakdown", type=Path, help="write where the last executed training's time went")
     args = parser.parse_args()
     rows = []
-    try:
-        with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
-            before = run(*SHORT, Path(name) / "before")
-            for repetition in range(args.repetitions):
-                executed = run(*LONG, Path(name) / f"executed-{repetition}")
-                after = run(*SHORT, Path(name) / f"after-{repetition}")
-                rows.append((executed, simulated_s(executed, (before, after), Path(name))))
-                before = after
-    except CommandError as error:
-        print(f"simulated.py: {error}", file=sys.stderr)
-        return 1
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
+        before = run(*SHORT, Path(name) / "before")
+        for repetition in range(args.repetitions):
+            executed = run(*LONG, Path(name) / f"executed-{repetition}")
+            after = run(*SHORT, Path(name) / f"after-{repetition}")
+            rows.append((executed, simulated_s(executed, (before, after), Path(name))))
+            before = after
     if args.breakdown:
         args.breakdown.write_text(json.dumps(executed.to_dict(), indent=1) + "\n")
     ratio = Summary.of([simulated / executed.training_s for executed, simulated in rows])
     met = ratio.low >= 1 - LIMIT and ratio.high <= 1 + LIMIT
     target = Target("simulated / executed training time", f"1 +- {LIMIT:g}", ratio.text(""), met)
     body = report(rows, target)
-    if args.json:
-        runs = [{"simulated_s": simulated, **executed.to_dict()} for executed, simulated in rows]
-        print(json.dumps({"machine": this_machine(), "runs": runs, "targets": [target.to_dict()]}, indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("simulated", body, args)
-    return 0 if met else 1
+    runs = [{"simulated_s": simulated, **executed.to_dict()} for executed, simulated in rows]
+    return finish("simulated", body, {"runs": runs}, args, well=met)
 
 
 def run(iterations: int, kills: Sequence[tuple[int, int]], folder: Path) -> Breakdown:
@@ -119,4 +116,4 @@ def report(rows: Sequence[tuple[Breakdown, float]], target: Target) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -7,11 +7,10 @@ also has 32 stages, more than GPT-3 XL has layers.
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from benchmarks.planning.models import gpt
 from swift_ft.recovery.layout.degrees import Degrees
 from swift_ft.recovery.layout.mesh import Layout
@@ -160,10 +159,8 @@ def main() -> int:
         "averages and a copy of the weights in 32 bits, the embedding tied to the head."
     )
     body = f"{intro}\n\n{table(head, cells)}\n\n{target_table(targets)}"
-    print(json.dumps([asdict(row) for row in rows], indent=1) if args.json else body)
-    if args.record:
-        record("tenplex", body, args)
-    return 0 if all(target.met is not False for target in targets) else 1
+    well = all(target.met is not False for target in targets)
+    return finish("tenplex", body, {"rows": rows}, args, well=well)
 
 
 if __name__ == "__main__":

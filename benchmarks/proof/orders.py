@@ -14,7 +14,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from swift_ft.testing.simulation.seeds import JobKind
 
 _ASKED, _MINUTES = 100_000, 3.0
@@ -54,10 +54,8 @@ def main() -> int:
         found.append(Sweep(kind, heads, run(kind, heads, args.first_seed, seeds, args.jobs)))
         print(f"# {kind}: {len(found[-1].summary['violations'])} violations", file=sys.stderr, flush=True)
     body = report(found, (time.monotonic() - began) / 60)
-    print(json.dumps([one.summary for one in found]) if args.json else body)
-    if args.record:
-        record("orders", body, args)
-    return int(any(one.summary["violations"] for one in found))
+    well = not any(one.summary["violations"] for one in found)
+    return finish("orders", body, {"sweeps": [one.summary for one in found]}, args, well=well)
 
 
 def run(kind: JobKind, heads: bool, first: int, seeds: int, jobs: int) -> dict[str, Any]:

@@ -13,11 +13,10 @@ of the thread, so that other work on the machine counts little.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -26,9 +25,8 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
+    finish,
     of_repetitions,
-    record,
     table,
     target_table,
 )
@@ -88,13 +86,7 @@ def main() -> int:
     samples = {case: measure(case, args.repetitions) for case in CASES}
     targets = judge(samples)
     body = report(samples, targets, args.repetitions)
-    if args.json:
-        print(json.dumps(as_json(samples, targets), indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("proof", body, args)
-    return 0
+    return finish("proof", body, {"samples": {case.name: runs for case, runs in samples.items()}}, args)
 
 
 def measure(case: Case, repetitions: int) -> list[Sample]:
@@ -199,15 +191,6 @@ def report(samples: dict[Case, list[Sample]], targets: list[Target], repetitions
         f"{of_repetitions(repetitions)}."
     )
     return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
-
-
-def as_json(samples: dict[Case, list[Sample]], targets: list[Target]) -> dict[str, object]:
-    """All results for programs."""
-    return {
-        "machine": machine(),
-        "samples": {case.name: [asdict(run) for run in runs] for case, runs in samples.items()},
-        "targets": [target.to_dict() for target in targets],
-    }
 
 
 if __name__ == "__main__":

@@ -19,7 +19,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.results import Summary, Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import (
+    Summary,
+    Target,
+    argument_parser,
+    finish,
+    run_benchmark,
+    table,
+    target_table,
+)
 from examples.commands import EXAMPLES, finished, swift_run
 
 MACHINES = 3
@@ -48,10 +56,7 @@ def main() -> int:
     named = _differences(clean)
     body = report(times, idle, clean)
     facts = {"audited": times[True], "waiting": times[False], "differences": named}
-    print(json.dumps(facts) if args.json else body)
-    if args.record:
-        record("audits", body, args)
-    return int(bool(named))
+    return finish("audits", body, facts, args, well=not named)
 
 
 def lose_a_machine(place: Path, repetitions: int) -> tuple[dict[bool, list[float]], int]:
@@ -131,4 +136,4 @@ def report(times: Mapping[bool, Sequence[float]], idle: int, clean: Run) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

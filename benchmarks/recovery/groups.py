@@ -15,7 +15,6 @@ in an all-reduce, that a live peer never takes part in. Does an abort end the wa
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import sys
 import threading
@@ -28,7 +27,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.lib.results import Summary, argument_parser, machine, record, table
+from benchmarks.lib.results import Summary, argument_parser, finish, table
 from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections
 
 WORLDS = (2, 4, 8)
@@ -215,10 +214,7 @@ def main() -> int:
         f"gloo; each time ends with the first all-reduce, on the slowest worker; medians (ranges) of "
         f"{args.repetitions} generations in turns.\n\n{table(['', *names], rows)}"
     )
-    print(json.dumps({"machine": machine(), "times": times, "ends": ends}, indent=1) if args.json else body)
-    if args.record:
-        record("groups", body, args)
-    return 0
+    return finish("groups", body, {"times": times, "ends": ends}, args)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,13 @@ swift-ft[integrations].
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.lib.results import Summary, argument_parser, machine, of_repetitions, record, table
+from benchmarks.lib.results import Summary, argument_parser, finish, of_repetitions, run_benchmark, table
 from benchmarks.recovery.recovery import replayed_run
-from examples.commands import CommandError
 from examples.disturbed import Failure
 
 SCRIPT = Path(__file__).parent / "scripts" / "imports_much.py"
@@ -32,14 +30,10 @@ def main() -> int:
     """Measures in turns and prints the report."""
     args = argument_parser(__doc__, repetitions=3).parse_args()
     samples: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    try:
-        for _ in range(args.repetitions):
-            for way, flags in WAYS.items():
-                samples[way].append(timeline(flags))
-                print(f"# {way}: {samples[way][-1]}", file=sys.stderr, flush=True)
-    except CommandError as error:
-        print(f"imports.py: {error}", file=sys.stderr)
-        return 1
+    for _ in range(args.repetitions):
+        for way, flags in WAYS.items():
+            samples[way].append(timeline(flags))
+            print(f"# {way}: {samples[way][-1]}", file=sys.stderr, flush=True)
     rows = [
         [way, *(Summary.of([sample[step] for sample in some]).text() for step in STEPS)]
         for way, some in samples.items()
@@ -49,10 +43,7 @@ def main() -> int:
         "and the Trainer of transformers first; machine 1 gets SIGKILL, a spare takes its place. "
         f"{of_repetitions(args.repetitions)}.\n\n{table(['', *STEPS.values()], rows)}"
     )
-    print(json.dumps({"machine": machine(), "samples": samples}, indent=1) if args.json else body)
-    if args.record:
-        record("imports", body, args)
-    return 0
+    return finish("imports", body, {"samples": samples}, args)
 
 
 def timeline(flags: str) -> dict[str, float]:
@@ -63,4 +54,4 @@ def timeline(flags: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -12,13 +12,20 @@ counted and said, and done again: what is compared is a recovery of torchrun tha
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.lib.results import Summary, Target, argument_parser, machine, record, table, target_table
+from benchmarks.lib.results import (
+    Summary,
+    Target,
+    argument_parser,
+    finish,
+    run_benchmark,
+    table,
+    target_table,
+)
 from examples.commands import ROOT, CommandError, finished, swift_run, torchrun
 
 SCRIPT = ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py"
@@ -35,19 +42,15 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=1024, help="of the model, default: %(default)s")
     args = parser.parse_args()
     ours, theirs, bad = [], [], 0
-    try:
-        ratios = overheads(args.width)
-        for number in range(args.repetitions):
-            our = recovery_s("memory", args.width)
-            assert our is not None  # a survivor's process goes on
-            ours.append(our)
-            seconds, failed = recovery_of_torchrun_s(args.width)
-            theirs.append(seconds)
-            bad += failed
-            print(f"# {number + 1}: {ours[-1]:.2f} s, {theirs[-1]:.2f} s", file=sys.stderr)
-    except CommandError as error:
-        print(f"memory.py: {error}", file=sys.stderr)
-        return 1
+    ratios = overheads(args.width)
+    for number in range(args.repetitions):
+        our = recovery_s("memory", args.width)
+        assert our is not None  # a survivor's process goes on
+        ours.append(our)
+        seconds, failed = recovery_of_torchrun_s(args.width)
+        theirs.append(seconds)
+        bad += failed
+        print(f"# {number + 1}: {ours[-1]:.2f} s, {theirs[-1]:.2f} s", file=sys.stderr)
     faster = Summary.of([their / our for our, their in zip(ours, theirs, strict=True)])
     overhead = Summary.of(ratios)
     targets = (
@@ -71,10 +74,7 @@ def main() -> int:
         + target_table(targets)
     )
     samples = {"overhead": ratios, "memory_s": ours, "torchrun_s": theirs, "torchrun_failed": bad}
-    print(json.dumps({"machine": machine(), **samples}, indent=1) if args.json else body)
-    if args.record:
-        record("memory-checkpoints", body, args)
-    return 0
+    return finish("memory-checkpoints", body, samples, args)
 
 
 def overheads(width: int) -> list[float]:
@@ -129,4 +129,4 @@ def read_ends(folder: Path) -> list[tuple[int, float]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

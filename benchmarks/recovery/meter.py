@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.lib.cpu_time import cpu_by_process
+from benchmarks.lib.usage import cpu_by_process, peak_bytes, reset_peak
 from examples.commands import descendants
 from swift_ft.cli.watch import View, Watch
 from swift_ft.recovery.job_state import Phase
@@ -87,11 +87,9 @@ class Meter:
 def _taken_peak_bytes(pid: int) -> int | None:
     """The most memory of a process since the last call; None if it has ended."""
     with contextlib.suppress(OSError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is what it uses now
-        for line in lines:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
+        peak = peak_bytes(pid)
+        reset_peak(pid)
+        return peak
     return None
 
 

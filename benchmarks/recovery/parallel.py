@@ -17,11 +17,10 @@ Medians, and the range in parentheses. A repetition takes about six minutes on t
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,10 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
+    finish,
     machine,
     of_repetitions,
-    record,
+    run_benchmark,
     table,
     target_table,
 )
@@ -138,25 +138,15 @@ def main() -> int:
         *(Variant(helpers, summed=True) for helpers in args.summed),
     ]
     samples: dict[Variant, list[Run]] = {variant: [] for variant in variants}
-    try:
-        with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
-            reference = undisturbed(failure, Path(name) / "undisturbed")
-        for repetition in range(args.repetitions):
-            for turn in range(len(variants)):
-                variant = variants[(repetition + turn) % len(variants)]
-                samples[variant].append(run := measure(variant, failure, reference))
-                print(f"# {repetition + 1}, {variant}: {run}", file=sys.stderr, flush=True)
-    except CommandError as error:
-        print(f"parallel.py: {error}", file=sys.stderr)
-        return 1
+    with tempfile.TemporaryDirectory(prefix="swift-bench-") as name:
+        reference = undisturbed(failure, Path(name) / "undisturbed")
+    for repetition in range(args.repetitions):
+        for turn in range(len(variants)):
+            variant = variants[(repetition + turn) % len(variants)]
+            samples[variant].append(run := measure(variant, failure, reference))
+            print(f"# {repetition + 1}, {variant}: {run}", file=sys.stderr, flush=True)
     results = Results(samples, failure, args.microbatches)
-    if args.json:
-        print(json.dumps(results.as_json(), indent=1))
-    else:
-        print(results.report())
-    if args.record:
-        record("parallel-recovery", results.report(), args)
-    return 0
+    return finish("parallel-recovery", results.report(), results.facts(), args)
 
 
 def parse() -> argparse.Namespace:
@@ -354,26 +344,24 @@ class Results:
             f"{of_repetitions(len(self._samples[self._variants[0]]))}; ratios are within each repetition."
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """All results as JSON."""
+    def facts(self) -> dict[str, Any]:
+        """All results, for ``--json``."""
         return {
-            "machine": machine(),
             "variants": {
                 str(variant): {
                     "members": variant.members,
-                    "runs": [asdict(run) for run in runs],
-                    "summary": {name: self.within(variant, name).to_dict() for name in (*MEASURES, *WITHIN)},
+                    "runs": runs,
+                    "summary": {name: self.within(variant, name) for name in (*MEASURES, *WITHIN)},
                     "ratios": {
-                        f"{name} / with {base}": self.between(variant, name, base).to_dict()
+                        f"{name} / with {base}": self.between(variant, name, base)
                         for name in BETWEEN
                         for base in self._variants[:2]
                     },
                 }
                 for variant, runs in self._samples.items()
             },
-            "targets": [target.to_dict() for target in self.targets()],
         }
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -10,16 +10,13 @@ journal, no network. Each job is a hybrid of pipelines and replicas, and a singl
 
 from __future__ import annotations
 
-import json
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import commit_due, worker_order
@@ -124,19 +121,15 @@ def measure(machines: int, name: str, report: Report) -> Row:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> int:
     """Measure every size, print, and keep."""
     parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     jobs: dict[str, Report] = {"one pipeline": pipeline, f"pipelines of {STAGES} stages": hybrid}
     rows = [measure(size, name, report) for size in args.machines for name, report in jobs.items()]
-    if args.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-    else:
-        _print(rows)
-    if args.record:
-        record("protocol", f"{_table(rows)}\n\n{target_table(_targets(rows))}", args)
+    body = f"{table(HEAD, [_cells(row) for row in rows])}\n\n{target_table(_targets(rows))}"
+    return finish("protocol", body, {"rows": rows}, args)
 
 
 HEAD = ("machines", "job", "recovery", "events", "all CPU s", "joins", "reports and plans", "slowest event")
@@ -155,17 +148,6 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _print(rows: Sequence[Row]) -> None:
-    shown = Table(*HEAD, title="CPU seconds of one participant")
-    for row in rows:
-        shown.add_row(*_cells(row))
-    Console().print(shown)
-
-
-def _table(rows: Sequence[Row]) -> str:
-    return table(HEAD, [_cells(row) for row in rows])
-
-
 def _targets(rows: Sequence[Row]) -> list[Target]:
     largest = max(row.machines for row in rows)
     return [
@@ -181,4 +163,4 @@ def _targets(rows: Sequence[Row]) -> list[Target]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

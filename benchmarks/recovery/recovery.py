@@ -10,21 +10,19 @@ Medians, and the range in parentheses. A repetition takes about ten minutes on t
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
+    finish,
     of_repetitions,
-    record,
+    run_benchmark,
     table,
     target_table,
 )
@@ -85,29 +83,23 @@ def main() -> int:
     args = parser.parse_args()
     samples: dict[int, list[dict[str, float]]] = {distance: [] for distance in args.distances}
     recoveries: list[MeasuredRecovery] = []
-    try:
-        for repetition in range(args.repetitions):
-            for distance in args.distances:
-                values, both = measure(distance)
-                samples[distance].append(values)
-                recoveries += both
-                print(f"# {repetition + 1}, {distance}: {samples[distance][-1]}", file=sys.stderr, flush=True)
-    except CommandError as error:
-        print(f"recovery.py: {error}", file=sys.stderr)
-        return 1
+    for repetition in range(args.repetitions):
+        for distance in args.distances:
+            values, both = measure(distance)
+            samples[distance].append(values)
+            recoveries += both
+            print(f"# {repetition + 1}, {distance}: {samples[distance][-1]}", file=sys.stderr, flush=True)
     summaries = {
         distance: {name: Summary.of([sample[name] for sample in some]) for name in some[0]}
         for distance, some in samples.items()
     }
     targets = judge(summaries)
     body = report(summaries, targets, args.repetitions)
-    if args.json:
-        print(json.dumps(as_json(samples, summaries, targets, recoveries), indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("recovery", body, args)
-    return 0
+    distances = {
+        distance: {"samples": samples[distance], "summary": values} for distance, values in summaries.items()
+    }
+    # `swift-sim --calibrate` reads the recoveries.
+    return finish("recovery", body, {"distances": distances, "recoveries": recoveries}, args)
 
 
 def measure(distance: int) -> tuple[dict[str, float], list[MeasuredRecovery]]:
@@ -244,26 +236,5 @@ def report(summaries: dict[int, dict[str, Summary]], targets: list[Target], repe
     return f"{intro}\n\n{table(head, rows)}\n\n{target_table(targets)}"
 
 
-def as_json(
-    samples: dict[int, list[dict[str, float]]],
-    summaries: dict[int, dict[str, Summary]],
-    targets: list[Target],
-    recoveries: list[MeasuredRecovery],
-) -> dict[str, Any]:
-    """All results as JSON, which ``swift-sim --calibrate`` reads."""
-    return {
-        "machine": machine(),
-        "distances": {
-            str(distance): {
-                "samples": samples[distance],
-                "summary": {name: summary.to_dict() for name, summary in values.items()},
-            }
-            for distance, values in summaries.items()
-        },
-        "targets": [target.to_dict() for target in targets],
-        "recoveries": [asdict(recovery) for recovery in recoveries],
-    }
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

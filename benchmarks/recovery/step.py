@@ -9,7 +9,6 @@ sample of each parameter is read; in the first three, the 16th, the 32nd and so 
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 
@@ -17,7 +16,7 @@ import torch
 from gpt import Config, build_stage, loss_fn
 from torch import nn
 
-from benchmarks.lib.results import Summary, Target, argument_parser, machine, record, table, target_table
+from benchmarks.lib.results import Summary, Target, argument_parser, finish, table, target_table
 from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import wrap_optimizer
@@ -89,10 +88,7 @@ def main() -> int:
         + target_table([target])
     )
     samples = {"share": shares, "step_s": step_s, "noted_s": noted_s}
-    print(json.dumps({"machine": machine(), **samples}, indent=1) if args.json else body)
-    if args.record:
-        record("step-notes", body, args)
-    return 0
+    return finish("step-notes", body, samples, args)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ machine, wall time says more of them than of us.
 
 from __future__ import annotations
 
-import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.lib.results import Summary, Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Summary, Target, argument_parser, finish, table, target_table
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.run_record import RECORD
@@ -153,7 +153,7 @@ def _ratio(rates: Mapping[str, Sequence[float]]) -> Summary:
     return Summary.of([ours / theirs for ours, theirs in zip(rates["verify"], rates["plain"], strict=True)])
 
 
-def main() -> None:
+def main() -> int:
     """Command line entry."""
     parser = argument_parser(__doc__, REPETITIONS)
     parser.add_argument("--log-mib", type=int, default=2048, help="default: %(default)s")
@@ -179,11 +179,9 @@ def main() -> None:
     ]
     rows.append(["ratio, pair by pair", measured.ratio.text("", 2), measured.cpu_ratio.text("", 2)])
     size = f"{measured.total_bytes / 1e9:.1f} GB, messages of {args.message_kib} KiB"
-    report = f"{target_table([target])}\n\n{size}:\n\n{table(['', 'wall time', 'CPU time'], rows)}"
-    print(json.dumps(asdict(measured)) if args.json else report)
-    if args.record:
-        record("verification", report, args)
+    body = f"{target_table([target])}\n\n{size}:\n\n{table(['', 'wall time', 'CPU time'], rows)}"
+    return finish("verification", body, asdict(measured), args)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

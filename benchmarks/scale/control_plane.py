@@ -20,10 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from benchmarks.scale.fit import fit
 from benchmarks.scale.host import Costs, Host
 from benchmarks.scale.machine import Job
@@ -323,7 +320,7 @@ def _by_size(rows: Sequence[Row]) -> list[Target]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> int:
     """Measure every size, print, and keep."""
     parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
@@ -331,35 +328,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--of", type=int, default=128, metavar="N", help="machines (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=16, metavar="N", help="default: %(default)s")
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write JSON there, for simulated.py")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     rows = []
     for machines, lost in [*((n, 1) for n in sorted(args.machines)), *((args.of, k) for k in args.lost)]:
         rows.append(measure(machines, args.processes, lost))
         print(f"{lost} of {machines:,} machines: {rows[-1].wall_s:.2f} s", file=sys.stderr)
     if args.out is not None:
         args.out.write_text(json.dumps([asdict(row) for row in rows if row.lost == 1], indent=1))
-    if args.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-    else:
-        _print(rows)
-    if args.record:
-        parts = [table(head, cells) for head, cells in _tables(rows)]
-        body = "\n\n".join([*parts, target_table(targets(rows))])
-        record("control-plane", body, args)
-
-
-def _print(rows: Sequence[Row]) -> None:
-    console = Console()
-    for head, lines in _tables(rows):
-        shown = Table(*head, title="From a loss to the last order to go live")
-        for cells in lines:
-            shown.add_row(*cells)
-        console.print(shown)
-    for target in targets(rows):
-        console.print(
-            f"{'met   ' if target.met else 'missed'}  {target.name}: {target.measured} (asked {target.limit})"
-        )
+    parts = [table(head, cells) for head, cells in _tables(rows)]
+    body = "\n\n".join([*parts, target_table(targets(rows))])
+    return finish("control-plane", body, {"rows": rows}, args)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,8 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
-    record,
+    finish,
+    run_benchmark,
     table,
     target_table,
 )
@@ -49,32 +48,13 @@ def main() -> int:
     parser.add_argument("--machines", type=int, default=1024, help="of sentinels alone, default: %(default)s")
     parser.add_argument("--silence", type=float, default=5.0, help="that they allow, default: %(default)s")
     args = parser.parse_args()
-    try:
-        seen = [seconds for _ in range(args.repetitions) for seconds in stops_s()]
-        stalls = round(args.minutes * 60 / (STALL_S + PAUSE_S))
-        alarms = false_alarms(stalls, args.busy)
-    except CommandError as error:
-        print(f"detection.py: {error}", file=sys.stderr)
-        return 1
+    seen = [seconds for _ in range(args.repetitions) for seconds in stops_s()]
+    stalls = round(args.minutes * 60 / (STALL_S + PAUSE_S))
+    alarms = false_alarms(stalls, args.busy)
     rack = lose_rack(args.machines, args.machines // 16, args.silence)
     body = report(Summary.of(seen), len(seen), stalls, alarms, args.busy, rack, args.silence)
-    if args.json:
-        print(
-            json.dumps(
-                {
-                    "seen_s": seen,
-                    "stalls": stalls,
-                    "false_alarms": alarms,
-                    "rack": asdict(rack),
-                    "machine": machine(),
-                }
-            )
-        )
-    else:
-        print(body)
-    if args.record:
-        record("silent-machines", body, args)
-    return 0
+    facts = {"seen_s": seen, "stalls": stalls, "false_alarms": alarms, "rack": rack}
+    return finish("silent-machines", body, facts, args)
 
 
 def stops_s() -> list[float]:
@@ -145,4 +125,4 @@ def report(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -20,8 +20,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from benchmarks.lib.cpu_time import cpu_by_process
 from benchmarks.lib.ports import free_ports
+from benchmarks.lib.usage import cpu_by_process
 
 SMALL, LARGE = 128, 8192
 _MEMBERS, _CLIENTS, _THREADS = 3, 2, 8

@@ -9,16 +9,11 @@ time from when they are told to join until all agents and workers have their fir
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.lib.results import argument_parser, record, table
+from benchmarks.lib.results import argument_parser, finish, table
 from benchmarks.scale.control_plane import cpu_of, summed
 from benchmarks.scale.host import Host
 from benchmarks.scale.machine import Job
@@ -113,26 +108,18 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> int:
     """Measure every size, print, and keep."""
     parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
     parser.add_argument("--processes", type=int, default=16, metavar="N", help="default: %(default)s")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     rows = []
     for machines in sorted(args.machines):
         rows.append(measure(machines, args.processes))
         print(f"{machines:,} machines: {rows[-1].wall_s:.2f} s", file=sys.stderr)
-    if args.json:
-        print(json.dumps([asdict(row) for row in rows], indent=1))
-    else:
-        shown = Table(*HEAD, title="Forming a job")
-        for row in rows:
-            shown.add_row(*_cells(row))
-        Console().print(shown)
-    if args.record:
-        record("forming", table(HEAD, [_cells(row) for row in rows]), args)
+    return finish("forming", table(HEAD, [_cells(row) for row in rows]), {"rows": rows}, args)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -9,16 +9,15 @@ control planes: give ``--measured`` what `control_plane.py --out` has written.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from immutables import Map
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.lib.results import Target, argument_parser, record, table, target_table
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from benchmarks.scale.calibrate import calibrated
 from benchmarks.scale.etcd_rate import LARGE, EtcdRate, measure
 from benchmarks.scale.model import Costs, Tree, checkpoint, recovery
@@ -217,7 +216,7 @@ def _check_cells(c: Check) -> list[str]:
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main() -> int:
     """Calibrate, simulate, compare, print, and keep."""
     parser = argument_parser(__doc__)
     parser.add_argument("--machines", type=int, nargs="+", default=list(SIZES), metavar="N")
@@ -226,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--cores", type=int, default=2, help="of the host that measured (default: 2)")
     parser.add_argument("--no-etcd", action="store_true", help="do not measure etcd")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     costs = calibrated()
     rows = [simulate(machines, on_cluster(costs)) for machines in args.machines]
     etcd = None if args.no_etcd else measure(LARGE)
@@ -238,24 +237,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     if checks:
         parts.append((HEAD_CHECK, [_check_cells(c) for c in checks]))
-    if args.json:
-        found = {"costs": costs, "rows": rows, "checks": checks, "etcd": etcd}
-        print(json.dumps(found, default=asdict, indent=1))
-    else:
-        console = Console()
-        for head, cells in parts:
-            shown = Table(*head)
-            for line in cells:
-                shown.add_row(*line)
-            console.print(shown)
-        console.print(f"one step of each: {costs}", f"etcd: {etcd}", sep="\n")
-        for target in targets(rows, etcd):
-            console.print(f"{'met   ' if target.met else 'missed'}  {target.name}: {target.measured}")
-    if args.record:
-        body = "\n\n".join(table(head, cells) for head, cells in parts)
-        steps = f"One step of each: `{costs}`. etcd: `{etcd}`."
-        record("scale-simulated", f"{body}\n\n{steps}\n\n{target_table(targets(rows, etcd))}", args)
+    tables = "\n\n".join(table(head, cells) for head, cells in parts)
+    steps = f"One step of each: `{costs}`. etcd: `{etcd}`."
+    body = f"{tables}\n\n{steps}\n\n{target_table(targets(rows, etcd))}"
+    facts = {"costs": costs, "rows": rows, "checks": checks, "etcd": etcd}
+    return finish("scale-simulated", body, facts, args)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
-    record,
+    finish,
+    run_benchmark,
     table,
     target_table,
 )
-from examples.commands import CommandError, finished, swift_run
+from examples.commands import finished, swift_run
 
 SCRIPT = Path(__file__).parent / "scripts" / "freezes_store.py"
 MACHINES = 2
@@ -48,30 +48,17 @@ def main() -> int:
     parser.add_argument("--phases", type=int, default=9, help="of a run, an odd number, default: %(default)s")
     args = parser.parse_args()
     runs: list[list[Phase]] = []
-    try:
-        for repetition in range(args.repetitions):
-            runs.append(phases := measure(args.phases))
-            text = ", ".join(f"{wall:.3f}" for wall, _ in ratios_of(phases))
-            print(f"# {repetition + 1}: stalled / healthy {text}", file=sys.stderr, flush=True)
-    except CommandError as error:
-        print(f"stalled_store.py: {error}", file=sys.stderr)
-        return 1
+    for repetition in range(args.repetitions):
+        runs.append(phases := measure(args.phases))
+        text = ", ".join(f"{wall:.3f}" for wall, _ in ratios_of(phases))
+        print(f"# {repetition + 1}: stalled / healthy {text}", file=sys.stderr, flush=True)
     ratios = [ratio for phases in runs for ratio in ratios_of(phases)]
     wall, cpu = (Summary.of([ratio[of] for ratio in ratios]) for of in (0, 1))
     met = wall.median <= LIMIT + NOISE
     measured = f"{wall.text('')}, CPU {cpu.text('')}"
     targets = [Target("step time, stalled store / healthy", f"<= {LIMIT:.2f}", measured, met)]
     body = report(runs, targets)
-    if args.json:
-        phases_of_runs = [[asdict(phase) for phase in phases] for phases in runs]
-        summary = {"wall": wall.to_dict(), "cpu": cpu.to_dict()}
-        shown = {"machine": machine(), "phases": phases_of_runs, "summary": summary}
-        print(json.dumps({**shown, "targets": [target.to_dict() for target in targets]}, indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("stalled-store", body, args)
-    return 0
+    return finish("stalled-store", body, {"phases": runs, "summary": {"wall": wall, "cpu": cpu}}, args)
 
 
 def measure(phases: int) -> list[Phase]:
@@ -121,4 +108,4 @@ def report(runs: list[list[Phase]], targets: list[Target]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import re
 import socket
@@ -24,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.results import argument_parser, record, table
+from benchmarks.lib.results import argument_parser, finish, table
+from examples.commands import descendants
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_swift.py"
 SMALL = ["--layers=8", "--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--microbatches=8"]
@@ -33,7 +33,7 @@ _LISTENING = "0A"
 _ITERATION = re.compile(r"iteration (\d+):")
 
 
-def main() -> None:
+def main() -> int:
     """Run, attack, and print."""
     parser = argument_parser(__doc__)
     parser.add_argument("--iterations", type=int, default=600)
@@ -45,9 +45,7 @@ def main() -> None:
         attack.stop.set()
         code = run.wait(60)
     result = Result(quiet, attacked, attack.connections, code)
-    print(json.dumps(result.as_json(), indent=1) if args.json else result.report())
-    if args.record:
-        record("strangers", result.report(), args)
+    return finish("strangers", result.report(), result.facts(), args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,8 @@ class Result:
     connections: int
     code: int
 
-    def as_json(self) -> dict[str, Any]:
-        """All results as JSON."""
+    def facts(self) -> dict[str, Any]:
+        """All results, for ``--json``."""
         quiet, attacked = statistics.median(self.quiet), statistics.median(self.attacked)
         return {
             "ratio": attacked / quiet,
@@ -80,7 +78,7 @@ class Result:
 
     def report(self) -> str:
         """All results as Markdown."""
-        found = self.as_json()
+        found = self.facts()
         rows = [
             ["without them", f"{found['quiet_ms']:.1f} ms", str(len(self.quiet))],
             ["beside them", f"{found['attacked_ms']:.1f} ms", str(len(self.attacked))],
@@ -188,14 +186,5 @@ def descriptors(pid: int) -> Iterator[Path]:
                 yield entry.readlink()
 
 
-def descendants(pid: int) -> Iterator[int]:
-    """The processes below a process."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                yield child
-                yield from descendants(child)
-
-
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.cpu_time import cpu_seconds
+from benchmarks.lib.usage import cpu_seconds
 
 _SCRIPT = Path(__file__).parent / "scripts" / "sentinels.py"
 _PER_PROCESS = 256

@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,12 +32,13 @@ from benchmarks.lib.results import (
     Summary,
     Target,
     argument_parser,
-    machine,
+    finish,
     of_repetitions,
-    record,
+    run_benchmark,
     table,
     target_table,
 )
+from benchmarks.lib.usage import peak_bytes, reset_peak
 from examples.commands import CommandError
 from swift_ft.optim import UndoableOptimizer
 
@@ -109,25 +109,14 @@ def main() -> int:
         return 0
     cases = [Case(s, o, k) for s in args.sizes for o in args.optimizers for k in args.kernels]
     results = []
-    try:
-        for case in cases:
-            found = {part: in_process(part, case, args.repetitions) for part in ("timed", "memory")}
-            results.append({"case": case.name, **found["timed"], **found["memory"]})
-            print(f"# {case.name}: {brief(results[-1])}", file=sys.stderr, flush=True)
-        accuracy = in_process("accuracy", cases[0], args.repetitions)
-    except CommandError as error:
-        print(f"undo.py: {error}", file=sys.stderr)
-        return 1
+    for case in cases:
+        found = {part: in_process(part, case, args.repetitions) for part in ("timed", "memory")}
+        results.append({"case": case.name, **found["timed"], **found["memory"]})
+        print(f"# {case.name}: {brief(results[-1])}", file=sys.stderr, flush=True)
+    accuracy = in_process("accuracy", cases[0], args.repetitions)
     targets = judge(results)
     body = report(results, accuracy, targets, args.repetitions)
-    if args.json:
-        whole = {"machine": machine(), "results": results, "accuracy": accuracy}
-        print(json.dumps(whole | {"targets": [target.to_dict() for target in targets]}, indent=1))
-    else:
-        print(body)
-    if args.record:
-        record("undo", body, args)
-    return 0
+    return finish("undo", body, {"results": results, "accuracy": accuracy}, args)
 
 
 def in_process(part: str, case: Case, repetitions: int) -> dict[str, Any]:
@@ -221,16 +210,10 @@ def memory(case: Case, repetitions: int) -> dict[str, Any]:
 def peak_mb(work: Callable[[], object]) -> float:
     """How far the resident set rose above its size before, in megabytes (Linux)."""
     ctypes.CDLL(None).malloc_trim(0)  # or memory that was freed before hides what is allocated now
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    before = status_kb("VmRSS")
+    reset_peak(os.getpid())
+    before = peak_bytes(os.getpid())
     work()
-    return max(0.0, (status_kb("VmHWM") - before) * 1024 / MEGABYTE)
-
-
-def status_kb(name: str) -> int:
-    """A field of ``/proc/self/status``, in kB (Linux)."""
-    line = next(s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith(name))
-    return int(line.split()[1])
+    return max(0.0, (peak_bytes(os.getpid()) - before) / MEGABYTE)
 
 
 # ------------------------------------------------------------------------------------------------- accuracy
@@ -369,4 +352,4 @@ def report(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_benchmark(main))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import ClusterRun, kill_processes_of, run_cluster, training
+from tests.support.cluster import kill_processes_of, once, run_cluster, training
 from tests.support.hosts import Hosts
 
 SMALL_SEGMENTS = Path(__file__).parent / "scripts" / "small_segments.py"
@@ -19,17 +19,8 @@ NEWEST, OLDER, LENGTH = 12, 6, 17
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Undisturbed runs, one per set of arguments, made when first asked for."""
-    made: dict[tuple[int, tuple[str, ...]], ClusterRun] = {}
-
-    def reference(*args: str, machines: int = 4) -> ClusterRun:
-        if (key := (machines, args)) not in made:
-            made[key] = run_cluster(tmp_path_factory.mktemp("undisturbed"), *args, machines=machines)
-            assert made[key].code == 0, made[key].output[-6000:]
-            assert not made[key].recoveries
-        return made[key]
-
-    return reference
+    """Undisturbed runs of the example."""
+    return once(tmp_path_factory, run_cluster)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from tests.support.cluster import (
     EXAMPLES,
     ClusterRun,
     assert_identical,
+    once,
     one_line,
     recover,
     run_cluster,
@@ -31,19 +32,12 @@ Reference = Callable[..., ClusterRun]
 @pytest.fixture(scope="session")
 def unaudited(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Undisturbed runs of examples, without audits."""
-    made: dict[str, ClusterRun] = {}
 
-    def reference(example: str = "train_swift", *args: str) -> ClusterRun:
-        if (name := " ".join([example, *args])) not in made:
-            folder = tmp_path_factory.mktemp("unaudited")
-            script = training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS)
-            made[name] = run_cluster(
-                folder, *SMALLER, *args, machines=MACHINES.get(example, 2), script=script
-            )
-            assert made[name].code == 0, made[name].output[-6000:]
-        return made[name]
+    def run(folder: Path, example: str, *args: str) -> ClusterRun:
+        script = training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS)
+        return run_cluster(folder, *SMALLER, *args, machines=MACHINES.get(example, 2), script=script)
 
-    return reference
+    return once(tmp_path_factory, run)
 
 
 @pytest.fixture
@@ -160,7 +154,7 @@ def test_all_go_back_to_the_last_audited_checkpoint(
     run = audited("--on-corruption", "back", what="parameter", rank=1)
     assert differences(run) == [(1, 5)] * 2
     assert gone_back_to(run) == 3
-    assert_identical(run, unaudited())
+    assert_identical(run, unaudited("train_swift"))
 
 
 WORN = {"what": "product", "rank": 1, "live": True, "worn": True, "every": True, "times": [*range(1, 20)]}
@@ -231,7 +225,7 @@ def test_a_spare_that_is_wrong_is_named(audited: Callable[..., ClusterRun], unau
     assert "has computed iteration 5 wrong in an audit" in run.output
     (asked,) = run.events("DrainRequested")
     assert asked["machine"] == next(event["machine"] for event in run.events("AuditEnded"))
-    assert_identical(run, unaudited())
+    assert_identical(run, unaudited("train_swift"))
 
 
 @pytest.mark.thorough
@@ -255,7 +249,7 @@ def test_a_spare_that_is_needed_stops_at_once(
         **CLEAN,
     )
     assert (tmp_path / "auditing").exists()
-    assert_identical(run, unaudited())
+    assert_identical(run, unaudited("train_swift"))
     begun = run.events("AuditBegun")[0]  # the machine that was killed may come back, and audit
     assert run.events("AuditEnded") == []
     (recovery,) = run.recoveries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,19 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, one_line, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_identical,
+    once,
+    one_line,
+    run_cluster,
+    training,
+)
 
 SCRIPT = Path(__file__).parent / "scripts" / "between_steps.py"
+
+Reference = Callable[[str], ClusterRun]
 
 
 def run_between(folder: Path, *args: str, kind: str, inject: str = "", machines: int = 0) -> ClusterRun:
@@ -38,30 +49,16 @@ def saved_by(run: ClusterRun, iteration: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ClusterRun]:
-    return {}
-
-
-def reference(made: dict[str, ClusterRun], kind: str, factory: pytest.TempPathFactory) -> ClusterRun:
-    if kind not in made:
-        made[kind] = run_between(factory.mktemp(kind), kind=kind)
-        assert made[kind].code == 0, made[kind].output[-6000:]
-        assert saved_by(made[kind], 8)
-    return made[kind]
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return once(tmp_path_factory, lambda folder, kind: run_between(folder, kind=kind))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "pipeline"])
 @pytest.mark.parametrize(
     "die", ["validate:4:0", "validate:6:1", "save_best:4:1", "save:4:0", "save:8:1", "log:5:1"]
 )
-def test_a_loss_between_two_steps(
-    kind: str,
-    die: str,
-    tmp_path: Path,
-    undisturbed: dict[str, ClusterRun],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    expected = reference(undisturbed, kind, tmp_path_factory)
+def test_a_loss_between_two_steps(kind: str, die: str, tmp_path: Path, undisturbed: Reference) -> None:
+    expected = undisturbed(kind)
     run = run_between(tmp_path, "--die", die, kind=kind)
     assert_identical(run, expected)
     (recovery,) = run.recoveries
@@ -69,6 +66,7 @@ def test_a_loss_between_two_steps(
     assert recovery["slots"] == [int(die[-1])], f"{recovery['reasons']}\n{run.output[-6000:]}"
     for iteration in (4, 8):
         saved, original = saved_by(run, iteration), saved_by(expected, iteration)
+        assert original
         assert saved.keys() == original.keys()
         assert all(torch.equal(saved[name], original[name]) for name in original)
     assert (run.folder / "best.json").read_text() == (expected.folder / "best.json").read_text()

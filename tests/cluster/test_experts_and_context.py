@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.cluster import SMALL, ClusterRun, run_cluster
+from tests.support.cluster import SMALL, ClusterRun, once, run_cluster
 from tests.support.integrations import assert_same_files
 from tests.support.plain_run import Job, run_plain
 
@@ -88,16 +88,7 @@ Reference = Callable[[str], ClusterRun]
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Undisturbed runs, by the name of the training."""
-    made: dict[str, ClusterRun] = {}
-
-    def reference(name: str) -> ClusterRun:
-        if name not in made:
-            made[name] = train(tmp_path_factory.mktemp("undisturbed"), TRAININGS[name], *WITH_DROPOUT)
-            assert made[name].code == 0, made[name].output[-6000:]
-            assert not made[name].recoveries
-        return made[name]
-
-    return reference
+    return once(tmp_path_factory, lambda folder, name: train(folder, TRAININGS[name], *WITH_DROPOUT))
 
 
 EXPERTS = {

@@ -19,6 +19,7 @@ from tests.support.cluster import (
     run_cluster,
     training,
 )
+from tests.support.damage import flip
 
 DAMAGED = Path(__file__).parent / "scripts" / "damaged_log.py"
 TALKATIVE = Path(__file__).parent / "scripts" / "talkative.py"
@@ -110,14 +111,14 @@ def test_no_intact_checkpoint_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_resume_with_damaged_checkpoints(tmp_path: Path, references: Any) -> None:
     """The newest is damaged: the older one is used. Both are: nobody trains from the beginning unasked."""
     assert run_cluster(tmp_path, "--iterations", "6").code == 0
-    flip(tmp_path, 6)
+    spoil(tmp_path, 6)
     resumed = run_cluster(tmp_path, flags=["--resume"])
     assert_identical(resumed, references())
     assert "the checkpoint of iteration 6 is damaged: the file __0_0.distcp does not match" in resumed.output
     (recovery,) = resumed.recoveries
     assert recovery["resume"] == CHECKPOINT_EVERY
     for iteration in (3, 6):
-        flip(tmp_path, iteration)
+        spoil(tmp_path, iteration)
     ended = run_cluster(tmp_path, flags=["--resume"])
     assert ended.code == 1
     assert "the checkpoint of iteration 6 is damaged" in ended.output
@@ -126,13 +127,10 @@ def test_resume_with_damaged_checkpoints(tmp_path: Path, references: Any) -> Non
     )
 
 
-def flip(folder: Path, iteration: int) -> None:
-    """Flip one bit of worker 2's part of a committed checkpoint."""
+def spoil(folder: Path, iteration: int) -> None:
+    """Flips one bit of worker 2's part of a committed checkpoint."""
     store = CheckpointFolder(Store(str(folder / "store")))
-    file = folder / "store" / store.part_of(iteration, 2).path / "__0_0.distcp"
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
+    flip(folder / "store" / store.part_of(iteration, 2).path / "__0_0.distcp")
 
 
 def test_communication_after_the_update(tmp_path: Path, references: Any) -> None:

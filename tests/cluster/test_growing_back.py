@@ -41,7 +41,7 @@ def grown(
 
     Then another fault may.
     """
-    for name, value in (("EXAMPLE", "unlike_worlds"), ("QUICK", "1000"), ("LOST", str(len(faults)))):
+    for name, value in (("EXAMPLE", "shared_batches"), ("QUICK", "1000"), ("LOST", str(len(faults)))):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SAMPLE_LOG", str(folder / "samples"))
     script = [str(SLOW_UNTIL_TOLD), *options(folder, *args, iterations=ITERATIONS)]

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    assert_undisturbed,
+    run_cluster,
+    training,
+)
 
 
 def run_hybrid(
@@ -31,9 +39,7 @@ def assert_nothing_lost(recovery: dict[str, Any]) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_hybrid(tmp_path_factory.mktemp("undisturbed"))
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_hybrid(tmp_path_factory.mktemp("undisturbed")))
 
 
 @pytest.mark.parametrize(

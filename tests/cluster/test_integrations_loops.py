@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.cluster import ClusterRun, one_line, run_cluster
+from tests.support.cluster import ClusterRun, once, one_line, run_cluster
 from tests.support.integrations import assert_same_files, assert_same_state, needs, train
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -24,16 +24,8 @@ def run_replicas(folder: Path, example: str, *args: str, inject: str = "") -> Cl
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """The undisturbed run of an example, made when first asked for."""
-    made: dict[tuple[str, ...], ClusterRun] = {}
-
-    def reference(*what: str) -> ClusterRun:
-        if what not in made:
-            made[what] = run_replicas(tmp_path_factory.mktemp("undisturbed"), *what)
-            assert not made[what].recoveries
-        return made[what]
-
-    return reference
+    """Undisturbed runs of examples."""
+    return once(tmp_path_factory, run_replicas)
 
 
 def assert_restored(run: ClusterRun, reference: ClusterRun) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import EXAMPLES, KILLS_OTHERS, ClusterRun, at_once
+from tests.support.cluster import EXAMPLES, KILLS_OTHERS, ClusterRun, at_once, once
 from tests.support.integrations import assert_same_state, needs, train
 
 Reference = Callable[..., ClusterRun]
@@ -18,16 +18,8 @@ HYBRID = ("--layers=4", "--width=32", "--heads=2", "--sequence=32", "--microbatc
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """The undisturbed run of an example, made when first asked for."""
-    made: dict[str, ClusterRun] = {}
-
-    def reference(example: str, *args: str) -> ClusterRun:
-        if example not in made:
-            made[example] = train(tmp_path_factory.mktemp("undisturbed"), example, *args)
-            assert not made[example].recoveries
-        return made[example]
-
-    return reference
+    """Undisturbed runs of examples."""
+    return once(tmp_path_factory, train)
 
 
 @needs("transformers")

@@ -19,6 +19,7 @@ from tests.support.cluster import (
     ClusterRun,
     assert_clean,
     assert_struck_in_turn,
+    once,
     one_line,
     run_cluster,
     training,
@@ -56,21 +57,11 @@ def run_pipelines(
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> References:
     """Runs that nothing disturbs, by their arguments."""
-    runs: dict[tuple[str, ...], ClusterRun] = {}
-
-    def reference(*args: str, machines: int = 4, iterations: int = LONG) -> ClusterRun:
-        key = (*args, str(machines), str(iterations))
-        if key not in runs:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            runs[key] = run_pipelines(folder, *args, machines=machines, iterations=iterations)
-            assert runs[key].code == 0, runs[key].output[-3000:]
-        return runs[key]
-
-    return reference
+    return once(tmp_path_factory, run_pipelines)
 
 
 def at_end(run: ClusterRun) -> list[dict[str, torch.Tensor]]:
-    """The weights of each worker."""
+    """The weights of each worker, and what a script keeps beside them."""
     return [torch.load(path, weights_only=True) for path in sorted((run.folder / "weights").glob("rank*.pt"))]
 
 
@@ -97,10 +88,10 @@ def run_shared(
     folder: Path, *args: str, inject: str = "", exact: bool = True, machines: int = 6
 ) -> ClusterRun:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OF", "shared_microbatches")
-        patch.setenv("EXACT", str(int(exact)))
+        patch.setenv("OF", "shared_batches")
+        patch.setenv("OWN_MICROBATCHES", "1")
         patch.setenv("SAMPLE_LOG", str(folder / "samples"))
-        chosen = (*DROPOUT, *args)
+        chosen = (*DROPOUT, "--plan-at=11", "--exact" if exact else "--no-exact", *args)
         return run_pipelines(folder, *chosen, inject=inject, machines=machines, iterations=24)
 
 

@@ -20,6 +20,7 @@ from tests.support.cluster import (
     assert_clean,
     assert_same_layers,
     assert_struck_in_turn,
+    once,
     one_line,
     over_backend,
     recover,
@@ -64,19 +65,13 @@ def run_layers(
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> References:
     """Runs that nothing disturbs, by their arguments."""
-    runs: dict[tuple[str, ...], ClusterRun] = {}
 
-    def reference(*args: str, of: str = "train_elastic", iterations: int = LONG) -> ClusterRun:
-        key = (*args, of, str(iterations))
-        if key not in runs:
-            folder = tmp_path_factory.mktemp("undisturbed")
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("OF", of)
-                runs[key] = run_layers(folder, *args, iterations=iterations)
-            assert runs[key].code == 0, runs[key].output[-3000:]
-        return runs[key]
+    def run(folder: Path, *args: str, of: str = "train_elastic", iterations: int = LONG) -> ClusterRun:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OF", of)
+            return run_layers(folder, *args, iterations=iterations)
 
-    return reference
+    return once(tmp_path_factory, run)
 
 
 def layers_of(run: ClusterRun) -> list[set[int]]:

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    assert_undisturbed,
+    run_cluster,
+    training,
+)
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TOGETHER = SCRIPTS / "replicas_together.py"
@@ -37,9 +45,7 @@ def run_replicas(
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
     """Ranks 0 to 3 are the first pipeline's stages, 4 to 7 the second's."""
-    run = run_replicas(tmp_path_factory.mktemp("undisturbed"), 4)
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_replicas(tmp_path_factory.mktemp("undisturbed"), 4))
 
 
 def assert_replayed(run: ClusterRun, ranks: set[int], *, restored: list[int], lost: set[int]) -> None:

@@ -16,6 +16,7 @@ from tests.support.cluster import (
     ClusterRun,
     assert_identical,
     assert_reported_once,
+    assert_undisturbed,
     at_once,
     in_turn,
     one_line,
@@ -53,23 +54,17 @@ def replaced(run: ClusterRun) -> set[int]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_by_hand(tmp_path_factory.mktemp("undisturbed"))
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_by_hand(tmp_path_factory.mktemp("undisturbed")))
 
 
 @pytest.fixture(scope="module")
 def of_three(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_by_hand(tmp_path_factory.mktemp("undisturbed"), "--settle", machines=3)
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_by_hand(tmp_path_factory.mktemp("undisturbed"), "--settle", machines=3))
 
 
 @pytest.fixture(scope="module")
 def of_four(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_by_hand(tmp_path_factory.mktemp("undisturbed"), machines=4)
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_by_hand(tmp_path_factory.mktemp("undisturbed"), machines=4))
 
 
 @pytest.mark.parametrize(
@@ -187,9 +182,7 @@ def test_too_little_memory_for_copies(left: int, begins: bool, tmp_path: Path) -
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_by_hand(tmp_path_factory.mktemp("undisturbed"), "--fully-shard")
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_by_hand(tmp_path_factory.mktemp("undisturbed"), "--fully-shard"))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from tests.support.cluster import (
     assert_clean,
     assert_identical,
     assert_same_layers,
+    once,
     run_cluster,
     training,
 )
@@ -82,17 +83,8 @@ def over_nccl(folder: Path, *args: str, **options: Any) -> ClusterRun:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    """Undisturbed runs over the same backend, made when first asked for."""
-    made: dict[str, ClusterRun] = {}
-
-    def reference(kind: str) -> ClusterRun:
-        if kind not in made:
-            made[kind] = run(tmp_path_factory.mktemp("undisturbed"), kind)
-            assert made[kind].code == 0, made[kind].output[-6000:]
-            assert not made[kind].recoveries
-        return made[kind]
-
-    return reference
+    """Undisturbed runs over the same backend."""
+    return once(tmp_path_factory, run)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from swift_ft.offline.part_comparison import read_part
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.store import Store
 from tests.support.cluster import ClusterRun, recover, run_cluster, training
+from tests.support.damage import flip
 
 SCRIPTS = Path(__file__).parent / "scripts"
 KEEPS_LOG = SCRIPTS / "keeps_log.py"
@@ -262,9 +263,7 @@ def test_a_damaged_message(tmp_path: Path, made: Make) -> None:
     run, out = made(), tmp_path / "out"
     shutil.copytree(run.store, tmp_path / "store")
     (segment,) = (tmp_path / "store/log/rank-00000").glob("*-i00000003-00000005.arrow")
-    data = bytearray(segment.read_bytes())
-    data[len(data) // 2] ^= 1
-    segment.write_bytes(data)
+    flip(segment)
     where = ["--machine", "1", "--from-checkpoint", "3", "--out", str(out)]
     script = training(tmp_path / "nowhere", KEEPS_LOG)
     env = {"EXAMPLE": "train_swift", "SESSION": "{}", "SWIFT_TEST_FOLDER": str(run.folder)}

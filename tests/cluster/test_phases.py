@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_clean, assert_identical, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    once,
+    run_cluster,
+    training,
+)
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -128,15 +136,7 @@ def run(folder: Path, topology: str, inject: str = "") -> ClusterRun:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
-    made: dict[str, ClusterRun] = {}
-
-    def reference(topology: str) -> ClusterRun:
-        if topology not in made:
-            made[topology] = run(tmp_path_factory.mktemp("undisturbed"), topology)
-            assert made[topology].code == 0, made[topology].output[-6000:]
-        return made[topology]
-
-    return reference
+    return once(tmp_path_factory, run)
 
 
 @pytest.mark.thorough

@@ -12,7 +12,14 @@ import pytest
 from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_identical,
+    assert_undisturbed,
+    run_cluster,
+    training,
+)
 
 SLOW_LAYERS = Path(__file__).parent / "scripts" / "slow_layers.py"
 OPTIONS = ["--layers=10", "--checkpoint-every=100"]
@@ -40,9 +47,7 @@ def policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
 
 def undisturbed(folder: Path, machines: int) -> ClusterRun:
     script = [*training(folder, EXAMPLES / "train_elastic.py", iterations=ITERATIONS), *OPTIONS]
-    run = run_cluster(folder, machines=machines, script=script)
-    assert run.code == 0, run.output[-3000:]
-    return run
+    return assert_undisturbed(run_cluster(folder, machines=machines, script=script))
 
 
 def told(run: ClusterRun, event: str) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from tests.support.cluster import (
     assert_reported_once,
     at_once,
     in_turn,
+    once,
     run_cluster,
     training,
 )
@@ -42,17 +43,7 @@ def run_replicas(folder: Path, machines: int, *args: str, inject: str = "", scri
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Undisturbed runs by number of replicas and arguments."""
-    made: dict[tuple[object, ...], ClusterRun] = {}
-
-    def reference(machines: int, *args: str) -> ClusterRun:
-        key = (machines, *args)
-        if key not in made:
-            made[key] = run_replicas(tmp_path_factory.mktemp("undisturbed"), machines, *args)
-            assert made[key].code == 0, made[key].output[-6000:]
-            assert not made[key].recoveries
-        return made[key]
-
-    return reference
+    return once(tmp_path_factory, run_replicas)
 
 
 def assert_restored(run: ClusterRun, reference: ClusterRun, *slots: int) -> None:

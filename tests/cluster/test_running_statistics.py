@@ -5,12 +5,13 @@ The kernel changes them without counting a version, so an interrupted batch was 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
+from tests.support.cluster import ClusterRun, assert_identical, once, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "running_statistics.py"
 BUCKETS = ["--layers=4", "--bucket-mb=0.01"]
@@ -24,33 +25,22 @@ ARGUMENTS = {
 Run = Callable[..., ClusterRun]
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    def run(what: str, machines: int, inject: str) -> ClusterRun:
-        monkeypatch.setenv("STATISTICS", what)
+def train(folder: Path, what: str, machines: int, inject: str = "") -> ClusterRun:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STATISTICS", what)
         return run_cluster(
-            tmp_path, *ARGUMENTS[what], inject=inject, machines=machines, script=training(tmp_path, SCRIPT)
+            folder, *ARGUMENTS[what], inject=inject, machines=machines, script=training(folder, SCRIPT)
         )
 
-    return run
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return functools.partial(train, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    made: dict[tuple[str, int], ClusterRun] = {}
-
-    def reference(what: str, machines: int) -> ClusterRun:
-        if (what, machines) not in made:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setenv("STATISTICS", what)
-                folder = tmp_path_factory.mktemp("undisturbed")
-                made[what, machines] = run_cluster(
-                    folder, *ARGUMENTS[what], machines=machines, script=training(folder, SCRIPT)
-                )
-        assert made[what, machines].code == 0, made[what, machines].output[-6000:]
-        return made[what, machines]
-
-    return reference
+    return once(tmp_path_factory, train)
 
 
 def killed(*faults: str) -> str:

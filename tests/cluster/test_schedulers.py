@@ -77,7 +77,7 @@ def test_a_job_that_a_loss_made_smaller_asks_once_and_grows_back(
 ) -> None:
     """Two pipelines of one stage, and one is lost. What is asked for comes once the other one goes on."""
     tool, samples = scheduler(tmp_path), tmp_path / "samples"
-    monkeypatch.setenv("EXAMPLE", "unlike_worlds")
+    monkeypatch.setenv("EXAMPLE", "shared_batches")
     monkeypatch.setenv("QUICK", str(LONG))
     monkeypatch.setenv("SAMPLE_LOG", str(samples))
     hosts.script = [str(SLOW_UNTIL_TOLD), *options(tmp_path, iterations=LONG)]

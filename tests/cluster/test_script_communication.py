@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
+from tests.support.cluster import ClusterRun, assert_identical, assert_undisturbed, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "talks.py"
 WITHOUT_A_STORE = SCRIPT.with_name("talks_without_a_store.py")
@@ -27,9 +27,7 @@ def seen_by(run: ClusterRun, rank: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_talking(tmp_path_factory.mktemp("undisturbed"))
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_talking(tmp_path_factory.mktemp("undisturbed")))
 
 
 @pytest.mark.parametrize(

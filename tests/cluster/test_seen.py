@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.lib.ports import free_port
-from docs.reference import MEANINGS
-from swift_ft.cli.news import KINDS
 from tests.support.cluster import run_cluster
+from tests.support.event_lines import checked_lines
 from tests.support.hosts import Hosts
-from tests.support.json_schema import mistakes
-
-SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "events.schema.json").read_text())
 
 
 class Scraper:
@@ -64,9 +60,7 @@ def test_a_loss_is_seen_everywhere(tmp_path: Path) -> None:
     finally:
         scraper.close()
     assert run.code == 0, run.output[-3000:]
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [mistake for line in lines for mistake in mistakes(line, SCHEMA)] == []
-    assert {line["event"] for line in lines} <= KINDS.keys() | MEANINGS.keys()
+    lines = checked_lines(log.read_text())
     [recovery] = run.recoveries
     finished = next(line for line in lines if line["event"] == "recovery_finished")
     assert finished["fields"]["way"] == recovery["mode"] == "replay"

@@ -13,6 +13,7 @@ from tests.support.cluster import (
     ClusterRun,
     assert_clean,
     assert_identical,
+    once,
     one_line,
     run_cluster,
     training,
@@ -45,16 +46,7 @@ def run_sharded(
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Undisturbed runs by their arguments. The layout on machines makes no difference."""
-    made: dict[tuple[str, ...], ClusterRun] = {}
-
-    def reference(*args: str) -> ClusterRun:
-        if args not in made:
-            made[args] = run_sharded(tmp_path_factory.mktemp("undisturbed"), *args, machines=2)
-            assert made[args].code == 0, made[args].output[-6000:]
-            assert not made[args].recoveries
-        return made[args]
-
-    return reference
+    return once(tmp_path_factory, lambda folder, *args: run_sharded(folder, *args, machines=2))
 
 
 def assert_restored(run: ClusterRun, reference: ClusterRun) -> None:

@@ -11,6 +11,7 @@ from tests.support.cluster import (
     ClusterRun,
     assert_clean,
     assert_identical,
+    assert_undisturbed,
     at_once,
     run_cluster,
     training,
@@ -39,9 +40,7 @@ def run_stages(
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_stages(tmp_path_factory.mktemp("undisturbed"))
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_stages(tmp_path_factory.mktemp("undisturbed")))
 
 
 LOSSES = {
@@ -77,9 +76,7 @@ def test_a_stage_across_machines(tmp_path: Path, undisturbed: ClusterRun) -> Non
 
 @pytest.fixture(scope="module")
 def replicated(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_stages(tmp_path_factory.mktemp("undisturbed"), "--replicas=2", machines=4)
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_stages(tmp_path_factory.mktemp("undisturbed"), "--replicas=2", machines=4))
 
 
 REPLICATED = {

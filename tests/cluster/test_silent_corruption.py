@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, one_line, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_identical,
+    once,
+    one_line,
+    run_cluster,
+    training,
+)
 
 SCRIPT = Path(__file__).parent / "scripts" / "computes_wrong.py"
 MACHINES = {"train_ddp": 2, "train_swift": 3, "train_fsdp": 2, "train_elastic": 2, "train_hybrid": 4}
@@ -22,17 +30,12 @@ Reference = Callable[[str], ClusterRun]
 @pytest.fixture(scope="session")
 def unverified(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Undisturbed runs of examples, in which nothing is computed twice."""
-    made: dict[str, ClusterRun] = {}
 
-    def reference(example: str) -> ClusterRun:
-        if example not in made:
-            folder = tmp_path_factory.mktemp("unverified")
-            script = training(folder, EXAMPLES / f"{example}.py")
-            made[example] = run_cluster(folder, *SMALLER, machines=MACHINES[example], script=script)
-            assert made[example].code == 0, made[example].output[-6000:]
-        return made[example]
+    def run(folder: Path, example: str) -> ClusterRun:
+        script = training(folder, EXAMPLES / f"{example}.py")
+        return run_cluster(folder, *SMALLER, machines=MACHINES[example], script=script)
 
-    return reference
+    return once(tmp_path_factory, run)
 
 
 @pytest.fixture

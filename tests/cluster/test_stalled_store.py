@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, run_cluster, training
+from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, once, run_cluster, training
 
 SCRIPTS = Path(__file__).parent / "scripts"
 BY_HAND = SCRIPTS / "by_hand.py"
@@ -77,14 +77,7 @@ Healthy = Callable[[str], ClusterRun]
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Healthy:
     """Runs that nothing disturbs, by their kind."""
-    made: dict[str, ClusterRun] = {}
-
-    def run(kind: str) -> ClusterRun:
-        if kind not in made:
-            made[kind] = JOBS[kind].run(tmp_path_factory.mktemp("healthy"))
-        return made[kind]
-
-    return run
+    return once(tmp_path_factory, lambda folder, kind: JOBS[kind].run(folder))
 
 
 @pytest.mark.parametrize("kind", JOBS)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from benchmarks.lib.ports import free_port
+from examples.commands import descendants
 from swift_ft.launch.detection.sentinel import WATCH
 from swift_ft.network import JobSecret, connect
 from tests.support.cluster import SLOW_UNTIL_TOLD, assert_identical, run_cluster, training
-from tests.support.prefork import descendants
 from tests.support.strangers import Wire, stranger
 
 TOKEN = "a token that only this run's machines know"

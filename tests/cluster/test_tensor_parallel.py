@@ -13,7 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
+from tests.support.cluster import (
+    ClusterRun,
+    assert_clean,
+    assert_identical,
+    assert_undisturbed,
+    run_cluster,
+    training,
+)
 
 SCRIPT = Path(__file__).parent / "scripts" / "tensor_parallel.py"
 LITTLE = ["--layers=2", "--microbatches=4"]
@@ -48,9 +55,7 @@ def assert_replayed(run: ClusterRun, reference: ClusterRun, *ranks: int) -> dict
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_parallel(tmp_path_factory.mktemp("undisturbed"))
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_parallel(tmp_path_factory.mktemp("undisturbed")))
 
 
 def plan_of(run: ClusterRun) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.cluster import ClusterRun, assert_identical, run_cluster, training
+from tests.support.cluster import ClusterRun, assert_identical, assert_undisturbed, run_cluster, training
 
 SCRIPT = Path(__file__).parent / "scripts" / "train_tied.py"
 SHARED = ("rank0.embedding.token.weight", "rank3.head.logits.weight")
@@ -21,8 +21,7 @@ def run_tied(folder: Path, inject: str = "", helpers: int = 0) -> ClusterRun:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_tied(tmp_path_factory.mktemp("undisturbed"))
-    assert run.code == 0, run.output[-3000:]
+    run = assert_undisturbed(run_tied(tmp_path_factory.mktemp("undisturbed")))
     one, other = (run.weights()[name] for name in SHARED)
     assert torch.equal(one, other)
     return run

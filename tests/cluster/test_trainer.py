@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.support.cluster import EXAMPLES, ClusterRun, run_cluster
+from tests.support.cluster import EXAMPLES, ClusterRun, assert_undisturbed, once, run_cluster
 from tests.support.integrations import assert_same_files
 
 SCRIPT = Path(__file__).parent / "scripts" / "titan_dies.py"
@@ -60,9 +59,7 @@ PIPELINES = mesh(dp_replicate=2)
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
-    run = run_trainer(tmp_path_factory.mktemp("undisturbed"), *PIPELINES)
-    assert not run.recoveries
-    return run
+    return assert_undisturbed(run_trainer(tmp_path_factory.mktemp("undisturbed"), *PIPELINES))
 
 
 thorough = pytest.mark.thorough
@@ -120,15 +117,13 @@ LAYOUTS |= SPLIT
 
 @pytest.fixture(scope="module")
 def undisturbed_in(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ClusterRun]:
-    """The undisturbed run of a layout."""
+    """Undisturbed runs, by the name of the layout."""
 
-    @functools.cache
-    def run(name: str) -> ClusterRun:
+    def run(folder: Path, name: str) -> ClusterRun:
         layout = LAYOUTS[name]
-        folder = tmp_path_factory.mktemp("undisturbed")
         return run_trainer(folder, *layout.sizes, machines=layout.machines, workers=layout.workers)
 
-    return run
+    return once(tmp_path_factory, run)
 
 
 CHOSEN = {("sharded and split", "validation")}

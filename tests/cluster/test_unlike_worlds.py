@@ -17,7 +17,7 @@ from tests.cluster.test_survivors import SHRINK, guests_of
 from tests.support.cluster import SMALL, ClusterRun, assert_clean, run_cluster
 from tests.support.worlds import given_up, worlds_of
 
-SCRIPT = Path(__file__).parent / "scripts" / "unlike_worlds.py"
+SCRIPT = Path(__file__).parent / "scripts" / "shared_batches.py"
 ITERATIONS = 24
 
 
@@ -44,6 +44,7 @@ def options(folder: Path, *args: str, iterations: int) -> list[str]:
     return [
         *SMALL,
         "--dropout=0.1",
+        "--gamma=0.7",
         f"--store={folder / 'store'}",
         f"--weights-out={folder / 'weights'}",
         f"--iterations={iterations}",

@@ -14,6 +14,7 @@ from swift_ft.cli.recover.main import main
 from swift_ft.logging.format.segment import open_segment
 from swift_ft.storage.store import Store
 from tests.cluster.conftest import LENGTH, NEWEST, OLDER
+from tests.support.damage import flip
 from tests.support.stored_run import change_record
 
 BACK = f"all would go back to the checkpoint of iteration {NEWEST}"
@@ -36,12 +37,6 @@ def only_finding(store: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, s
 def until(found: dict[str, Any]) -> dict[int, int | None]:
     """By worker, the iterations that it would have completed after a replay."""
     return {worker["rank"]: worker["until"] for worker in found["workers"]}
-
-
-def flip(file: Path, at: int | float) -> None:
-    data = bytearray(file.read_bytes())
-    data[at if isinstance(at, int) else int(at * len(data))] ^= 1
-    file.write_bytes(data)
 
 
 def segments(store: Path, rank: int) -> list[Path]:

@@ -16,6 +16,8 @@ from tests.support.cluster import (
     assert_clean,
     assert_identical,
     assert_same_layers,
+    assert_undisturbed,
+    once,
     run_cluster,
     training,
 )
@@ -59,27 +61,16 @@ def changed(tmp_path: Path) -> Callable[..., ClusterRun]:
     return run
 
 
-def undisturbed(folder: Path, example: str, *, machines: int, workers: int = 1) -> ClusterRun:
+def undisturbed(folder: Path, example: str, machines: int, *, workers: int = 1) -> ClusterRun:
     script = [*training(folder, EXAMPLES / f"{example}.py", iterations=ITERATIONS), "--checkpoint-every=20"]
     run = run_cluster(folder, machines=machines, script=script, flags=["--nproc-per-node", str(workers)])
-    assert run.code == 0, run.output[-3000:]
-    return run
+    return assert_undisturbed(run)
 
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Undisturbed runs, by example, machines and workers of each."""
-    made: dict[Any, ClusterRun] = {}
-
-    def reference(example: str, machines: int, workers: int = 1) -> ClusterRun:
-        key = (example, machines, workers)
-        if key not in made:
-            made[key] = undisturbed(
-                tmp_path_factory.mktemp("undisturbed"), example, machines=machines, workers=workers
-            )
-        return made[key]
-
-    return reference
+    return once(tmp_path_factory, undisturbed)
 
 
 def test_replicas_change_places(changed: Any, references: Any) -> None:

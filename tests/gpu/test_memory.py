@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.on_one_gpu import OnOneGpu
-from tests.support.cluster import ClusterRun, assert_identical, run_cluster
+from tests.support.cluster import ClusterRun, assert_identical, assert_undisturbed, run_cluster
 
 BY_HAND = Path(__file__).parents[1] / "cluster" / "scripts" / "by_hand.py"
 
@@ -20,9 +20,7 @@ def run_by_hand(folder: Path, gpu: OnOneGpu, *args: str, inject: str = "") -> Cl
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory, gpu: OnOneGpu) -> ClusterRun:
-    run = run_by_hand(tmp_path_factory.mktemp("undisturbed"), gpu)
-    assert run.code == 0, run.output[-6000:]
-    return run
+    return assert_undisturbed(run_by_hand(tmp_path_factory.mktemp("undisturbed"), gpu))
 
 
 @pytest.mark.parametrize("point", ["forward", "optimizer"])

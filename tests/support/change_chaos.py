@@ -10,6 +10,7 @@ all. Exit code 1: a run was wrong, hung, crashed, or left something behind.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import random
 import shutil
@@ -29,7 +30,14 @@ from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from swift_ft.testing.chaos.endings import beyond_faults
-from tests.support.cluster import EXAMPLES, ClusterRun, assert_same_layers, run_cluster, training
+from tests.support.cluster import (
+    EXAMPLES,
+    ClusterRun,
+    assert_same_layers,
+    assert_undisturbed,
+    run_cluster,
+    training,
+)
 from tests.support.worlds import CHANGES_WORLD, Change, given_up, worlds_of
 
 ITERATIONS = 50
@@ -139,17 +147,13 @@ References = Callable[[str, int], ClusterRun]
 
 def references_in(folder: Path) -> References:
     """Undisturbed runs, by script and machines; each is made when it is first asked for."""
-    made: dict[tuple[str, int], ClusterRun] = {}
 
+    @functools.cache
     def reference(example: str, machines: int) -> ClusterRun:
-        if (key := (example, machines)) not in made:
-            place = folder / f"{example}-{machines}"
-            script = training(place, EXAMPLES / f"{example}.py", iterations=ITERATIONS)
-            made[key] = run_cluster(
-                place, machines=machines, script=[*script, f"--checkpoint-every={_EVERY}"]
-            )
-            assert made[key].code == 0, made[key].output[-3000:]
-        return made[key]
+        place = folder / f"{example}-{machines}"
+        script = training(place, EXAMPLES / f"{example}.py", iterations=ITERATIONS)
+        script += [f"--checkpoint-every={_EVERY}"]
+        return assert_undisturbed(run_cluster(place, machines=machines, script=script))
 
     return reference
 

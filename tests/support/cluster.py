@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,22 @@ def run_cluster(
     return run
 
 
+def once(folders: pytest.TempPathFactory, run: Callable[..., ClusterRun]) -> Callable[..., ClusterRun]:
+    """Undisturbed runs by their arguments, each made and checked when it is first asked for.
+
+    Args:
+        folders: where each run gets its own.
+        run: makes one in the folder that is its first argument. All others are the key: what makes two runs
+            differ must be among them.
+    """
+
+    @functools.cache
+    def made(*args: Any, **options: Any) -> ClusterRun:
+        return assert_undisturbed(run(folders.mktemp("undisturbed"), *args, **options))
+
+    return made
+
+
 def run_launcher(
     module: str,
     folder: Path,
@@ -302,6 +319,13 @@ def one_line(run: ClusterRun) -> str:
     assert len(lines) == 1, run.output[-3000:]
     assert "Traceback" not in run.output
     return lines[0]
+
+
+def assert_undisturbed(run: ClusterRun) -> ClusterRun:
+    """Checks that a run ended well and had no recovery, and returns it."""
+    assert run.code == 0, run.output[-6000:]
+    assert not run.recoveries, run.output[-6000:]
+    return run
 
 
 def assert_identical(run: ClusterRun, reference: ClusterRun) -> None:

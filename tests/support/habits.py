@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import nn
 
-from tests.support.cluster import ClusterRun, one_line, run_cluster
+import swift_ft
+from tests.support.cluster import ClusterRun, assert_undisturbed, one_line, run_cluster
 from tests.support.integrations import assert_same_files
 
 
@@ -48,9 +51,7 @@ def assert_put_back(
 ) -> ClusterRun:
     """Checks that a run with faults leaves behind, bit for bit, what an undisturbed one does."""
     options: dict[str, Any] = {"machines": machines, "flags": flags}
-    undisturbed = run_habit(folder / "undisturbed", script, *habit, **options)
-    assert undisturbed.code == 0, undisturbed.output[-6000:]
-    assert not undisturbed.recoveries
+    undisturbed = assert_undisturbed(run_habit(folder / "undisturbed", script, *habit, **options))
     run = run_habit(folder / "disturbed", script, *habit, inject=inject, **options)
     assert run.code == 0, run.output[-6000:]
     assert run.recoveries
@@ -69,6 +70,23 @@ def refusal(folder: Path, script: Path, *habit: str, machines: int = 2, inject: 
     assert run.code == 2, run.output[-6000:]
     assert len(run.events("FaultInjected")) == bool(inject), run.output[-6000:]
     return one_line(run)
+
+
+def attach(session: swift_ft.Session, model: nn.Module, *, pipeline: bool) -> Any:
+    """In a script: the model is a DDP replica, or this worker's one of two stages.
+
+    Returns:
+        The schedule of the stages; None of replicas.
+    """
+    if not pipeline:
+        session.attach_ddp(model)
+        return None
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe  # takes time, and few need it
+
+    stage = PipelineStage(model, dist.get_rank(), 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
+    session.attach_pipeline(schedule)
+    return schedule
 
 
 def leave(rank: int, state: Mapping[str, Any]) -> None:

@@ -21,6 +21,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from examples.commands import descendants
+
 _IMPORTED_S = 120.0
 
 
@@ -110,16 +112,6 @@ def launch(arguments: Sequence[str], env: Mapping[str, str]) -> Iterator[Launche
         launcher = LauncherProcess(reading, ours)
         stack.callback(launcher.end)
         yield launcher
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes below a process, parents first."""
-    found = []
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += [int(child), *descendants(int(child))]
-    return found
 
 
 def _described(pids: Sequence[int]) -> list[str]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from swift_ft.errors import UnsupportedError
-from tests.support.cluster import DEADLINE_S, ClusterRun, run_cluster
+from tests.support.cluster import DEADLINE_S, ClusterRun, once, run_cluster
 from tests.support.integrations import needs
 
 pytestmark = needs("lightning", "tensorboard")
@@ -76,18 +76,9 @@ def train_plainly(folder: Path, script: str, *args: str, workers: int = 2) -> Pa
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """The files of an undisturbed run, made when first asked for."""
-    made: dict[tuple[str, ...], Path] = {}
-
-    def reference(*what: str, machines: int = 2) -> Path:
-        if what not in made:
-            run = train(tmp_path_factory.mktemp("undisturbed"), *what, machines=machines)
-            assert run.code == 0, run.output[-6000:]
-            assert not run.recoveries
-            made[what] = run.folder / "out"
-        return made[what]
-
-    return reference
+    """The files of undisturbed runs."""
+    reference = once(tmp_path_factory, train)
+    return lambda *what, machines=2: reference(*what, machines=machines).folder / "out"
 
 
 def assert_same(ours: Path, theirs: Path) -> None:

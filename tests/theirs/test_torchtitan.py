@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from tests.support.cluster import ClusterRun, one_line, run_cluster
+from tests.support.cluster import ClusterRun, once, one_line, run_cluster
 from tests.support.integrations import assert_same_state, needs
 
 pytestmark = needs("torchtitan", "torchdata", "datasets")
@@ -91,16 +91,8 @@ def train(folder: Path, mesh: Mesh, *further: str, death: str = "", code: int = 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """The undisturbed run on a mesh, made when first asked for."""
-    made: dict[str, ClusterRun] = {}
-
-    def reference(name: str) -> ClusterRun:
-        if name not in made:
-            made[name] = train(tmp_path_factory.mktemp(name), MESHES[name])
-            assert not made[name].recoveries
-        return made[name]
-
-    return reference
+    """Undisturbed runs, by the name of the mesh."""
+    return once(tmp_path_factory, lambda folder, name: train(folder, MESHES[name]))
 
 
 def curves(folder: Path) -> dict[str, dict[tuple[int, str], float]]:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import IterableDataset
 
 from swift_ft.errors import UsageError
-from tests.support.cluster import ClusterRun, run_cluster
+from tests.support.cluster import ClusterRun, once, run_cluster
 from tests.support.integrations import assert_same_files, needs, train
 from tests.support.plain_run import Job, run_plain
 
@@ -38,17 +38,8 @@ def run(folder: Path, script: Path, *args: str, inject: str = "") -> ClusterRun:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """The undisturbed run of a script, made when first asked for."""
-    made: dict[tuple[Path, ...], ClusterRun] = {}
-
-    def reference(script: Path, *args: str) -> ClusterRun:
-        key = (script, *map(Path, args))
-        if key not in made:
-            made[key] = run(tmp_path_factory.mktemp("undisturbed"), script, *args)
-            assert not made[key].recoveries
-        return made[key]
-
-    return reference
+    """Undisturbed runs of scripts."""
+    return once(tmp_path_factory, run)
 
 
 def assert_same_end(disturbed: ClusterRun, reference: ClusterRun) -> None:

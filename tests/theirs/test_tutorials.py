@@ -5,16 +5,19 @@ That of the DDP tutorial, in epochs, is examples/train_epochs.py (tests/cluster/
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from tests.support.cluster import ClusterRun, run_cluster
+from tests.support.cluster import ClusterRun, once, run_cluster
 from tests.support.integrations import assert_same_file
 
 SCRIPT = Path(__file__).parent / "scripts" / "tutorials.py"
+
+Reference = Callable[[str], ClusterRun]
 
 
 def run_tutorial(folder: Path, form: str, inject: str = "") -> ClusterRun:
@@ -25,8 +28,8 @@ def run_tutorial(folder: Path, form: str, inject: str = "") -> ClusterRun:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ClusterRun]:
-    return {}
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return once(tmp_path_factory, run_tutorial)
 
 
 def checkpoint(run: ClusterRun, iteration: int) -> dict[str, torch.Tensor]:
@@ -55,17 +58,8 @@ def thorough(*case: str) -> object:
         thorough("pipeline", "machine=1 iteration=4 point=between"),
     ],
 )
-def test_a_loss(
-    form: str,
-    at: str,
-    tmp_path: Path,
-    undisturbed: dict[str, ClusterRun],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    if form not in undisturbed:
-        undisturbed[form] = run_tutorial(tmp_path_factory.mktemp(form), form)
-        assert not undisturbed[form].recoveries
-    expected, run = undisturbed[form], run_tutorial(tmp_path, form, f"kill {at}")
+def test_a_loss(form: str, at: str, tmp_path: Path, undisturbed: Reference) -> None:
+    expected, run = undisturbed(form), run_tutorial(tmp_path, form, f"kill {at}")
     assert [recovery["mode"] for recovery in run.recoveries] == [
         {"fsdp2": "memory", "pipeline": "replay"}[form]
     ], run.output[-3000:]

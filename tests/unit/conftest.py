@@ -29,6 +29,16 @@ def store(url: str) -> Iterator[Store]:
 
 
 @pytest.fixture
+def one_process() -> Iterator[None]:
+    """A group of torch that this process is in alone."""
+    import torch.distributed as dist  # takes seconds, and few tests need it
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def local(tmp_path: Path) -> Store:
     """An empty store on disk."""
     return Store(str(tmp_path / "store"))

@@ -15,10 +15,13 @@ import pytest
 from benchmarks.lib.figures import Figure, cell_from_text, cell_text
 from benchmarks.lib.markdown import read_body, run_in_markdown
 from benchmarks.lib.results import (
+    Summary,
     Target,
-    add_record_option,
+    argument_parser,
+    finish,
     of_repetitions,
     record,
+    run_benchmark,
     table,
     target_table,
     without_place,
@@ -28,6 +31,7 @@ from benchmarks.lib.subjects import SUBJECTS
 from docs import quotes
 from docs.house import ROOT
 from docs.results import HISTORY, RESULTS, documents, today
+from examples.commands import CommandError
 
 RUNS = read_runs()
 
@@ -140,7 +144,9 @@ def test_each_benchmark_records_its_own_subject() -> None:
     for name, subject in SUBJECTS.items():
         if subject.command is not None and not subject.command.startswith("make "):
             source = (ROOT / f"{subject.command.partition(' ')[0].replace('.', '/')}.py").read_text()
-            assert re.search(rf'record\([^)]*"{name}"', source), f"{subject.command} does not record {name}"
+            assert re.search(rf'(record|finish)\([^)]*"{name}"', source), (
+                f"{subject.command} does not record {name}"
+            )
 
 
 def of_limit(limit: str) -> tuple[Callable[[float, float], bool], Figure] | None:
@@ -274,10 +280,7 @@ BODY = "\n\n".join(
 
 def arguments(*words: str) -> argparse.Namespace:
     """The command line of a benchmark."""
-    parser = argparse.ArgumentParser()
-    add_record_option(parser)
-    parser.add_argument("--repetitions", type=int, default=3)
-    return parser.parse_args(words)
+    return argument_parser(None, repetitions=3).parse_args(words)
 
 
 def test_what_a_benchmark_prints_is_what_it_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,6 +300,36 @@ def test_what_a_benchmark_prints_is_what_it_records(tmp_path: Path, monkeypatch:
     assert [(one.name, one.met) for one in first.targets] == [("this / that", False), ("seen", None)]
     assert first.notes == ("Said at the end.",)
     assert read_body(run_in_markdown(first)) == read_body(BODY)
+
+
+def test_an_end_is_text_or_json(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("BENCH_RECORD", raising=False)
+    assert finish("imports", BODY, {"steps": []}, arguments()) == 0
+    assert capsys.readouterr().out == f"{BODY}\n"
+    asked = arguments("--json", "--record", str(tmp_path))
+    assert finish("imports", BODY, {"steps": [Summary(0.5, 0.4, 0.6)]}, asked, well=False) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["steps"] == [{"median": 0.5, "low": 0.4, "high": 0.6}]
+    assert found["targets"] == [
+        {"name": "this / that", "limit": "<= 1", "measured": "1.20", "met": False},
+        {"name": "seen", "limit": "", "measured": "3", "met": None},
+    ]
+    assert int(found["machine"]["cores"]) >= 1
+    assert len(read_runs(tmp_path)) == 1
+
+
+def test_a_command_that_fails_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise CommandError("exit code 1")
+
+    monkeypatch.setattr(sys, "argv", ["/somewhere/imports.py"])
+    assert run_benchmark(main) == 1
+    assert capsys.readouterr().err == "imports.py: exit code 1\n"
+    assert run_benchmark(lambda: 2) == 2
 
 
 def test_a_subject_that_nobody_knows_is_not_recorded(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ import json
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from benchmarks.elastic.scripts.slept import Layer
 from swift_ft.recovery.layout.stage_layers import even_layout, layers_of
 
 SLEPT_MS, COMPUTED = 3, 2
@@ -42,36 +42,9 @@ def busy(times: int) -> None:
     took += time.perf_counter() - began
 
 
-class Takes(torch.autograd.Function):
-    """Takes its time forward, and twice that backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, times: int) -> Tensor:
-        """Be busy."""
-        ctx.times = times
-        busy(times)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        """Be busy."""
-        busy(2 * ctx.times)
-        return gradient, None
-
-
-class Layer(nn.Module):
+def layer(number: int) -> Layer:
     """One of the model: every third one takes twice as long."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        torch.manual_seed(number)
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.times = 1 + (number % 3 == 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute little, and take its time."""
-        taken: Tensor = Takes.apply(self.linear(x), self.times)  # type: ignore[no-untyped-call]
-        return taken
+    return Layer(number, busy, 1 + (number % 3 == 2), WIDTH)
 
 
 def waited_s() -> float:
@@ -85,12 +58,12 @@ rank, workers = dist.get_rank(), dist.get_world_size()
 count = LAYERS_EACH * workers
 model: nn.Module
 if args.way == "ddp":
-    model = DistributedDataParallel(nn.Sequential(*[Layer(number) for number in range(LAYERS_EACH)]))
+    model = DistributedDataParallel(nn.Sequential(*[layer(number) for number in range(LAYERS_EACH)]))
 elif args.way == "stack":
-    model = swift_ft.LayerStack(Layer, count)
+    model = swift_ft.LayerStack(layer, count)
 else:
     own = layers_of(even_layout(count, workers), rank)
-    model = nn.Sequential(OrderedDict((str(number), Layer(number)) for number in own))
+    model = nn.Sequential(OrderedDict((str(number), layer(number)) for number in own))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=args.store, checkpoint_every=500)
 if args.way == "ddp":

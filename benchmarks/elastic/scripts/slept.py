@@ -1,4 +1,4 @@
-"""Layers that compute nothing and take their time, and samples for them: shared by several scripts."""
+"""Layers that compute little and take their time, and samples for them: shared by several scripts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FORWARD_MS = (4, 9, 5, 5, 12, 5, 7, 5, 5, 8)
 MICROBATCHES, MICROBATCH, WIDTH = 8, 2, 16
 
 Busy = Callable[[int], None]
-"""Uses the device for so many milliseconds."""
+"""Uses the device for so long: milliseconds, or what a script counts in."""
 
 
 class Noise(Dataset[tuple[Tensor, Tensor]]):
@@ -31,30 +31,37 @@ class Takes(torch.autograd.Function):
     """Takes its time forward, and twice that backward."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, milliseconds: int, busy: Busy) -> Tensor:
+    def forward(ctx: Any, x: Tensor, takes: int, busy: Busy) -> Tensor:
         """Keep the device."""
-        ctx.milliseconds, ctx.busy = milliseconds, busy
-        busy(milliseconds)
+        ctx.takes, ctx.busy = takes, busy
+        busy(takes)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         """Keep the device."""
-        ctx.busy(2 * ctx.milliseconds)
+        ctx.busy(2 * ctx.takes)
         return gradient, None, None
 
 
 class Layer(nn.Module):
-    """One of the stack."""
+    """One of the model.
 
-    def __init__(self, number: int, busy: Busy) -> None:
+    Args:
+        number: of the layer.
+        busy: how the device is used.
+        takes: how long it is, forward; by default ``FORWARD_MS`` says so.
+        width: of what goes in and out.
+    """
+
+    def __init__(self, number: int, busy: Busy, takes: int | None = None, width: int = WIDTH) -> None:
         super().__init__()
         torch.manual_seed(number)
-        self.linear = nn.Linear(WIDTH, WIDTH)
-        self.milliseconds = FORWARD_MS[number]
+        self.linear = nn.Linear(width, width)
+        self.takes = FORWARD_MS[number] if takes is None else takes
         self._busy = busy
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute next to nothing, and take its time."""
-        taken: Tensor = Takes.apply(self.linear(x), self.milliseconds, self._busy)  # type: ignore[no-untyped-call]
+        taken: Tensor = Takes.apply(self.linear(x), self.takes, self._busy)  # type: ignore[no-untyped-call]
         return taken

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.recovery.causes import Cause
-from tests.support.cluster import ClusterRun
+from tests.support.cluster import ClusterRun, once
 from tests.support.habits import run_habit
 from tests.support.integrations import assert_same_files
 
@@ -21,17 +21,8 @@ Reference = Callable[[str, str], ClusterRun]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Undisturbed runs. What a script does with an error makes no difference to one."""
-    made: dict[tuple[str, str], ClusterRun] = {}
-
-    def reference(kind: str, habit: str) -> ClusterRun:
-        key = (kind, habit if habit == "its own collective" else "the body")
-        if key not in made:
-            made[key] = run_habit(tmp_path_factory.mktemp("undisturbed"), SCRIPT, *key)
-            assert made[key].code == 0, made[key].output[-6000:]
-            assert not made[key].recoveries
-        return made[key]
-
-    return reference
+    reference = once(tmp_path_factory, lambda folder, *habit: run_habit(folder, SCRIPT, *habit))
+    return lambda kind, habit: reference(kind, habit if habit == "its own collective" else "the body")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, build_stage, loss_fn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from tests.support.script import script_parser
 
 
 class Best:
@@ -33,9 +34,7 @@ class Best:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
+    parser = script_parser(__doc__)
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--die", default="")
     parser.add_argument("--stop-after", type=int, default=100, help="validations")

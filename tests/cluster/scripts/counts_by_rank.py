@@ -4,18 +4,15 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import argument_parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from tests.support.script import script_parser
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     dist.init_process_group("gloo")
     rank, seen_by_me = dist.get_rank(), 0
     torch.manual_seed(0)

@@ -25,6 +25,7 @@ from swift_ft.logging.format.record import Record
 from swift_ft.logging.format.segment import SegmentWriter, format_segment_name, open_segment
 from swift_ft.logging.writing.rotation import SegmentRotation
 from swift_ft.storage.store import Store
+from tests.support.damage import flip
 from tests.support.waiting import wait_until
 
 CONTEXT = WorkerContext.from_env()
@@ -51,8 +52,7 @@ def damage(how: str, path: Path) -> None:
     elif how == "truncate":
         path.write_bytes(data[: len(data) // 2])
     elif how == "flip":
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
+        flip(path)
     elif how == "double":
         name = parse_segment_name(path.name)
         assert name is not None

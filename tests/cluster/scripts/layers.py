@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpt import Batches, Config, argument_parser, build_layer, loss_fn
+from gpt import Batches, Config, build_layer, loss_fn
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.optim.lr_scheduler import LambdaLR
@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import swift_ft
 from swift_ft.optim import Lamb
+from tests.support.script import script_parser
 
 HABITS = {*filter(None, os.environ.get("HABITS", "").split(","))}
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
@@ -92,10 +93,7 @@ def steps_of(session: swift_ft.Session, iterations: int) -> Iterator[swift_ft.St
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     config = Config.from_args(args)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

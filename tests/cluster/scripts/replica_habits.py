@@ -13,23 +13,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, build_stage, loss_fn
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
+from tests.support.script import script_parser
 
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
 
 
 def main() -> None:
     habit = os.environ["HABIT"]
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     config = Config.from_args(args)
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import argument_parser
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -19,6 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import swift_ft
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.torch_core.shards import describe, local
+from tests.support.script import script_parser
 
 HOW, AT = os.environ["HOW"], int(os.environ["AT"])
 WIDTH, BATCH = 24, 12
@@ -47,10 +47,7 @@ def write(state: TrainingState, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     model = sharded_model(world_size)

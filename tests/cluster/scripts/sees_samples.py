@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import argument_parser
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 import swift_ft
+from tests.support.script import script_parser
 from tests.support.waiting import wait_until
 
 SAMPLES, BATCH = int(os.environ["SAMPLES"]), int(os.environ["BATCH"])
@@ -68,10 +68,7 @@ class Seen(nn.Module):
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     dist.init_process_group("gloo")
     model = DistributedDataParallel(Seen())
     optimizer = swift_ft.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1.0))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from gpt import argument_parser
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import swift_ft
+from tests.support.script import script_parser
 
 WIDTH, MICROBATCHES = 1 << 18, 4  # a message has 1 MiB
 
@@ -23,10 +23,7 @@ class Scaled(nn.Module):
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = Scaled()

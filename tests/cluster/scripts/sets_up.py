@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, build_stage, loss_fn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from tests.support.script import script_parser
 
 
 def set_up(rank: int, size: int) -> dict[str, object]:
@@ -51,9 +52,7 @@ def set_up(rank: int, size: int) -> dict[str, object]:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
+    parser = script_parser(__doc__)
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--large", action="store_true", help="more than is noted")
     args = parser.parse_args()

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, build_stage, loss_fn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import swift_ft
+from tests.support.script import script_parser
 
 CALLS = 2
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
+    parser = script_parser(__doc__)
     parser.add_argument("--kind", choices=("accumulate", "updates"))
     args = parser.parse_args()
     config = Config.from_args(args)

@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, build_stage, loss_fn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 import swift_ft
 from swift_ft.config.worker_context import WorkerContext
+from tests.support.script import script_parser
 from tests.support.waiting import wait_until
 
 DEATH: dict[str, Any] = json.loads(os.environ.get("SWIFT_TEST_DEATH", "{}"))
@@ -87,9 +88,7 @@ def build(args: argparse.Namespace, config: Config) -> torch.nn.Module:
 
 def main() -> None:
     """Trains one worker's shards."""
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
+    parser = script_parser(__doc__)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--optimizer", default="AdamW")
     parser.add_argument("--reshard", default="yes")

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, build_stage, loss_fn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import swift_ft
+from tests.support.script import script_parser
 
 
 def drop_some(x: torch.Tensor) -> torch.Tensor:
@@ -19,9 +20,7 @@ def drop_some(x: torch.Tensor) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
+    parser = script_parser(__doc__)
     parser.add_argument("--shards", type=int, default=2, help="workers of a stage")
     parser.add_argument("--replicas", type=int, default=1, help="of each shard of a stage (HSDP)")
     parser.add_argument("--reshard", default="yes")

@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, build_stage, loss_fn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import swift_ft
+from tests.support.script import script_parser
 
 CLIP = 0.05
 
@@ -28,9 +29,7 @@ def clip_by_global_norm(module: torch.nn.Module, group: dist.ProcessGroup) -> fl
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
+    parser = script_parser(__doc__)
     parser.add_argument("--only-first", action="store_true", help="communicate at a step's beginning only")
     parser.add_argument("--scatter", action="store_true", help="do what no log has")
     args = parser.parse_args()

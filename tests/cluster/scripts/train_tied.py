@@ -4,11 +4,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import Batches, Config, argument_parser, build_stage, loss_fn
+from gpt import Batches, Config, build_stage, loss_fn
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 import swift_ft
+from tests.support.script import script_parser
 
 
 def build(index: int, num_stages: int, config: Config) -> nn.Module:
@@ -27,10 +28,7 @@ def tied_weight(stage: nn.Module) -> nn.Parameter:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     config = Config.from_args(args)
     dist.init_process_group("gloo")
     rank, last = dist.get_rank(), dist.get_world_size() - 1

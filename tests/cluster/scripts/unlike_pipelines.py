@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gpt import argument_parser
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from tests.support.script import script_parser
 
 WIDTH = 4
 NORMS: dict[str, Callable[[], nn.Module]] = {
@@ -34,10 +34,7 @@ def build_layer(number: int) -> nn.Module:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
-    args = parser.parse_args()
+    args = script_parser(__doc__).parse_args()
     dist.init_process_group("gloo")
     pipelines, tolerate = os.environ.get("PIPELINES"), int(os.environ.get("TOLERATE", 0))
     model = swift_ft.LayerStack(

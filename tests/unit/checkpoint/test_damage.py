@@ -17,6 +17,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, DamagedCheckpointError
 from swift_ft.offline.checkpoint_check import verify_checkpoint
 from swift_ft.storage.store import Store
+from tests.support.damage import flip
 
 PART = "checkpoints/00000010/rank-00000.g00001"
 MARKER = "checkpoints/00000010/committed.json"
@@ -38,13 +39,6 @@ def saved(tmp_path: Path) -> Path:
     assert checkpointer.wait(DEADLINE_S)
     checkpointer.folder.commit(10, {0: PART}, "run", digests)
     return tmp_path
-
-
-def flip(file: Path, at: float) -> None:
-    """Flip one bit, at this fraction of a file."""
-    data = bytearray(file.read_bytes())
-    data[int(len(data) * at)] ^= 4
-    file.write_bytes(data)
 
 
 def cut(file: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
 
 import swift_ft
 from swift_ft.checkpoint import layer_costs
@@ -18,13 +16,6 @@ from swift_ft.costs.layer_profile import LayerProfile, read_layers
 from swift_ft.errors import UsageError
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def layers(*milliseconds: int) -> tuple[LayerProfile, ...]:
@@ -44,14 +35,14 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def test_the_newest_run_that_measured_says_them(group: None, store: Store) -> None:
+def test_the_newest_run_that_measured_says_them(one_process: None, store: Store) -> None:
     assert swift_ft.measured_costs(store.url, 3) == layers(1, 2, 3)
     keep_layers(store, "a/3", layers(5, 5, 5))
     assert swift_ft.measured_costs(store.url, 3) == layers(5, 5, 5)
 
 
 def test_a_run_that_starts_again_begins_as_it_did(
-    group: None, store: Store, monkeypatch: pytest.MonkeyPatch
+    one_process: None, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its own measurements came after its beginning. Workers that differ would be refused."""
     keep_layers(store, "a/3", layers(5, 5, 5))
@@ -59,14 +50,14 @@ def test_a_run_that_starts_again_begins_as_it_did(
     assert swift_ft.measured_costs(store.url, 3) == layers(1, 2, 3)
 
 
-def test_another_model_s_are_not_taken(group: None, store: Store) -> None:
+def test_another_model_s_are_not_taken(one_process: None, store: Store) -> None:
     assert swift_ft.measured_costs(store.url, 4) is None
     keep_layers(store, "a/2", layers(1, 2, 3, 4))
     assert swift_ft.measured_costs(store.url, 3) == layers(7, 1, 1)
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["an empty store", "none yet"])
-def test_a_first_run_has_none(is_there: bool, group: None, tmp_path: Path) -> None:
+def test_a_first_run_has_none(is_there: bool, one_process: None, tmp_path: Path) -> None:
     place = tmp_path / "store"
     if is_there:
         place.mkdir()
@@ -76,7 +67,7 @@ def test_a_first_run_has_none(is_there: bool, group: None, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"layers": []}', '{"layers": [{"forward_s": -1}]}'])
 def test_damaged_ones_are_left_out_and_said_so(
-    content: str, group: None, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    content: str, one_process: None, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "runs" / "a_2" / "layers.json").write_text(content)
     with caplog.at_level(logging.WARNING):
@@ -89,7 +80,7 @@ def test_the_file_is_one_for_swift_plan(store: Store, tmp_path: Path) -> None:
     assert read_layers(tmp_path / "runs" / "a_2" / "layers.json") == layers(1, 2, 3)
 
 
-def test_a_store_of_a_newer_version_is_one_line(group: None, store: Store, tmp_path: Path) -> None:
+def test_a_store_of_a_newer_version_is_one_line(one_process: None, store: Store, tmp_path: Path) -> None:
     record = {k: v for k, v in json.loads((tmp_path / RECORD).read_text()).items() if k != "digest"}
     (tmp_path / RECORD).write_text(json.dumps(sealed({**record, "format": 99})))
     with pytest.raises(UsageError, match=r"^A newer version of swift_ft wrote "):
@@ -100,7 +91,7 @@ def test_a_store_of_a_newer_version_is_one_line(group: None, store: Store, tmp_p
     ("url", "words"),
     [("gopher://a/b", "gopher"), ("/proc/1/mem/store", r"The costs of layers cannot be read: ")],
 )
-def test_a_store_that_cannot_be_read_is_one_line(url: str, words: str, group: None) -> None:
+def test_a_store_that_cannot_be_read_is_one_line(url: str, words: str, one_process: None) -> None:
     with pytest.raises(UsageError, match=words) as raised:
         swift_ft.measured_costs(url, 3)
     assert "\n" not in str(raised.value)

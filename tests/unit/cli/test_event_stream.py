@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -12,26 +11,16 @@ from typing import Any
 
 import pytest
 
-from docs.reference import MEANINGS
 from swift_ft.cli.event_stream import EventFile, EventStream
 from swift_ft.cli.journal_news import news_of
-from swift_ft.cli.news import KINDS, News
+from swift_ft.cli.news import News
 from swift_ft.launch.log_handlers import EventPipe, _PipeHandler
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History
-from tests.support.json_schema import mistakes
+from tests.support.event_lines import checked_lines
 
 TELLER = Path(__file__).parent / "scripts" / "tells_a_story.py"
-SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "events.schema.json").read_text())
-
-
-def lines_of(text: str) -> list[dict[str, Any]]:
-    """The lines, checked against the schema and against the documented names."""
-    lines = [json.loads(line) for line in text.splitlines()]
-    assert [mistake for line in lines for mistake in mistakes(line, SCHEMA)] == []
-    assert {line["event"] for line in lines} <= KINDS.keys() | MEANINGS.keys()
-    return lines
 
 
 def story(*flags: str) -> str:
@@ -47,7 +36,7 @@ def test_events_go_on_where_nobody_reads_the_console(tmp_path: Path) -> None:
     command = [sys.executable, str(TELLER), "--events-log", str(path)]
     subprocess.run(command, stderr=writer, timeout=120, check=True)
     os.close(writer)
-    told = [line["event"] for line in lines_of(path.read_text()) if line["source"] == "journal"]
+    told = [line["event"] for line in checked_lines(path.read_text()) if line["source"] == "journal"]
     assert told[-1] == "run_ended"
 
 
@@ -55,7 +44,7 @@ def test_a_file_gets_journal_log_and_launcher_in_one_schema(tmp_path: Path) -> N
     path = tmp_path / "events.jsonl"
     path.write_text("")
     assert "{" not in story("--quiet", "--events-log", str(path))
-    lines = lines_of(path.read_text())
+    lines = checked_lines(path.read_text())
     assert {line["run"] for line in lines} == {"story"}
     journal = [line for line in lines if line["source"] == "journal"]
     assert [line["event"] for line in journal] == [
@@ -94,13 +83,13 @@ def test_what_is_logged_just_before_the_end_is_written(
     path = tmp_path / "events.jsonl"
     monkeypatch.setenv("LATE", "4")
     story("--quiet", "--events-log", str(path))
-    late = [line["message"] for line in lines_of(path.read_text()) if line["event"] == "log_resumed"]
+    late = [line["message"] for line in checked_lines(path.read_text()) if line["event"] == "log_resumed"]
     assert late == [f"late {number}" for number in range(4)]
 
 
 def test_a_minus_means_stderr() -> None:
     lines = [line for line in story("--quiet", "--events-log", "-").splitlines() if line.startswith("{")]
-    assert {line["source"] for line in lines_of("\n".join(lines))} == {"journal", "log", "launcher"}
+    assert {line["source"] for line in checked_lines("\n".join(lines))} == {"journal", "log", "launcher"}
 
 
 def test_a_file_that_cannot_be_written_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

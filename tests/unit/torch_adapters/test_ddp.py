@@ -48,11 +48,7 @@ class Events:
         self.buckets.append(len(parameters))
 
 
-@pytest.fixture(autouse=True)
-def one_process() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def hooked(events: Any, **options: Any) -> tuple[DataParallelHook, list[list[list[int]]]]:

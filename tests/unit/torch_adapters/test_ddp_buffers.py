@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +15,7 @@ from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
 
-
-@pytest.fixture(autouse=True)
-def one_process() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def model(*, keeps_equal: bool = True) -> DistributedDataParallel:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -73,13 +72,6 @@ class Training:
         return [parameter.to_local().detach().clone() for parameter in self.model.parameters()]
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 PLACES: dict[str, Callable[[Training], Callable[[Any], Any]]] = {
     "forward, before a block": lambda t: t.blocks[1].register_forward_pre_hook,
     "forward, after a block": lambda t: t.blocks[0].register_forward_hook,
@@ -92,7 +84,7 @@ PLACES: dict[str, Callable[[Training], Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("reshard", [True, False])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("calls", [1, 2])
-def test_an_interrupted_step_is_repeated(calls: int, place: str, reshard: bool, alone: None) -> None:
+def test_an_interrupted_step_is_repeated(calls: int, place: str, reshard: bool, one_process: None) -> None:
     """In the first microbatch, and in the second, when gradients have been accumulated."""
     if "optimizer" in place and calls == 2:
         pytest.skip("it steps once")
@@ -106,7 +98,7 @@ def test_an_interrupted_step_is_repeated(calls: int, place: str, reshard: bool, 
         assert torch.equal(one, other)
 
 
-def test_a_validation_does_not_decide_what_a_backward_pass_gathers(alone: None) -> None:
+def test_a_validation_does_not_decide_what_a_backward_pass_gathers(one_process: None) -> None:
     """Or this worker would gather in another order than one that was replaced, or that was interrupted."""
     training = Training()
     training.step(0)
@@ -122,7 +114,7 @@ def test_a_validation_does_not_decide_what_a_backward_pass_gathers(alone: None) 
     assert not any(group._post_forward_indices for group in groups)
 
 
-def test_what_a_validation_gathered_is_sharded_again(alone: None) -> None:
+def test_what_a_validation_gathered_is_sharded_again(one_process: None) -> None:
     """Or this worker would not take part when a replaced one gathers it."""
     training = Training()
     training.step(0)
@@ -133,7 +125,7 @@ def test_what_a_validation_gathered_is_sharded_again(alone: None) -> None:
     assert all(hasattr(p, "to_local") for p in training.model.parameters())
 
 
-def test_gradients_that_are_carried_over_are_refused(alone: None) -> None:
+def test_gradients_that_are_carried_over_are_refused(one_process: None) -> None:
     training = Training()
     training.sharded.begin()
     training.model.set_requires_gradient_sync(False)
@@ -186,7 +178,7 @@ def test_without_shards() -> None:
     assert not is_sharded(model)
 
 
-def test_a_sharded_model_is_no_ddp_model(alone: None) -> None:
+def test_a_sharded_model_is_no_ddp_model(one_process: None) -> None:
     with pytest.raises(UnsupportedError, match=r"session\.attach_fsdp"):
         DataParallelHook(Training().model, lambda _: None, lambda _: None)
 

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -39,11 +37,7 @@ SENDS_MASKS = hasattr(_PipelineStageBase, "_get_grad_send_meta")
 TAKES_LOSS_KWARGS = "loss_kwargs" in inspect.signature(schedules.ScheduleGPipe.step).parameters
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 class Nothing:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from torch import nn
 
 from swift_ft.config.worker_context import WorkerContext
@@ -22,11 +20,7 @@ from swift_ft.torch_adapters.layer_stack import LayerStack
 LAYERS = 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 def stack(**options: Any) -> LayerStack:

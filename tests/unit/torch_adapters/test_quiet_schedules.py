@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
@@ -18,12 +17,7 @@ from swift_ft.torch_adapters.versions.first_messages import connect_to_others_on
 LOGGER = logging.getLogger("torch.distributed.pipelining.schedules")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group() -> Iterator[None]:
-    """A real group of one process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 @pytest.fixture(autouse=True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -19,10 +17,8 @@ from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimize
 
 
 @pytest.fixture
-def ddp() -> Iterator[DistributedDataParallel]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield DistributedDataParallel(nn.Linear(2, 2))
-    dist.destroy_process_group()
+def ddp(one_process: None) -> DistributedDataParallel:
+    return DistributedDataParallel(nn.Linear(2, 2))
 
 
 class Wrapper(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
@@ -52,18 +51,14 @@ def test_many_dtypes_at_once() -> None:
     assert all(target.equal(source) for target, source in zip(targets, sources, strict=True))
 
 
-def test_buffers_of_a_split_model() -> None:
+def test_buffers_of_a_split_model(one_process: None) -> None:
     """A table that is a DTensor: torch has no sharding strategy for a copy of many."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        model = nn.Module()
-        mesh = init_device_mesh("cpu", (1,))
-        model.register_buffer("table", distribute_tensor(torch.ones(2), mesh, [Replicate()]))
-        copies = BufferCopies([model])
-        with torch.no_grad():
-            model.get_buffer("table").fill_(7)
-        assert BufferCopies([model]).differs_from(copies)
-        copies.restore()
-        assert not BufferCopies([model]).differs_from(copies)
-    finally:
-        dist.destroy_process_group()
+    model = nn.Module()
+    mesh = init_device_mesh("cpu", (1,))
+    model.register_buffer("table", distribute_tensor(torch.ones(2), mesh, [Replicate()]))
+    copies = BufferCopies([model])
+    with torch.no_grad():
+        model.get_buffer("table").fill_(7)
+    assert BufferCopies([model]).differs_from(copies)
+    copies.restore()
+    assert not BufferCopies([model]).differs_from(copies)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
@@ -17,13 +15,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.torch_core import model_state as names
 from swift_ft.torch_core.model_state import load_model_state, model_state
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def network() -> nn.Sequential:
@@ -43,7 +34,7 @@ def ask_once(monkeypatch: pytest.MonkeyPatch, module: nn.Module) -> None:
     monkeypatch.setattr(names, "get_model_state_dict", lambda _: pytest.fail("DCP was asked again"))
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("wrap", [lambda m: m, DistributedDataParallel], ids=["plain", "ddp"])
 def test_names_are_those_of_dcp(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = wrap(network())
@@ -52,7 +43,7 @@ def test_names_are_those_of_dcp(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> N
     assert_same(module)
 
 
-@pytest.mark.usefixtures("group")
+@pytest.mark.usefixtures("one_process")
 def test_a_model_of_which_a_part_is_wrapped() -> None:
     """DCP then has an order of its own."""
     module = nn.Sequential(DistributedDataParallel(nn.Linear(2, 2)), nn.Linear(2, 2))

@@ -14,13 +14,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 import swift_ft
-from tests.support.habits import leave
+from tests.support.habits import attach, leave
 
 STORE, HABIT = sys.argv[1:3]
 KIND = "".join(sys.argv[3:])
@@ -152,18 +151,13 @@ def train_replicas() -> Any:
 def train_stage() -> Any:
     torch.manual_seed(dist.get_rank())
     module = centred()
-    stage = PipelineStage(module, dist.get_rank(), 2, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     session = swift_ft.Session({"model": module, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
-    session.attach_pipeline(schedule)
+    schedule = attach(session, module, pipeline=True)
     for step in session.steps(ITERATIONS):
         with step:
             x = batch(step.index)
-            if dist.get_rank() == 0:
-                schedule.step(x)
-            else:
-                schedule.step(target=x)
+            schedule.step(*[x] if dist.get_rank() == 0 else [], target=x)
             optimizer.step()
             optimizer.zero_grad()
     return module.state_dict(), optimizer.state_dict()

@@ -6,17 +6,15 @@ between.py STORE HABIT [pipeline]
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
 from swift_ft.config.worker_context import WorkerContext
-from tests.support.habits import leave
+from tests.support.habits import attach, leave
 from tests.support.machines import die
 
 STORE, HABIT = sys.argv[1:3]
@@ -37,13 +35,7 @@ def main() -> None:
     model: nn.Module = net if PIPELINE else DistributedDataParallel(net)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(net.parameters(), lr=1e-2))
     session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=4)
-    schedule: Any = None
-    if PIPELINE:
-        stage = PipelineStage(net, rank, 2, torch.device("cpu"))
-        schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
-        session.attach_pipeline(schedule)
-    else:
-        session.attach_ddp(model)
+    schedule = attach(session, model, pipeline=PIPELINE)
     best, bad, reached, seen = float("inf"), 0, [0], []
 
     def die_once(where: str) -> None:
@@ -80,12 +72,10 @@ def main() -> None:
     for step in session.steps(10):
         with step:
             x = batch(step.index)
-            if not PIPELINE:
-                (model(x).square().mean() * (1 + bad)).backward()
-            elif rank == 0:
-                schedule.step(x)
+            if PIPELINE:
+                schedule.step(*[x] if rank == 0 else [], target=x)
             else:
-                schedule.step(target=x)
+                (model(x).square().mean() * (1 + bad)).backward()
             optimizer.step()
             optimizer.zero_grad()
     rates = [group["lr"] for group in optimizer.param_groups]

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
 
 import swift_ft
-from tests.support.habits import leave
+from tests.support.habits import attach, leave
 
 STORE, HABIT = sys.argv[1:3]
 PIPELINE = sys.argv[3:] == ["pipeline"]
@@ -126,13 +125,7 @@ elif HABIT == "a level":
 else:
     batches = swift_ft.data.IndexedBatches(behind_others().dataset, BATCH, sampler=range(SAMPLES))  # type: ignore[arg-type]
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
-schedule: Any = None
-if PIPELINE:
-    stage = PipelineStage(net, rank, 2, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
-    session.attach_pipeline(schedule)
-else:
-    session.attach_ddp(model)
+schedule = attach(session, model, pipeline=PIPELINE)
 
 
 def inner() -> Samples:
@@ -149,12 +142,10 @@ for step in session.steps(10):
                 inner().level = 2.0
             level = inner().level
         x = batches[step.index]
-        if not PIPELINE:
-            ((model(x) - level).square().mean()).backward()
-        elif rank == 0:
-            schedule.step(x)
+        if PIPELINE:
+            schedule.step(*[x] if rank == 0 else [], target=x * level)
         else:
-            schedule.step(target=x * level)
+            (model(x) - level).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 leave(rank, {"model": net.state_dict(), "optimizer": optimizer.state_dict()})

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
 from tests.cluster.habits.scripts.flags_from import Phase, Window
-from tests.support.habits import leave
+from tests.support.habits import attach, leave
 
 STORE, HABIT = sys.argv[1:3]
 PIPELINE = sys.argv[3:] == ["pipeline"]
@@ -73,24 +72,16 @@ trained = net.head.parameters() if HABIT == "another group" else net.parameters(
 optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(trained, lr=1e-2))
 group = optimizer.param_groups[0]
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
-schedule: Any = None
-if PIPELINE:
-    stage = PipelineStage(net, rank, 2, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
-    session.attach_pipeline(schedule)
-else:
-    session.attach_ddp(model)
+schedule = attach(session, model, pipeline=PIPELINE)
 for step in session.steps(ITERATIONS):
     if step.index == FROM:
         change(net, optimizer)
     with step:
         x = batch(step.index)
-        if not PIPELINE:
-            model(x).square().mean().backward()
-        elif rank == 0:
-            schedule.step(x)
+        if PIPELINE:
+            schedule.step(*[x] if rank == 0 else [], target=x)
         else:
-            schedule.step(target=x)
+            model(x).square().mean().backward()
         optimizer.step()
         model.zero_grad()
 

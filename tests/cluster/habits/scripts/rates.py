@@ -10,13 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import swift_ft
-from tests.support.habits import leave
+from tests.support.habits import attach, leave
 
 STORE, HABIT = sys.argv[1:3]
 PIPELINE = sys.argv[3:] == ["pipeline"]
@@ -47,13 +46,7 @@ if ema is not None:
     state["ema"] = ema
 
 session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
-schedule: Any = None
-if PIPELINE:
-    stage = PipelineStage(net, rank, 2, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, 2, loss_fn=lambda y, target: (y - target).square().mean())
-    session.attach_pipeline(schedule)
-else:
-    session.attach_ddp(model)
+schedule = attach(session, model, pipeline=PIPELINE)
 for step in session.steps(ITERATIONS):
     group = optimizer.param_groups[0]
     if HABIT == "at the top" and step.index == 4:
@@ -63,12 +56,10 @@ for step in session.steps(ITERATIONS):
     with step:
         generator = torch.Generator().manual_seed(10 * step.index + (0 if PIPELINE else rank))
         x = torch.randn(4, 6, generator=generator)
-        if not PIPELINE:
-            model(x).square().mean().backward()
-        elif rank == 0:
-            schedule.step(x)
+        if PIPELINE:
+            schedule.step(*[x] if rank == 0 else [], target=x)
         else:
-            schedule.step(target=x)
+            model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         if HABIT == "clamp":

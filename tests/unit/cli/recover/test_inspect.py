@@ -12,6 +12,7 @@ from swift_ft.logging.format.encoding import SegmentIdentity
 from swift_ft.logging.format.record import Direction, MessageKey, Record, RecordKind, checksum_of
 from swift_ft.logging.format.segment import SegmentWriter
 from swift_ft.storage.store import Store
+from tests.support.damage import flip
 
 
 @pytest.fixture
@@ -42,9 +43,7 @@ def test_a_segment_for_people_and_for_programs(segment: Path, capsys: pytest.Cap
 
 
 def test_a_flipped_bit_is_named(segment: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = bytearray(segment.read_bytes())
-    data[data.index(b"\5" * 400) + 100] ^= 1
-    segment.write_bytes(data)
+    flip(segment, segment.read_bytes().index(b"\5" * 400) + 100)
     assert main(["inspect", str(segment)]) == 1
     assert "damaged: the payload of iteration 5, microbatch 0, forward" in capsys.readouterr().out
 

@@ -15,6 +15,7 @@ from swift_ft.coordination.archive import JournalArchive
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.storage.store import Store
+from tests.support.damage import flip
 from tests.support.stored_run import RUN, make_run, pipeline_record, save_checkpoint, write_log
 
 
@@ -161,9 +162,7 @@ def test_a_damaged_checkpoint(store: Store, tmp_path: Path, capsys: pytest.Captu
 
 def spoil(tmp_path: Path, iteration: int) -> None:
     (path,) = (tmp_path / f"store/checkpoints/{iteration:08d}/rank-00001.g00001").glob("*.distcp")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(path)
 
 
 def test_no_checkpoint(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,17 +19,9 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Stamped
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
+from tests.support.clock import Clock
 
 MACHINES = 4
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.protocol import step
+from tests.support.clock import Clock
 from tests.support.kernel_messages import LINK, XID, Kernel
 
 SECRET = JobSecret(b"s" * 32)
@@ -78,15 +79,6 @@ def test_a_report_that_fails_is_an_error_of_the_agent(neighbour: Neighbour) -> N
 
 
 MACHINES = 4
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def joined(machines: int) -> State:

@@ -14,6 +14,7 @@ from swift_ft.logging import FetchStats, LogReader, PeerLog, PeerSources
 from swift_ft.network import JobSecret, peer_client
 from swift_ft.network.peer_server import LOGS, PeerServer, files
 from swift_ft.storage.store import Store
+from tests.support.damage import flip
 from tests.support.log import LOG, RUN, RemoteStore, events_of, key, message, write_segment
 from tests.support.strangers import answering
 
@@ -238,9 +239,3 @@ def test_a_peer_that_was_doubted_is_asked_after_the_store(
 def unreachable(segment: Path) -> PeerLog:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         return PeerLog(f"127.0.0.1:{closed.getsockname()[1]}", SECRET, [segment.name])
-
-
-def flip(segment: Path, where: float) -> None:
-    data = bytearray(segment.read_bytes())
-    data[int(where * len(data))] ^= 1
-    segment.write_bytes(data)

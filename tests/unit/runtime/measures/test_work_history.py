@@ -10,16 +10,7 @@ import pytest
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory
 from swift_ft.logging import IterationStats
 from swift_ft.runtime.measures.work_history import WorkHistory
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.support.clock import Clock
 
 
 @pytest.fixture

@@ -5,12 +5,10 @@ That a repeated step has the same bits, wherever the first was interrupted: see 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,14 +18,12 @@ from swift_ft.torch_adapters.versions.fsdp_reset import reset_iteration
 
 
 @pytest.fixture
-def model() -> Iterator[Any]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def model(one_process: None) -> Any:
     mesh = init_device_mesh("cpu", (1,))
     sharded: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Tanh())
     for module in (sharded[0], sharded[1], sharded):
         fully_shard(module, mesh=mesh)
-    yield sharded
-    dist.destroy_process_group()
+    return sharded
 
 
 def test_a_module_with_parameters_has_a_group_and_one_without_has_none(model: Any) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage
 
@@ -20,11 +18,7 @@ FLOAT = {"shape": [2, 3], "stride": [3, 1], "dtype": "float32", "requires_grad":
 GRADIENT = FLOAT | {"requires_grad": False}
 
 
-@pytest.fixture(autouse=True)
-def one_process() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_process")
 
 
 class Sum(nn.Module):

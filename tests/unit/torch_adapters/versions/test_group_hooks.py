@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,10 +15,8 @@ from swift_ft.torch_adapters.versions.group_methods import those_of
 
 
 @pytest.fixture
-def natives() -> Iterator[list[Any]]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield [dist.group.WORLD, dist.new_group([0])]
-    dist.destroy_process_group()
+def natives(one_process: None) -> list[Any]:
+    return [dist.group.WORLD, dist.new_group([0])]
 
 
 def test_hooks_live_on_with_the_handle(natives: list[Any]) -> None:

@@ -1,22 +1,25 @@
-"""Pipelines of a LayerStack that machines leave one by one: all that a worker keeps is written at the end.
+"""Pipelines of a LayerStack that share global batches, and that machines may leave one by one.
 
-What it writes goes by layer, so that runs with other pipelines can be compared.
+All that a worker keeps is written at the end, by layer, so that runs with other pipelines can be compared.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from gpt import ONE_STAGE, Config, argument_parser, build_layer, loss_fn
+from gpt import ONE_STAGE, Config, build_layer, loss_fn
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 from torch.utils.data import TensorDataset
 
 import swift_ft
+from tests.support.script import script_parser
 
 PIPELINES, SAMPLES, SAMPLES_OF_MICROBATCH = 2, 400, 2
 
@@ -29,10 +32,11 @@ def samples(config: Config) -> TensorDataset:
 
 
 def main() -> None:
-    parser = argument_parser(__doc__)
-    parser.add_argument("--store")
-    parser.add_argument("--checkpoint-every", type=int)
+    parser = script_parser(__doc__)
+    parser.add_argument("--exact", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--min-stages", type=int, default=1)
+    parser.add_argument("--gamma", type=float, default=1.0, help="of the learning rate")
+    parser.add_argument("--plan-at", type=int, help="the iteration after which worker 0 writes the plan")
     args = parser.parse_args()
     config = Config.from_args(args)
     dist.init_process_group("gloo")
@@ -40,7 +44,7 @@ def main() -> None:
         lambda number: build_layer(number, config),
         count=config.layers + 2,
         pipelines=PIPELINES,
-        exact=True,
+        exact=args.exact,
         stages_per_worker=1 if args.schedule in ONE_STAGE else 2,
         min_stages=args.min_stages,
     )
@@ -53,7 +57,7 @@ def main() -> None:
     planned = 0 if "OWN_MICROBATCHES" in os.environ else model.microbatches
     schedule = get_schedule_class(args.schedule)(pipeline, planned or config.microbatches, loss_fn=loss_fn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.7)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=args.gamma)
     batches = swift_ft.data.GlobalBatches(
         samples(config),
         PIPELINES * config.microbatches * SAMPLES_OF_MICROBATCH,
@@ -63,6 +67,8 @@ def main() -> None:
     state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
     session.attach_pipeline(schedule)
+    out = Path(args.weights_out)
+    out.mkdir(parents=True, exist_ok=True)
     for step in session.steps(args.iterations):
         with step:
             x, y = batches[step.index]
@@ -72,8 +78,11 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-    out = Path(args.weights_out)
-    out.mkdir(parents=True, exist_ok=True)
+            if losses:
+                done = f"iteration {step.index} of pipeline {model.pipeline}: {len(losses)} microbatches"
+                print(f"{done}, losses add up to {sum(map(float, losses))!r}", flush=True)
+        if step.index == args.plan_at and dist.get_rank() == 0:
+            (out / "plan.json").write_text(json.dumps(session.plan().to_dict()))
     kept: dict[str, Tensor] = dict(model.state_dict())
     for name, parameter in model.named_parameters():
         kept |= {f"{name} {of}": value for of, value in optimizer.state[parameter].items()}
