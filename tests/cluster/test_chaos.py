@@ -65,7 +65,8 @@ def test_a_failure_is_told_from_a_crash(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; sys.exit('no data')")
     ended = run_trial(Training(LAUNCH, (str(script),), "", 120), new(tmp_path / "ended"))
-    assert ended.outcome == Outcome.UNLOADABLE
+    assert ended.outcome == Outcome.CRASHED
+    assert "no fault of the plan can have caused this" in ended.reason
     assert "no data" in ended.reason
     script.write_text("import time; time.sleep(1000)")
     hung = run_trial(Training(LAUNCH, (str(script),), "{folder}/store", 5), new(tmp_path / "hung"))
@@ -83,7 +84,12 @@ def test_a_torchrun_that_hangs_leaves_no_worker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough)],
+    [
+        (signal.SIGHUP, 129),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.thorough),
+        pytest.param(signal.SIGQUIT, 131, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_signal_ends_the_run_in_progress(tmp_path: Path, number: signal.Signals, code: int) -> None:
     """Workers, launcher and temporary folders are gone with it."""
@@ -92,7 +98,8 @@ def test_a_signal_ends_the_run_in_progress(tmp_path: Path, number: signal.Signal
         f"import os, pathlib, time\npathlib.Path({str(told)!r}, str(os.getpid())).touch()\ntime.sleep(600)"
     )
     tool = subprocess.Popen(
-        [sys.executable, "-m", "swift_ft.cli.chaos", "--", str(script)],
+        # Under nohup it would ignore one of these signals.
+        ["env", "--default-signal", sys.executable, "-m", "swift_ft.cli.chaos", "--", str(script)],
         env={**os.environ, "TMPDIR": str(temporary)},
         start_new_session=True,
     )
@@ -113,6 +120,27 @@ def test_habits_are_planted_into_both_runs(tmp_path: Path) -> None:
     assert (trial.outcome, trial.habits) == (Outcome.IDENTICAL, (Habit.RATE,)), trial.reason
     assert plain.state.keys() == trial.state.keys()
     assert plain.state != trial.state
+
+
+@pytest.mark.parametrize("habits", [False, True])
+def test_a_module_that_imports_the_session_by_its_home(
+    habits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is found from where the tool runs, though each run is elsewhere; habits are planted all the same."""
+    text = Path(SCRIPT).read_text().replace("import swift_ft\n", "from swift_ft.session import Session\n")
+    package = new(tmp_path / "package")
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text(text.replace("swift_ft.Session(", "Session("))
+    monkeypatch.chdir(tmp_path)
+    option = ("--habits", "--seed", str(SEED)) if habits else ("--torchrun",)
+    plan = "kill machine=1 iteration=2 point=optimizer"
+    code = main([*option, "--plan", plan, "--spares", "1", "--json", "--", "-m", "package.train"])
+    facts = json.loads(capfd.readouterr().out)
+    (run,) = facts["runs"]
+    assert (code, run["outcome"], run["ways"], run["never_struck"]) == (0, "identical", ["replica"], []), run
+    assert run["habits"] == (["rate"] if habits else [])
+    assert habits or facts["torchrun"]["differ"] == []
+    assert facts["outside"] == []
 
 
 def report(capfd: pytest.CaptureFixture[str], *options: str) -> tuple[int, dict[str, Any]]:
@@ -392,7 +420,7 @@ def test_what_a_script_leaves_itself_is_no_leak(tmp_path: Path, capfd: pytest.Ca
 def test_a_mistake_gets_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     for options, words in (
         (["--", "nothing.py"], "There is no script 'nothing.py'"),
-        (["--", "-m", "package.train"], "give the path of its file in place of -m"),
+        (["--", "-m"], "name the module after -m"),
         (["--faults", "fire", "--", SCRIPT], "there is no fault 'fire'"),
         (["--plan", "kill machine=7 iteration=1", "--", SCRIPT], "there is no machine 7"),
         (["--plan", "unplug machine=1 iteration=1", "--", SCRIPT], "add --networks"),

@@ -38,11 +38,14 @@ examples:
   one plan again:
     swift-chaos --plan "kill machine=1 iteration=3" -- train.py --store {folder}/store
 
+  a module, found from here:
+    swift-chaos -- -m package.train --store {folder}/store
+
 exit codes:
-  0    every run was identical, within a documented bound, or ended with a line and a checkpoint
-  1    a run was wrong, hung, crashed, left something behind, or no fault struck in it
+  0    every run was identical, within a documented bound, or ended by its faults, with a line
+  1    a run was wrong, hung, crashed, left something behind, lost its checkpoint, or no fault struck in it
   2    not done: one line says why, and what to do
-  130  interrupted; 143: stopped by SIGTERM
+  130  interrupted; 143: stopped by SIGTERM, 129: by SIGHUP, 131: by SIGQUIT
 """
 
 
@@ -78,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = OneLineParser(
         prog="swift-chaos",
-        usage="%(prog)s [options] -- script.py [arguments of the script]",
+        usage="%(prog)s [options] -- script.py | -m module [arguments of the script]",
         description="Run a training undisturbed, then with random faults, and compare all that it computed "
         "and wrote. {folder} in its arguments stands for a folder of each run's own; without it, that folder "
         "is the working directory.",
@@ -119,7 +122,7 @@ def _add_plans(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--faults",
         metavar="KINDS",
-        help="the kinds to draw, with commas; store, network, or all (default: kill, stop, break)",
+        help="the kinds to draw, with commas; store, network, change, or all (default: kill, stop, break)",
     )
     group.add_argument("--habits", action="store_true", help="plant habits of scripts into it, by the seed")
 
@@ -132,7 +135,7 @@ def _add_run(group: argparse._ArgumentGroup) -> None:
         "--spares",
         type=at_most(_MOST_MACHINES, 0),
         metavar="N",
-        help="machines that wait for a loss (default: as many as a plan has faults)",
+        help="machines that wait for a loss (default: --most, or as many as a longer --plan has faults)",
     )
     group.add_argument(
         "--torchrun",
@@ -170,24 +173,32 @@ def _run(args: argparse.Namespace) -> int:
     from swift_ft.cli.chaos.report import Report
     from swift_ft.testing.chaos.launchers import LAUNCHERS, StoppedError
 
-    script = args.script[1:] if args.script[:1] == ["--"] else args.script
-    if not script:
-        raise UsageError("name the script after --: swift-chaos -- train.py --store {folder}/store")
-    if script[0] in ("-m", "--module"):
-        raise UsageError("A module cannot be broken by its name: give the path of its file in place of -m.")
-    if not Path(script[0]).is_file():
-        raise UsageError(f"There is no script {script[0]!r}: check the path.")
+    script = _script(args)
     plan = _plan(args)
     spares = args.spares if args.spares is not None else max(args.most, len(plan or ()))
     repeats = Repeats(parser(), args, script, spares)
     shrinks = 0 if args.no_shrink else args.shrink_runs
     try:
         with LAUNCHERS.stopped_by_signals():
-            campaign = _campaign(args, (str(Path(script[0]).absolute()), *script[1:]), plan, spares)
+            campaign = _campaign(args, script, plan, spares)
             good = Report(repeats, campaign, as_json=args.json, shrinks=shrinks).run()
     except StoppedError as error:
         return 128 + error.number
     return ExitCode.OK if good else ExitCode.FINDINGS
+
+
+def _script(args: argparse.Namespace) -> tuple[str, ...]:
+    """The script with its whole path, or ``-m`` and a module; and its arguments."""
+    script = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not script:
+        raise UsageError("name the script after --: swift-chaos -- train.py --store {folder}/store")
+    if script[0] in ("-m", "--module"):
+        if not script[1:]:
+            raise UsageError("name the module after -m: swift-chaos -- -m package.train")
+        return ("-m", *script[1:])
+    if not Path(script[0]).is_file():
+        raise UsageError(f"There is no script {script[0]!r}: check the path.")
+    return (str(Path(script[0]).absolute()), *script[1:])
 
 
 def _plan(args: argparse.Namespace) -> tuple[Fault, ...] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections import Counter
 from typing import Any
@@ -84,7 +83,7 @@ class Report:
             self._print_json(ok=False, error=str(error))
             # Only an error of a run is explained by what that run has left.
             if isinstance(error, StoppedError) and self._all_good():
-                self._delete_files()
+                self._campaign.forget_all()
             raise
         self._sum_up(good)
         return good
@@ -144,7 +143,7 @@ class Report:
 
         def run_again(plan: tuple[Fault, ...]) -> Trial:
             found = reference.compared(plan, f"{trial.folder.name}-again")
-            shutil.rmtree(found.folder, ignore_errors=True)
+            self._campaign.forget(found.folder)
             return found
 
         plan = parse_faults(trial.plan)
@@ -172,7 +171,7 @@ class Report:
         self._print_json(ok=good)
         self._say(", ".join(f"{count} {name}" for name, count in self._counted().items()))
         if good:
-            self._delete_files()
+            self._campaign.forget_all()
 
     def _print_json(self, **facts: Any) -> None:
         """All that is known now, in one object."""
@@ -191,9 +190,6 @@ class Report:
 
     def _outside(self) -> list[str]:
         return sorted({name for reference in self._distinct for name in reference.outside})
-
-    def _delete_files(self) -> None:
-        shutil.rmtree(self._campaign.folder, ignore_errors=True)
 
     def _more(self, text: str) -> None:
         self._say(f"{'':{_WIDTH}}  {text}")

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from swift_ft.errors import SwiftError
+from swift_ft.errors import SwiftError, first_line
 from swift_ft.faults import Fault
-from swift_ft.testing.chaos.endings import beyond_faults
+from swift_ft.storage.store import Store
 from swift_ft.testing.chaos.habits import Habit, random_habits
 from swift_ft.testing.chaos.judging import judged_again
 from swift_ft.testing.chaos.outside import changed, look_at
 from swift_ft.testing.chaos.plain_trial import Likeness, likeness, plain_state
 from swift_ft.testing.chaos.plans import Shape, random_plan
-from swift_ft.testing.chaos.run_folder import is_at_home, read_report
+from swift_ft.testing.chaos.run_folder import is_at_home, is_module
 from swift_ft.testing.chaos.running import run_trial
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 from swift_ft.testing.chaos.unstable import Unstable
 
+_logger = logging.getLogger(__name__)
+
 _ATTEMPTS = 3
 """Plans of a seed that are tried until a fault strikes."""
+_PATIENCE_S = 10.0
+"""For a store that is to be deleted, and does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,20 @@ class Campaign:
     given: tuple[Fault, ...] | None = None
     torchrun: bool = False
     _used: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+    _places: threading.Semaphore = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_places", threading.Semaphore(self.parallel))
+
+    def run_once(
+        self, training: Training, folder: Path, plan: Sequence[Fault] = (), expected: Trial | None = None
+    ) -> Trial:
+        """As :func:`run_trial`, when there is a place among the runs that may run at a time.
+
+        The search for a smaller plan runs its plans beside those that follow.
+        """
+        with self._places:
+            return run_trial(training, folder, plan, expected, learns=self.learns, parallel=self.parallel)
 
     def prepare(self) -> dict[int, Reference]:
         """The undisturbed run that each seed is compared with.
@@ -96,7 +115,9 @@ class Campaign:
         if not self.torchrun:
             return None
         workers = self.shape.machines * self.shape.workers
-        plain, undisturbed = plain_state(self.training, self.new_folder("torchrun"), workers), reference.trial
+        with self._places:
+            plain = plain_state(self.training, self.new_folder("torchrun"), workers)
+        undisturbed = reference.trial
         found = likeness(plain, undisturbed.state, reference.unstable)
         if found.differ:
             reference.look_again()
@@ -114,6 +135,19 @@ class Campaign:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         return folder
+
+    def forget(self, folder: Path) -> None:
+        """Delete all that a run has left: its folder, and its store, which may be elsewhere."""
+        if self.training.store:
+            _delete_store(self.training.store_of(folder), folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def forget_all(self) -> None:
+        """The same for all runs that are left, and for what is around them."""
+        for folder in [*self.folder.iterdir()]:
+            if folder.is_dir():
+                self.forget(folder)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Reference:
@@ -138,9 +172,9 @@ class Reference:
 
     def _undisturbed(self, name: str) -> Trial:
         folder = self._campaign.new_folder("-".join([name, *self._training.habits]))
-        trial = run_trial(self._training, folder, learns=self._campaign.learns)
-        if self._training.habits and _is_refused(trial):
-            return replace(trial, outcome=Outcome.ENDED)
+        trial = self._campaign.run_once(self._training, folder)
+        if self._training.habits and trial.outcome == Outcome.ENDED:  # with a line for its user: an answer
+            return trial
         if trial.ways:
             raise SwiftError(
                 f"The undisturbed run was disturbed: it recovered ({', then '.join(trial.ways)}), though no "
@@ -172,14 +206,14 @@ class Reference:
             SwiftError: if undisturbed runs differ, too, in more than files and variables.
         """
         training = self._training
-        trial = run_trial(training, self._campaign.new_folder(name), plan, self.trial)
+        trial = self._campaign.run_once(training, self._campaign.new_folder(name), plan, self.trial)
         if trial.outcome == Outcome.WRONG and trial.state:
             self.look_again()
             if self._training is not training:  # another thread may have looked
                 # The same run: what went wrong in it may go well in another one.
                 trial = judged_again(trial, self._training, self.trial)
         if trial.outcome.is_good or (trial.outcome == Outcome.NOT_STRUCK and not trial.reason):
-            shutil.rmtree(trial.folder, ignore_errors=True)
+            self._campaign.forget(trial.folder)
         return trial
 
     @property
@@ -222,11 +256,25 @@ class Reference:
 
 def _shared_by_runs(script: tuple[str, ...]) -> set[Path]:
     """The folders that are the same for each run, and in which a script may write nonetheless."""
-    beside = {Path(path).parent for path in script[:1]}
+    beside = {Path.cwd()} if is_module(script) else {Path(path).parent for path in script[:1]}
     return beside | {Path.cwd()} if is_at_home(script) else beside
 
 
-def _is_refused(trial: Trial) -> bool:
-    """Whether an undisturbed run ended with a line for its user: an answer to a habit."""
-    stopped = trial.outcome in (Outcome.ENDED, Outcome.UNLOADABLE)
-    return stopped and not beyond_faults(read_report(trial.folder).get("events", ()), ())
+def _delete_store(url: str, folder: Path) -> None:
+    """Empty the store of a run, unless it is in the run's folder.
+
+    Args:
+        url: the store's.
+        folder: the run's. A store that does not have it in its path is not this run's alone, and stays.
+    """
+    try:
+        store = Store(url, patience_s=_PATIENCE_S)
+        local = store.local_path("")
+        if str(folder).strip("/") in store.root and not (local and local.is_relative_to(folder)):
+            store.delete_all()
+    except Exception as error:  # as its library has them: a run that went well is none the worse for it
+        _logger.warning(
+            "the store of a run that is over cannot be deleted: %s",
+            first_line(error),
+            extra={"event": "store_not_deleted"},
+        )

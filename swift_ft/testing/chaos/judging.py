@@ -27,6 +27,9 @@ from swift_ft.testing.chaos.unstable import FILE, variable_of
 _DAMAGES = (Action.FLIP, Action.TRUNCATE)
 _OF_STEPS = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON, ""))
 """Of variables in the functions that run the loop, and of the script itself, where that is in no function."""
+_UNSAVED = ".swift_ft.unsaved"
+"""The word of `checkpoint/step/carried.py` in the place of a value that cannot be saved. All others are
+given to whoever takes over."""
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _DIGESTS = ".plain.bytes.digests."
 """Of digests that workers have compared: all values of which they are stand beside them."""
@@ -99,17 +102,19 @@ def _unless_missed(outcome: Outcome, plan: Sequence[Fault], missed: Sequence[str
 def _judged_error(end: End, plan: Sequence[Fault], url: str, reason: str) -> tuple[Outcome, str]:
     """The outcome of a run that ended with a line."""
     events = end.report.get("events", ())
-    committed = [event["iteration"] for event in events if event["event"] == "CheckpointCommitted"]
-    last = committed[-1] if committed else None
-    if not url or not loads(url, committed=last, spoiled=_spoiled(plan, end.missed)):
-        return Outcome.UNLOADABLE, reason
     if not events:
         return Outcome.CRASHED, f"it left no events, so its faults may have no part in this: {reason}"
     if why := beyond_faults(events, plan):
         return Outcome.CRASHED, f"no fault of the plan can have caused this: {why}"
+    committed = [event["iteration"] for event in events if event["event"] == "CheckpointCommitted"]
+    is_whole = events[0]["position"] == 0  # else a snapshot took the place of the first, and may have had one
+    last = committed[-1] if committed else None
+    had_one = bool(committed) or not is_whole
+    if had_one and not (url and loads(url, committed=last, spoiled=_spoiled(plan, end.missed))):
+        return Outcome.UNLOADABLE, reason
     if plan and len(end.missed) == len(plan):
         return Outcome.NOT_STRUCK, f"it ended before any fault: {reason}"
-    return Outcome.ENDED, reason
+    return Outcome.ENDED, reason if had_one else f"before its first checkpoint: {reason}"
 
 
 def _spoiled(plan: Sequence[Fault], missed: Sequence[str]) -> int:
@@ -174,14 +179,15 @@ def _came_after_all(report: Mapping[str, Any], expected: Trial) -> bool:
 
 
 def _is_made_anew(name: str, there: Collection[str | None]) -> bool:
-    """Whether a variable is not there at all, as where a process has run no step that makes it.
+    """Whether a variable that cannot be saved is not there: the process has run no step that makes it.
 
     Args:
         name: the whole name of a value in it.
         there: all variables that the process has saved.
     """
     variable = variable_of(name)
-    return variable not in there and any(kind in (variable or "") for kind in _OF_STEPS)
+    made_by_steps = any(kind in (variable or "") for kind in _OF_STEPS)
+    return made_by_steps and name.endswith(_UNSAVED) and variable not in there
 
 
 def _is_file(name: str) -> bool:

@@ -18,7 +18,13 @@ from types import FrameType
 from swift_ft.errors import SwiftError
 from swift_ft.testing.chaos.leftovers import MARK, end_processes
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_OVER = b"over"
+_GUARD = """
+import os, signal, sys
+if not sys.stdin.read():
+    os.kill(int(sys.argv[1]), signal.SIGTERM)
+"""
 _GRACE_S = 20.0
 _LOOK_S = 0.2
 
@@ -47,8 +53,9 @@ class Launchers:
 
     @contextlib.contextmanager
     def stopped_by_signals(self) -> Iterator[None]:
-        """In this context SIGINT and SIGTERM stop all launchers. Of the main thread."""
-        before = {number: signal.signal(number, self._on_signal) for number in _SIGNALS}
+        """In this context SIGINT, SIGTERM, SIGHUP and SIGQUIT stop all launchers. Of the main thread."""
+        handled = [number for number in _SIGNALS if not _is_nohup(number)]
+        before = {number: signal.signal(number, self._on_signal) for number in handled}
         try:
             yield
         finally:
@@ -115,7 +122,8 @@ class Launchers:
                 cwd=cwd,
             )
         try:
-            code = self._wait(process, deadline_s)
+            with _not_left_alone(process.pid):
+                code = self._wait(process, deadline_s)
         finally:
             _end(process)
             if self._number:
@@ -129,6 +137,35 @@ class Launchers:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(min(left_s, _LOOK_S))
         return None
+
+
+def _is_nohup(number: signal.Signals) -> bool:
+    """Whether this tool is to go on when its terminal is closed."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+@contextlib.contextmanager
+def _not_left_alone(pid: int) -> Iterator[None]:
+    """End a launcher if SIGKILL ends this tool: a process waits for the end of a pipe that only this one has.
+
+    The kernel's own signal for that (PR_SET_PDEATHSIG) comes with the end of a thread, and threads of a
+    campaign end before it does.
+
+    Args:
+        pid: the launcher's.
+    """
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _GUARD, str(pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={},
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.communicate(_OVER)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -26,8 +26,8 @@ import swift_ft
 from swift_ft.checkpoint.plain_classes import kind_of
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.determinism import seed_step
+from swift_ft.testing.chaos import within
 from swift_ft.testing.chaos.values import digests_of
-from swift_ft.testing.chaos.within import run_within
 from swift_ft.torch_adapters.pipelining.stage_metadata import learn_shapes_without_trace, stages_of
 
 STATES = "SWIFT_CHAOS_STATES"
@@ -156,9 +156,8 @@ def _never_restarted() -> object:
 
 
 def put_in_place() -> None:
-    """In this process, for what is imported from now on."""
-    names: dict[str, Any] = {"Session": PlainSession, "wrap_optimizer": _unwrapped}
-    vars(swift_ft).update(names)
+    """In this process, whatever module a script imports them from, an integration for instance."""
+    within.put_in_place([(swift_ft.Session, PlainSession), (swift_ft.wrap_optimizer, _unwrapped)])
     replaced: Any = WorkerContext
     replaced.from_env = staticmethod(_never_restarted)
 
@@ -199,7 +198,7 @@ def main() -> None:
     """Run the script in this process."""
     os.environ[STATES] = sys.argv[1]
     put_in_place()
-    run_within(sys.argv[2:])
+    within.run_within(sys.argv[2:])
 
 
 if __name__ == "__main__":  # the module of the program is the script's: what is defined here is not of it

@@ -11,7 +11,7 @@ from swift_ft.errors import SwiftError
 from swift_ft.testing.chaos.comparison import files_of
 from swift_ft.testing.chaos.launchers import LAUNCHERS
 from swift_ft.testing.chaos.leftovers import end_processes
-from swift_ft.testing.chaos.run_folder import FOLDER, is_at_home, new_own, output_of
+from swift_ft.testing.chaos.run_folder import FOLDER, new_own, output_of, search_path, working_directory
 from swift_ft.testing.chaos.trial import Training
 
 _PLAIN = str(Path(__file__).with_name("plain.py"))
@@ -51,7 +51,8 @@ def plain_state(training: Training, folder: Path, workers: int) -> dict[str, str
         folder,
         training.deadline_s,
         output=output_of(folder),
-        cwd=None if is_at_home(training.script) else folder,
+        cwd=working_directory(training.script, folder),
+        environment=search_path(training.script),
     )
     if code is None:
         end_processes(folder)  # the launcher was ended, and its workers may not be

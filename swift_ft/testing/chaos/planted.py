@@ -1,4 +1,4 @@
-"""Runs a script whose session has habits: ``planted.py HABIT,HABIT SCRIPT ARGUMENTS``.
+"""Runs a script whose session has habits: ``planted.py HABIT,HABIT SCRIPT ARGUMENTS``, or ``-m MODULE``.
 
 The script itself stays as it is. The session that it makes plants them into modules, optimizers and steps.
 """
@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import swift_ft
+from swift_ft.errors import SwiftError
 from swift_ft.testing.chaos.habits import Habit
-from swift_ft.testing.chaos.within import run_within
+from swift_ft.testing.chaos.within import put_in_place, run_within
 
 _BOUND = 0.1
 _DECAY = 0.97
@@ -29,9 +30,16 @@ class Plant:
 
     Args:
         habits: to plant.
+        state: of the session.
+
+    Attributes:
+        made: how many there are in this process.
     """
 
+    made: ClassVar[int] = 0
+
     def __init__(self, habits: Collection[Habit], state: Mapping[str, Any]) -> None:
+        Plant.made += 1
         self.habits = frozenset(habits)
         self._optimizers = [part for part in state.values() if isinstance(part, Optimizer)]
         modules = [part for part in state.values() if isinstance(part, nn.Module)]
@@ -164,10 +172,20 @@ def _ignored(set_to_none: bool = True) -> None:
 
 
 def main() -> None:
-    """Run the script in this process."""
+    """Run the script in this process.
+
+    Raises:
+        SwiftError: it has ended well without a session, and so without a habit.
+    """
     habits = [Habit(name) for name in sys.argv[1].split(",")]
-    vars(swift_ft)["Session"] = planted(swift_ft.Session, habits)
-    run_within(sys.argv[2:])
+    put_in_place([(swift_ft.Session, planted(swift_ft.Session, habits))])
+    try:
+        run_within(sys.argv[2:])
+    except SystemExit as error:
+        if error.code or Plant.made:
+            raise
+    if not Plant.made:
+        raise SwiftError("The script has made no swift_ft.Session, so no habit was planted: omit --habits.")
 
 
 if __name__ == "__main__":  # the module of the program is the script's: what is defined here is not of it

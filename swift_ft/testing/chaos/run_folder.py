@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,23 @@ def logs_of(folder: Path) -> Path:
 def is_at_home(script: tuple[str, ...]) -> bool:
     """Whether a script's arguments say where it keeps its files: else that is its working directory."""
     return any(FOLDER in argument for argument in script)
+
+
+def is_module(script: tuple[str, ...]) -> bool:
+    """Whether it is a module, by its name."""
+    return script[:1] == ("-m",)
+
+
+def working_directory(script: tuple[str, ...], folder: Path) -> Path | None:
+    """The folder that a script runs in: its run's own, or None for that of this tool."""
+    return None if is_at_home(script) else folder
+
+
+def search_path(script: tuple[str, ...]) -> dict[str, str]:
+    """The variables by which Python finds a module from where this tool runs, wherever the module runs."""
+    if not is_module(script):
+        return {}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), os.environ.get("PYTHONPATH")]))}
 
 
 def store_in(folder: Path) -> str | None:

@@ -17,12 +17,13 @@ from swift_ft.testing.chaos.launchers import LAUNCHERS
 from swift_ft.testing.chaos.leftovers import left_by, shared_memory
 from swift_ft.testing.chaos.run_folder import (
     FOLDER,
-    is_at_home,
     logs_of,
     new_own,
     output_of,
     read_report,
     report_of,
+    search_path,
+    working_directory,
 )
 from swift_ft.testing.chaos.struck import missed_of
 from swift_ft.testing.chaos.trial import Training, Trial
@@ -39,6 +40,7 @@ def run_trial(
     expected: Trial | None = None,
     *,
     learns: bool = False,
+    parallel: int = 1,
 ) -> Trial:
     """Run the training once, and compare it.
 
@@ -48,10 +50,11 @@ def run_trial(
         plan: the faults.
         expected: the undisturbed run; None if this is that one.
         learns: note the points that workers pass, for plans.
+        parallel: runs at a time, with which it may share this host.
     """
     text = "; ".join(map(str, plan))
     if expected is not None:
-        training = replace(training, deadline_s=limit_of(training, plan, expected))
+        training = replace(training, deadline_s=limit_of(training, plan, expected, parallel))
     end, leaves = _run(training, folder, text or (_NEVER if learns else ""), expected)
     report = end.report
     if end.code == 1 and report.get("ok") and report.get("missed_faults"):
@@ -82,18 +85,19 @@ def run_trial(
     )
 
 
-def limit_of(training: Training, plan: Sequence[Fault], expected: Trial) -> float:
+def limit_of(training: Training, plan: Sequence[Fault], expected: Trial, parallel: int = 1) -> float:
     """Seconds after which a disturbed run counts as hung: its faults may take their time.
 
     Args:
         training: has the limit that was asked for, which is the shortest one.
         plan: the faults.
         expected: the undisturbed run.
+        parallel: runs at a time. They share the cores of this host, which that one may have had for itself.
     """
     slow = [fault.factor or DEFAULT_FACTOR for fault in plan if fault.action == Action.SLOW]
     lasts = [fault.lasts_s for fault in plan if fault.action in DEFAULT_SECONDS.keys() - {Action.CLOCK}]
-    # All that was computed may be lost once, and is computed again.
-    computes_s = expected.wall_s * (1 + max(slow, default=1.0))
+    # Each fault may cost all that was computed until then, and it is computed again.
+    computes_s = parallel * expected.wall_s * (max(slow, default=1.0) + max(1, len(plan)))
     return max(training.deadline_s, computes_s + sum(lasts) + _RECOVERY_S * len(plan))
 
 
@@ -127,6 +131,7 @@ def _wait_for_store(folder: Path, inject: str) -> None:
 def _launched(training: Training, folder: Path, inject: str, temporary: Path) -> tuple[int | None, str]:
     launcher = ["swift_ft.cli.run", *training.launch, "--inject", inject]
     launcher += ["--log-dir", str(logs_of(folder)), "--events-out", str(report_of(folder))]
+    launcher += _own_name(training, folder)
     script = [argument.replace(FOLDER, str(folder)) for argument in training.command]
     new_own(folder)
     code = LAUNCHERS.run(
@@ -134,7 +139,17 @@ def _launched(training: Training, folder: Path, inject: str, temporary: Path) ->
         folder,
         training.deadline_s,
         output=output_of(folder),
-        cwd=None if is_at_home(training.script) else folder,
-        environment={"TMPDIR": str(temporary)},
+        cwd=working_directory(training.script, folder),
+        environment={"TMPDIR": str(temporary), **search_path(training.script)},
     )
     return code, output_of(folder).read_text(errors="replace")
+
+
+def _own_name(training: Training, folder: Path) -> list[str]:
+    """The flags by which a run in a rendezvous store that others use, too, joins none of these others.
+
+    The last one of a flag counts.
+    """
+    flags = [flag.replace("_", "-") for flag in training.launch]
+    shares = any(flag.startswith(("--rdzv-backend", "--rdzv-endpoint")) for flag in flags)
+    return ["--rdzv-id", f"chaos-{folder.parent.name}-{folder.name}"] if shares else []

@@ -25,7 +25,7 @@ class Outcome(StrEnum):
     """None of its faults struck: it shows nothing, also where it ended with an error."""
     ENDED = "ended"
     """Its faults ended it, with an error in one line, and its last checkpoint loads, or an earlier one where
-    faults have damaged files. Nothing is silently wrong."""
+    faults have damaged files; or before its first checkpoint. Nothing is silently wrong."""
     WRONG = "WRONG"
     """It ended well, with another state or other files."""
     HUNG = "HUNG"
@@ -38,7 +38,7 @@ class Outcome(StrEnum):
     """It left processes behind, shared memory that the undisturbed run does not leave, or temporary files of
     swift_ft's own."""
     UNLOADABLE = "NO CHECKPOINT"
-    """It ended with an error in one line, and its last checkpoint does not load, or it has none."""
+    """Its faults ended it, with an error in one line, and the checkpoint that it had last does not load."""
 
     @property
     def is_good(self) -> bool:
@@ -52,8 +52,8 @@ class Training:
 
     Attributes:
         launch: flags of swift-run.
-        script: the script and its arguments; ``{folder}`` stands for a folder of each run's own. If none of
-            them has it, each run's working directory is that folder.
+        script: the script, or ``-m`` and a module, and its arguments; ``{folder}`` stands for a folder of
+            each run's own. If none of them has it, each run's working directory is that folder.
         store: the run's store, with ``{folder}``; empty for the one that the run has in its folder.
         deadline_s: seconds after which a run counts as hung, or later if its faults may take longer.
         habits: that are planted into the script.

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import json
 import shlex
 import signal
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -88,6 +90,17 @@ def test_a_mistake_gets_one_line(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("swift-chaos: ")
     assert words in line
+
+
+@pytest.mark.parametrize("option", ["-m", "--module"])
+def test_a_module_is_run_by_its_name(
+    option: str, runs: Callable[[Run], list[Path]], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And the command that repeats a run names it."""
+    runs(lambda folder, plan: trial(folder, plan, Outcome.CRASHED if plan else Outcome.IDENTICAL))
+    assert main(["--plan", PLAN, "--no-shrink", "--json", "--", option, "package.train", "--lr", "1"]) == 1
+    (run,) = json.loads(capfd.readouterr().out)["runs"]
+    assert run["repeat"].endswith(" -- -m package.train --lr 1")
 
 
 # -------------------------------------------------------------------------------------------------- files
@@ -222,6 +235,33 @@ def test_each_run_has_a_folder_of_its_own(script: str, runs: Callable[[Run], lis
 
 
 # --------------------------------------------------------------------------------------------- smaller plans
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_the_search_for_a_smaller_plan_takes_a_place_of_those_that_run_at_a_time(
+    script: str, runs: Callable[[Run], list[Path]], parallel: int
+) -> None:
+    """The first seed fails, and its plan is run again, while that of the second seed is run."""
+    lock, now, most = threading.Lock(), 0, 0
+    together = threading.Barrier(2)
+
+    def run(folder: Path, plan: Sequence[Fault]) -> Trial:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(now, most)
+        if folder.name in ("seed-0-again", "seed-1"):
+            with contextlib.suppress(threading.BrokenBarrierError):
+                together.wait(0.5)  # for the other one, which comes if there is a place for it
+        with lock:
+            now -= 1
+        return trial(folder, plan, Outcome.CRASHED if "seed-0" in folder.name else Outcome.IDENTICAL)
+
+    folders = runs(run)
+    options = ["--plans", "2", "--shrink-runs", "1", "--parallel", str(parallel)]
+    assert main([*options, "--", script]) == 1
+    assert {"seed-0-again", "seed-1"} < {folder.name for folder in folders}
+    assert most <= parallel
 
 
 def test_a_failure_that_does_not_come_again_is_called_one(

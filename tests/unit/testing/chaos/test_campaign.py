@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,11 +12,11 @@ import pytest
 
 from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault, parse_faults
+from swift_ft.storage.store import Store
 from swift_ft.testing.chaos import campaign
 from swift_ft.testing.chaos.campaign import Campaign
-from swift_ft.testing.chaos.judging import judged_again
+from swift_ft.testing.chaos.judging import End, judged, judged_again
 from swift_ft.testing.chaos.plans import Shape
-from swift_ft.testing.chaos.run_folder import new_own, report_of
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 AT_A_TIME = 2
@@ -31,14 +30,7 @@ def test_runs_side_by_side_learn_of_it_together(tmp_path: Path, monkeypatch: pyt
     clock, together = itertools.count(), threading.Barrier(AT_A_TIME, timeout=20)
     first = itertools.count()
 
-    def run_trial(
-        training: Training,
-        folder: Path,
-        plan: Sequence[Fault] = (),
-        expected: Any = None,
-        *,
-        learns: bool = False,
-    ) -> Trial:
+    def run_trial(training: Training, folder: Path, plan: Sequence[Fault] = (), *_: Any, **__: Any) -> Trial:
         state = {"iteration": "4", "file times.txt": str(next(clock))}
         if not plan:
             return Trial("", Outcome.IDENTICAL, 0, "", state, folder)
@@ -95,24 +87,39 @@ def test_a_run_that_differs_is_not_run_again(tmp_path: Path, monkeypatch: pytest
     assert trial.folder.is_dir()
 
 
-@pytest.mark.parametrize("usage", [True, False])
+@pytest.mark.parametrize(
+    ("events", "error"),
+    [
+        (["usage"], ""),
+        (["CheckpointCommitted", "usage"], "ended as NO CHECKPOINT \\(swift-run: it failed\\)"),
+        (["its own"], "ended as CRASHED \\(no fault of the plan can have caused this: it failed\\)"),
+        ([], "ended as CRASHED \\(it left no events"),
+    ],
+)
 def test_a_habit_is_refused_with_a_line_for_its_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, usage: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[str], error: str
 ) -> None:
-    """An error of the program is none, with or without a checkpoint before it."""
+    """An error of the program is none, and no answer takes a checkpoint away."""
+
+    def event(position: int, name: str) -> dict[str, Any]:
+        if name == "CheckpointCommitted":
+            return {"event": name, "iteration": 4, "position": position}
+        failed = {"event": "ScriptFailed", "reason": "it failed", "cause": ""}
+        return {**failed, "usage": name == "usage", "position": position}
 
     def run_trial(training: Training, folder: Path, *_: Any, **__: Any) -> Trial:
-        new_own(folder)
-        failed = {"event": "ScriptFailed", "reason": "it failed", "cause": "", "usage": usage}
-        report_of(folder).write_text(json.dumps({"events": [failed]}))
-        return Trial("", Outcome.UNLOADABLE, 1, "it failed", {}, folder, training.habits)
+        report = {"events": [event(*one) for one in enumerate(events)]}
+        end = End(1, "swift-run: it failed\n", 1.0, [], report)
+        outcome, reason, state = judged(training, folder, (), end, None)
+        return Trial("", outcome, 1, reason, state, folder, training.habits)
 
     monkeypatch.setattr(campaign, "run_trial", run_trial)
-    made = Campaign(Training((), (), "", 10), Shape(2, 1, 4), tmp_path, 0, plans=1, habits=True, learns=True)
-    if usage:
+    training = Training((), (), "{folder}/store", 10)
+    made = Campaign(training, Shape(2, 1, 4), tmp_path, 0, plans=1, habits=True, learns=True)
+    if not error:
         assert [trial.outcome for trial in made.run()] == [Outcome.ENDED]
     else:
-        with pytest.raises(SwiftError, match="ended as NO CHECKPOINT \\(it failed\\)"):
+        with pytest.raises(SwiftError, match=error):
             [*made.run()]
 
 
@@ -243,11 +250,19 @@ def test_a_state_that_differs_undisturbed_ends_the_campaign(
         campaign_of(tmp_path, monkeypatch, lambda number: {name: str(number), f"{VARIABLE}t0": str(number)})
 
 
-@pytest.mark.parametrize("at_home", [True, False])
+@pytest.mark.parametrize(
+    ("script", "is_shared"),
+    [
+        (("beside/train.py",), {"out.txt"}),
+        (("beside/train.py", "--store={folder}/store"), {"out.txt", "metrics.csv"}),
+        (("-m", "package.train"), {"metrics.csv"}),
+        (("-m", "package.train", "--store={folder}/store"), {"metrics.csv"}),
+    ],
+)
 def test_a_file_that_all_runs_write_is_named(
-    at_home: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: tuple[str, ...], is_shared: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside the script always; in the working directory where no folder of the run's takes its place."""
+    """Beside a script; and where the tool runs, if the script does, too, or if a module is found there."""
     here, beside, runs = tmp_path / "here", tmp_path / "beside", tmp_path / "here" / "runs"
     for folder in (here, beside, runs, here / ".git"):
         folder.mkdir()
@@ -260,8 +275,57 @@ def test_a_file_that_all_runs_write_is_named(
 
     monkeypatch.setattr(campaign, "run_trial", run_trial)
     monkeypatch.chdir(here)
-    script = (str(beside / "train.py"), *["--store={folder}/store"] * at_home)
+    script = tuple(one.replace("beside/", f"{beside}/") for one in script)
     made = Campaign(Training((), script, "", 10), Shape(2, 1, 4), runs, 0, plans=1, learns=True)
     (reference,) = made.prepare().values()
-    expected = {str(beside / "out.txt")} | ({str(here / "metrics.csv")} if at_home else set())
-    assert reference.outside == expected
+    assert {Path(name).name for name in reference.outside} == is_shared
+
+
+def test_the_store_of_a_run_that_went_well_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it is: that of the undisturbed run is needed until all is over."""
+    runs = tmp_path / "runs"
+
+    def stores() -> list[str]:
+        root = f"memory://{runs}"
+        return [name for name in Store(root).list("") if Store(f"{root}/{name}").find("")]
+
+    def run_trial(training: Training, folder: Path, plan: Sequence[Fault] = (), *_: Any, **__: Any) -> Trial:
+        Store(training.store_of(folder)).write_json("run.json", {})
+        outcome = Outcome.CRASHED if "seed-1" in folder.name else Outcome.IDENTICAL
+        return Trial("; ".join(map(str, plan)), outcome, 0, "", {"iteration": "4"}, folder)
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    training = Training((), (), "memory://{folder}/store", 10)
+    made = Campaign(training, Shape(2, 1, 4), runs, 0, plans=3, learns=True)
+    assert [trial.outcome.is_good for trial in made.run()] == [True, False, True]
+    assert stores() == ["seed-1", "undisturbed"]
+    made.forget_all()
+    assert stores() == []
+    assert not runs.exists()
+
+
+@pytest.mark.parametrize(
+    "store", ["memory://bucket", "memory://{folder}", "{folder}/store", "/proc/{folder}"]
+)
+def test_only_the_store_of_the_run_itself_is_deleted(
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not a whole bucket; and one in the run's folder goes with that."""
+    deleted = []
+    monkeypatch.setattr(Store, "delete_all", lambda self: deleted.append(self.root))
+    made = Campaign(Training((), (), store, 10), Shape(2, 1, 4), tmp_path, 0, plans=1)
+    made.forget(made.new_folder("seed-0"))
+    elsewhere = "{folder}" in store and not store.startswith("{folder}")
+    assert [root.endswith(f"{tmp_path}/seed-0") for root in deleted] == [True] * elsewhere
+    assert not (tmp_path / "seed-0").exists()
+
+
+def test_a_store_that_does_not_let_itself_be_deleted_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Campaign(Training((), (), "nosuch://{folder}", 10), Shape(2, 1, 4), tmp_path, 0, plans=1)
+    made.forget(made.new_folder("seed-0"))
+    assert "the store of a run that is over cannot be deleted" in caplog.text
+    assert not (tmp_path / "seed-0").exists()

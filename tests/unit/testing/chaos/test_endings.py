@@ -27,6 +27,10 @@ def closed(reason: str, cause: str = "", by: str = "agent 1") -> dict[str, Any]:
     return {"event": "JobClosed", "by": by, "reason": reason, "cause": cause}
 
 
+def committed(iteration: int) -> dict[str, Any]:
+    return {"event": "CheckpointCommitted", "by": "worker 0", "iteration": iteration}
+
+
 def injected(fault: str = KILL) -> dict[str, Any]:
     return {"event": "FaultInjected", "by": "worker 1", "fault": fault}
 
@@ -114,7 +118,7 @@ def end_of(
 
 
 def test_the_end_of_a_run_by_its_faults_is_good(tmp_path: Path) -> None:
-    assert end_of(tmp_path, 1, injected(), closed("too few", "machine")) == (
+    assert end_of(tmp_path, 1, committed(4), injected(), closed("too few", "machine")) == (
         Outcome.ENDED,
         "swift-run: the reason",
     )
@@ -166,7 +170,8 @@ def test_the_last_checkpoint_loads_unless_a_fault_has_damaged_it(
     for iteration in damaged:
         (file,) = (tmp_path / "store" / "checkpoints" / f"{iteration:08d}").rglob("*.distcp")
         file.write_bytes(file.read_bytes()[:-1] + b"?")
-    report = {"events": [{**event, "position": place} for place, event in enumerate(ENDED)]}
+    events = [*map(committed, (0, 2, 4)), *ENDED]
+    report = {"events": [{**event, "position": place} for place, event in enumerate(events)]}
     end = End(1, "swift-run: the reason\n", 1.0, [], report, (missed,) if missed else ())
     found, reason, _ = judged(Training((), (), "{folder}/store", 10), tmp_path, parse_faults(plan), end, None)
     assert found == outcome, reason
@@ -174,6 +179,41 @@ def test_the_last_checkpoint_loads_unless_a_fault_has_damaged_it(
 
 def test_a_committed_checkpoint_is_there(tmp_path: Path) -> None:
     """An older one is not as good."""
-    committed = [{"event": "CheckpointCommitted", "iteration": iteration} for iteration in (4, 6)]
-    assert end_of(tmp_path, 1, committed[0], *ENDED)[0] == Outcome.ENDED
-    assert end_of(tmp_path, 1, *committed, *ENDED)[0] == Outcome.UNLOADABLE
+    assert end_of(tmp_path, 1, committed(4), *ENDED)[0] == Outcome.ENDED
+    assert end_of(tmp_path, 1, committed(4), committed(6), *ENDED)[0] == Outcome.UNLOADABLE
+
+
+@pytest.mark.parametrize(
+    ("events", "missed", "began", "outcome", "reason"),
+    [
+        (ENDED, "", 0, Outcome.ENDED, "before its first checkpoint: swift-run: the reason"),
+        (ENDED[1:], KILL, 0, Outcome.NOT_STRUCK, "it ended before any fault: swift-run: the reason"),
+        (
+            (injected(), failed("KeyError: 'x'", "script")),
+            "",
+            0,
+            Outcome.CRASHED,
+            "no fault of the plan can have caused this: KeyError: 'x'",
+        ),
+        ((committed(4), *ENDED), "", 0, Outcome.UNLOADABLE, "swift-run: the reason"),
+        ((committed(4), *ENDED[1:]), KILL, 0, Outcome.UNLOADABLE, "swift-run: the reason"),
+        (ENDED, "", 900, Outcome.UNLOADABLE, "swift-run: the reason"),
+    ],
+    ids=["by its faults", "by itself", "by the script", "it had one", "it had one, no fault", "it may have"],
+)
+@pytest.mark.parametrize("has_store", [True, False])
+def test_a_run_without_a_checkpoint(
+    tmp_path: Path,
+    has_store: bool,
+    events: tuple[dict[str, Any], ...],
+    missed: str,
+    began: int,
+    outcome: Outcome,
+    reason: str,
+) -> None:
+    """One that ends early had none yet: its cause counts. A journal without its beginning cannot tell."""
+    report = {"events": [{**event, "position": began + place} for place, event in enumerate(events)]}
+    end = End(1, "swift-run: the reason\n", 1.0, [], report, (missed,) if missed else ())
+    training = Training((), (), "{folder}/store" if has_store else "", 10)
+    found = judged(training, tmp_path, parse_faults(KILL), end, None)
+    assert found == (outcome, reason, {})

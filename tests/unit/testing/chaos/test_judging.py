@@ -160,8 +160,8 @@ def judge_state(
     ).outcome
 
 
-def carried(function: str, **variables: list[int]) -> dict[str, str]:
-    """Lists of the script's, as they are named in a checkpoint."""
+def carried(function: str, **variables: Any) -> dict[str, str]:
+    """Variables of the script's, as they are named in a checkpoint."""
     return digests_of({"carried": {function: variables}}, "worker 0.plain.bytes")
 
 
@@ -175,22 +175,31 @@ def test_a_variable_that_has_lost_some_of_it_is_wrong(
     assert judge_state(tmp_path, found, expected, AFTER_ALL) == Outcome.WRONG
 
 
+UNSAVED = {"swift_ft.unsaved": "an open file"}
+
+
 @pytest.mark.parametrize(
-    ("function", "recovery", "outcome"),
+    ("function", "value", "recovery", "outcome"),
     [
-        ("", AFTER_ALL, Outcome.IDENTICAL),
-        ("(loop)", AFTER_ALL, Outcome.IDENTICAL),
-        ("(passes on)", AFTER_ALL, Outcome.IDENTICAL),
-        ("", PLAINLY, Outcome.WRONG),
-        ("(loop)", PLAINLY, Outcome.WRONG),
-        ("(epochs)", AFTER_ALL, Outcome.WRONG),
+        ("", UNSAVED, AFTER_ALL, Outcome.IDENTICAL),
+        ("(loop)", UNSAVED, AFTER_ALL, Outcome.IDENTICAL),
+        ("(passes on)", UNSAVED, AFTER_ALL, Outcome.IDENTICAL),
+        ("", UNSAVED, PLAINLY, Outcome.WRONG),
+        ("(loop)", UNSAVED, PLAINLY, Outcome.WRONG),
+        ("(epochs)", UNSAVED, AFTER_ALL, Outcome.WRONG),
+        ("", [1, 2], AFTER_ALL, Outcome.WRONG),
+        ("(loop)", [1, 2], AFTER_ALL, Outcome.WRONG),
+        ("(passes on)", 1.0, AFTER_ALL, Outcome.WRONG),
     ],
 )
-def test_a_variable_that_a_step_makes_is_not_there_without_one(
-    tmp_path: Path, function: str, recovery: dict[str, Any], outcome: Outcome
+def test_a_variable_that_a_step_makes_and_nobody_can_save_is_not_there_without_one(
+    tmp_path: Path, function: str, value: object, recovery: dict[str, Any], outcome: Outcome
 ) -> None:
-    """Of a worker that took over when the last step was complete. An undisturbed run has them all."""
+    """Of a worker that took over when the last step was complete: it is given all that can be saved.
+
+    An undisturbed run has them all.
+    """
     kept = carried(function, history=[0, 1])
-    whole = {**kept, **carried(function, batch=[1, 2])}
+    whole = {**kept, **carried(function, batch=value)}
     assert judge_state(tmp_path, kept, whole, recovery) == outcome
     assert judge_state(tmp_path, whole, kept, recovery) == Outcome.WRONG

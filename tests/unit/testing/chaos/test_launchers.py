@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -71,8 +72,17 @@ def test_a_run_that_is_late_is_ended(tmp_path: Path) -> None:
     assert Launchers().run(["launcher"], tmp_path, 1.0, output=tmp_path / "output", cwd=tmp_path) is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_stop_as_long_as_somebody_listens(number: signal.Signals) -> None:
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """Whatever the terminal of the tests says, a signal is not ignored."""
+    before = {number: signal.signal(number, signal.default_int_handler) for number in launchers._SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_signals_stop_as_long_as_somebody_listens(number: signal.Signals, handled: None) -> None:
     runs, before = Launchers(), signal.getsignal(number)
     with runs.stopped_by_signals():
         runs.check()
@@ -84,21 +94,55 @@ def test_signals_stop_as_long_as_somebody_listens(number: signal.Signals) -> Non
     runs.check()
 
 
+def test_a_tool_under_nohup_outlives_its_terminal(handled: None) -> None:
+    runs = Launchers()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with runs.stopped_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        runs.check()
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+
+
+TOOL = """
+import sys, pathlib
+from swift_ft.testing.chaos.launchers import LAUNCHERS
+folder = pathlib.Path(sys.argv[1])
+with LAUNCHERS.stopped_by_signals():
+    print("ready", flush=True)
+    LAUNCHERS.run(["launcher"], folder, 60.0, output=folder / "output", cwd=folder)
+"""
+
+
 def test_a_signal_ends_a_run_of_the_main_thread(tmp_path: Path) -> None:
     """As in the search for a smaller plan."""
     (tmp_path / "launcher.py").write_text("import time; time.sleep(600)")
-    code = (
-        "import sys, pathlib\n"
-        "from swift_ft.testing.chaos.launchers import LAUNCHERS\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "with LAUNCHERS.stopped_by_signals():\n"
-        "    print('ready', flush=True)\n"
-        "    LAUNCHERS.run(['launcher'], folder, 60.0, output=folder / 'output', cwd=folder)\n"
-    )
     tool = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", TOOL, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert tool.stdout is not None
     assert tool.stdout.readline() == "ready\n"
     tool.send_signal(signal.SIGTERM)
     assert "StoppedError: stopped by SIGTERM" in tool.communicate(timeout=60)[1]
+
+
+def test_a_tool_that_is_killed_leaves_no_run(tmp_path: Path) -> None:
+    """Nobody would end it when it is late. The launcher gets the signal on which it ends its processes."""
+    launcher = "import os, pathlib, signal, time\n"
+    launcher += "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('ended').touch(), os._exit(0)))\n"
+    launcher += "pathlib.Path('began').touch()\ntime.sleep(600)\n"
+    (tmp_path / "launcher.py").write_text(launcher)
+    with subprocess.Popen(
+        [sys.executable, "-c", TOOL, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as tool:
+        wait_until((tmp_path / "began").exists, "the beginning of a run")
+        tool.kill()
+    wait_until((tmp_path / "ended").exists, "the end of the run")
+
+
+def test_a_run_that_is_over_leaves_nobody_to_watch_it(tmp_path: Path) -> None:
+    (tmp_path / "launcher.py").touch()
+    for _ in range(3):
+        assert Launchers().run(["launcher"], tmp_path, 60.0, output=tmp_path / "output", cwd=tmp_path) == 0
+    own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    commands = [Path("/proc", pid, "cmdline").read_bytes() for pid in own]
+    assert not [command for command in commands if launchers._GUARD.encode() in command]

@@ -1,13 +1,17 @@
-"""How long a disturbed run may take: as long as its faults let it."""
+"""A disturbed run may take as long as its faults let it, and meets no other run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from swift_ft.cli.run import parser as run_parser
 from swift_ft.faults import parse_faults
-from swift_ft.testing.chaos.running import limit_of
+from swift_ft.testing.chaos.launchers import LAUNCHERS
+from swift_ft.testing.chaos.running import limit_of, run_trial
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 UNDISTURBED = Trial("", Outcome.IDENTICAL, 0, "", {}, Path("run"), wall_s=100.0)
@@ -21,12 +25,52 @@ UNDISTURBED = Trial("", Outcome.IDENTICAL, 0, "", {}, Path("run"), wall_s=100.0)
         ("slow worker=0 iteration=1 factor=8; slow worker=1 iteration=1 factor=2", 800),
         ("suspend machine=1 iteration=1 seconds=400", 500),
         ("lag worker=1 iteration=1 seconds=200; vanish worker=0 iteration=3 seconds=250", 550),
-        ("kill machine=1 iteration=7; kill machine=0 iteration=8", 200),
+        ("kill machine=1 iteration=7; kill machine=0 iteration=8", 300),
+        ("kill machine=1 iteration=7; kill machine=0 iteration=8; kill machine=1 iteration=8", 400),
+        ("slow worker=0 iteration=1 factor=5; kill machine=1 iteration=8", 750),
     ],
 )
 def test_what_faults_cost_is_no_hang(plan: str, at_least: float) -> None:
     limit = limit_of(Training((), (), "", 10.0), parse_faults(plan), UNDISTURBED)
     assert at_least <= limit < 2 * at_least + 200
+
+
+def test_runs_at_a_time_share_the_cores_of_a_host() -> None:
+    plan, training = parse_faults("kill machine=1 iteration=7"), Training((), (), "", 10.0)
+    alone = limit_of(training, plan, UNDISTURBED)
+    assert limit_of(training, plan, UNDISTURBED, parallel=4) >= alone + 3 * 2 * UNDISTURBED.wall_s
+
+
+SHARED = ("--rdzv-backend", "etcd-v3", "--rdzv_endpoint=h:2379")
+
+
+@pytest.mark.parametrize(
+    ("launch", "names"),
+    [
+        (SHARED, ["chaos-campaign-seed-0", "chaos-campaign-seed-0-again"]),
+        ((*SHARED, "--rdzv-id", "mine"), ["chaos-campaign-seed-0", "chaos-campaign-seed-0-again"]),
+        (("--rdzv_endpoint", "etcd://h:2379"), ["chaos-campaign-seed-0", "chaos-campaign-seed-0-again"]),
+        (("--rdzv-id", "mine"), ["mine", "mine"]),
+        (("--standalone",), ["none", "none"]),
+    ],
+)
+def test_runs_in_a_rendezvous_store_of_others_have_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: tuple[str, ...], names: list[str]
+) -> None:
+    """Else they would join each other, or the user's own job."""
+    found = []
+
+    def run(arguments: Sequence[str], folder: Path, *_: Any, output: Path, **__: Any) -> int:
+        output.touch()
+        found.append(run_parser().parse_args(arguments[1:]).rdzv_id)
+        return 0
+
+    monkeypatch.setattr(LAUNCHERS, "run", run)
+    for name in ("seed-0", "seed-0-again"):
+        folder = tmp_path / "campaign" / name
+        folder.mkdir(parents=True)
+        run_trial(Training(launch, ("train.py",), "", 10.0), folder)
+    assert found == names
 
 
 def test_the_limit_that_was_asked_for_is_the_shortest() -> None:
