@@ -313,7 +313,7 @@ def test_only_the_store_of_the_run_itself_is_deleted(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not a whole bucket; and one in the run's folder goes with that."""
-    deleted = []
+    deleted: list[str] = []
     monkeypatch.setattr(Store, "delete_all", lambda self: deleted.append(self.root))
     made = Campaign(Training((), (), store, 10), Shape(2, 1, 4), tmp_path, 0, plans=1)
     made.forget(made.new_folder("seed-0"))

@@ -58,7 +58,7 @@ def test_runs_in_a_rendezvous_store_of_others_have_names_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: tuple[str, ...], names: list[str]
 ) -> None:
     """Else they would join each other, or the user's own job."""
-    found = []
+    found: list[str] = []
 
     def run(arguments: Sequence[str], folder: Path, *_: Any, output: Path, **__: Any) -> int:
         output.touch()
