@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -275,7 +274,7 @@ class FaultInjector:
         harms: dict[Action, Callable[[Path], None]] = {
             Action.FLIP: strikes.flip,
             Action.TRUNCATE: strikes.truncate,
-            Action.VANISH: partial(strikes.vanish, seconds=fault.lasts_s),
+            Action.VANISH: lambda store: strikes.vanish(store, fault.lasts_s),
         }
         for path in self._in_store(fault):
             with contextlib.suppress(OSError):

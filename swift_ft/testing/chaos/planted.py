@@ -30,7 +30,7 @@ class Plant:
 
     Args:
         habits: to plant.
-        state: of the session.
+        state: what the session protects, by name.
 
     Attributes:
         made: how many there are in this process.

@@ -340,9 +340,9 @@ def test_a_store_that_goes_meanwhile_is_no_error_of_the_script(
     store, harm = tmp_path / "store", getattr(strikes, action)
     written(store, "run.json", at=1)
 
-    def harm_late(path: Path, **options: float) -> None:
+    def harm_late(path: Path, *options: float) -> None:
         shutil.rmtree(store)
-        harm(path, **options)
+        harm(path, *options)
 
     monkeypatch.setattr(strikes, action, harm_late)
     fault = f"{action} worker=2 iteration=5 point=between"
