@@ -87,7 +87,7 @@ MEANINGS = {
     "store_restored": "This machine has republished the journal in a rendezvous store that came back empty.",
     "run_abandoned": "A run had no living machine, though its store lived: a new run begins with --resume.",
     "store_not_restored": "What a lost machine had set in a lost rendezvous store is gone. The run ends.",
-    "store_not_deleted": "`swift-chaos` could not delete the store of a run that is over: delete it.",
+    "store_not_deleted": "`swift-chaos` cannot delete the store of a run that is over: delete it yourself.",
     "snapshots_off": "A job with one machine has no other one that could hold its state in memory.",
     "copies_in_their_domain": "Most machines are in one failure domain: some of their copies stay in it.",
     "copy_damaged": "A copy in memory is not what was copied. It is dropped, and the next way back is taken.",

@@ -46,6 +46,15 @@ def test_a_log_of_a_worker_tells_of_the_call(tmp_path: Path) -> None:
     assert missed_of(report(KILL, FULL, ok=True), PLAN, "", tmp_path) == (FULL,)
 
 
+@pytest.mark.parametrize("action", ["flip", "truncate", "vanish"])
+def test_a_fault_that_has_found_no_file_has_not_struck(action: str, tmp_path: Path) -> None:
+    """Its worker says so: the journal had it before."""
+    plan = parse_faults(f"{action} worker=0 iteration=3 point=between")
+    told = {"ok": True, "missed_faults": [], "events": []}
+    assert missed_of(told, plan, f"'{plan[0]}' found nothing to strike", tmp_path) == (str(plan[0]),)
+    assert missed_of(told, plan, f"an injected fault strikes: {plan[0]}", tmp_path) == ()
+
+
 def test_a_journal_without_its_beginning_tells_of_no_missed_fault(tmp_path: Path) -> None:
     """A long run's journal begins with a snapshot."""
     assert missed_of(report(FULL, ok=False, began=900), PLAN, MET, tmp_path) == ()
