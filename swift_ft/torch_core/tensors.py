@@ -76,6 +76,12 @@ def storage_names(tensors: Iterable[torch.Tensor]) -> dict[int, object]:
     return {storage._cdata: StorageWeakRef(storage) for storage in map(_storage_of, tensors)}
 
 
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of the storage that a tensor views, and its bytes. Of a sparse tensor, as of its values."""
+    storage = _storage_of(tensor)
+    return storage.data_ptr(), storage.nbytes()
+
+
 def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage:
     if tensor.is_sparse:
         tensor = sparse_values(tensor.detach())

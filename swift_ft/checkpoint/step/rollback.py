@@ -24,9 +24,10 @@ from torch.utils.hooks import RemovableHandle
 from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
+from swift_ft.checkpoint.step.noted import NotedVariables
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
-from swift_ft.checkpoint.step.script import NotedVariables, ScriptVariables
+from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import UnsupportedError
 from swift_ft.optim import UndoableOptimizer

@@ -11,9 +11,9 @@ import logging
 import re
 import sys
 import weakref
+from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from types import CellType, CodeType, FrameType
 from typing import Any
@@ -23,31 +23,31 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from swift_ft.checkpoint.step.containers import content_in
-from swift_ft.checkpoint.step.counted import counted_in, is_counted, number_of_counted
+from swift_ft.checkpoint.step.counted import number_of_counted
 from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
     CONTAINERS,
     FIXED_EXACTLY,
     MOST_ELEMENTS,
-    is_copied,
     is_object,
-    is_understood,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, Leaves, OfGraph, Uncopied
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaves, Uncopied
+from swift_ft.checkpoint.step.noted import (
+    OF_LOOP_BYTES,
+    OPAQUE,
+    NotedVariables,
+    noted_cells,
+    noted_value,
+    variables_in,
+)
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, leads_nowhere, reach
 from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames, set_variables
+from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import same_bits, storage_id, storage_names, tensors_in
-from swift_ft.units import format_bytes
+from swift_ft.torch_core.tensors import memory_of, same_bits, storage_id, storage_names, tensors_in
 
 _logger = logging.getLogger(__name__)
-
-_OPAQUE: Any = object()
-"""In the place of a value that is of no kind that could be put back."""
-_OF_LOOP_BYTES = 2**16
-"""Larger tensors that the loop's own variables hold are batches and results, as a rule."""
 
 _VARIABLE = "(variable)"
 """Before the name of a variable that is that of a part of the state, which is something else."""
@@ -63,102 +63,6 @@ _LOOKS_APART = 16
 _FIRST_NOTES = 3
 _MOST_MADE_SINCE = 10_000
 """Elements of new containers, as a batch may be, that are looked through in each step."""
-
-
-@dataclass
-class NotedVariables:
-    """The variables of a script at one moment.
-
-    Attributes:
-        state: what the session protects.
-        slots: namespaces, and the names of their variables.
-        values: one for each slot.
-        cells: what is in cells.
-        loop: variables of the functions that run the loop, by function and name.
-        codes: the code of these functions.
-        leaves: values that change in place, by ``id()``.
-        flags: whether parameters require gradients.
-        large: tensors in attributes of modules that are too large for a copy, by name.
-    """
-
-    namespaces: list[Namespace]
-    slots: list[tuple[Namespace, str]]
-    values: list[Any]
-    cells: list[tuple[CellType, Any]]
-    loop: dict[tuple[str, str], Any]
-    codes: dict[str, CodeType]
-    leaves: dict[int, Leaf]
-    flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
-    large: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def unaccounted(self) -> list[str]:
-        """Tensors and arrays that have changed for the first time since, of which there is no copy."""
-        found = {number: leaf for number, leaf in self.leaves.items() if isinstance(leaf, Uncopied)}
-        changed = (leaf.value() for number, leaf in found.items() if leaf.changed and not is_counted(number))
-        return [
-            f"{type(one).__name__.lower()} of {format_bytes(one.nbytes)}"
-            for one in changed
-            if one is not None
-        ]
-
-    def put_back(self) -> None:
-        """As they were. What is of a kind that nothing is known of stays as it is."""
-        # A loader may have been found to count in more since this was noted.
-        here = {id(one): one for one in (*self.namespaces, *(namespace for namespace, _ in self.slots))}
-        known = {number: counted_in(one.owner) for number, one in here.items()}
-        for (namespace, name), value in zip(self.slots, self.values, strict=True):
-            if name in known[id(namespace)]:
-                continue
-            known[id(namespace)].add(name)
-            now = namespace.variables.get(name, MISSING)
-            if now is value or value is _OPAQUE or not (now is MISSING or is_understood(now)):
-                continue
-            namespace.write(name, _taken_back(value))
-        for namespace in self.namespaces:
-            for name in set(namespace.names()) - known[id(namespace)]:
-                if namespace.may_lose(name) and is_understood(namespace.variables[name]):
-                    namespace.write(name, MISSING)
-        for cell, value in self.cells:
-            if content_of(cell) is not value and is_understood(content_of(cell)):
-                cell.cell_contents = _taken_back(value)
-        for function, frame in loop_frames(self.codes.get(EPOCHS)).items():
-            if frame.f_code is not self.codes.get(function):
-                continue  # the function of then has returned
-            now = frame.f_locals
-            changed = {
-                name: _taken_back(value)
-                for (of, name), value in self.loop.items()
-                if of == function and name in now and now[name] is not value and is_understood(now[name])
-            }
-            set_variables(frame, changed)
-        for number, leaf in self.leaves.items():
-            if not is_counted(number):
-                leaf.put_back()
-        for parameter, flag in self.flags:
-            if parameter.requires_grad != flag:
-                parameter.requires_grad_(flag)
-
-    def keep_changed(self) -> None:
-        """From now on, put back only what has changed until now. Later changes are others' own."""
-        noted = zip(self.slots, self.values, strict=True)
-        changed = [(slot, value) for slot, value in noted if _is_other(_now(slot), value)]
-        known = {(id(namespace), name) for namespace, name in self.slots}
-        changed += [
-            ((namespace, name), MISSING)
-            for namespace in self.namespaces
-            for name in namespace.names()
-            if (id(namespace), name) not in known and namespace.may_lose(name)
-        ]
-        self.namespaces = []
-        self.slots, self.values = [slot for slot, _ in changed], [value for _, value in changed]
-        self.cells = [(cell, value) for cell, value in self.cells if _is_other(content_of(cell), value)]
-        loop = _variables_in(loop_frames(self.codes.get(EPOCHS)))
-        self.loop = {
-            place: value for place, value in self.loop.items() if _is_other(loop.get(place, MISSING), value)
-        }
-        self.leaves = {number: leaf for number, leaf in self.leaves.items() if leaf.changed}
-        self.flags = [(one, flag) for one, flag in self.flags if one.requires_grad != flag]
-        self.large = {}
 
 
 class ScriptVariables:
@@ -189,7 +93,9 @@ class ScriptVariables:
         self._steps_since_look = self._new = 0
         # Storages of large state, which is put back in other ways, as of the last look: without gradients.
         self._protected: dict[int, object] = {}
-        self._gradients: set[int] | None = None  # storages, as of the first need since the last look or note
+        self._gradients: list[int] | None = (
+            None  # addresses, as of the first need since the last look or note
+        )
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
         self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
         self._said_crowded = False
@@ -225,13 +131,13 @@ class ScriptVariables:
         if self._sizes != [len(namespace.variables) for namespace in self._reach.namespaces]:
             self._note_slots()
         frames = loop_frames(self.epochs)
-        loop = _variables_in(frames)
+        loop = variables_in(frames)
         self._heavy.let_go()  # frames give up earlier values only as they are asked for the present ones
         slots, raw = self.slots, [namespace.variables.get(name, MISSING) for namespace, name in self.slots]
         first = self._first_of_loop
         if results := {id(value) for value in (*loop.values(), *raw[first:]) if holds_results(value)}:
             loop = {place: value for place, value in loop.items() if id(value) not in results}
-            raw[first:] = [_OPAQUE if id(value) in results else value for value in raw[first:]]
+            raw[first:] = [OPAQUE if id(value) in results else value for value in raw[first:]]
         others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
         late, inner = self._made_since([*(raw[index] for index in others), *loop.values()])
         if late.namespaces:
@@ -244,20 +150,20 @@ class ScriptVariables:
         cells = [(cell, content_of(cell)) for _, cell in [*self.cells, *late.cells]]
         values = raw.copy()
         for index in others:
-            values[index] = _noted(raw[index])
+            values[index] = noted_value(raw[index])
         leaves = self._new_leaves(whole=whole)
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
         in_place += [one for one in self._heavy.containers if id(one) not in results]
         self._copy([*in_place, *inner], MOST_BYTES, leaves)
-        self._copy([*loop.values(), *late.leaves], _OF_LOOP_BYTES, leaves)
+        self._copy([*loop.values(), *late.leaves], OF_LOOP_BYTES, leaves)
         self.unnoted, self._beyond = leaves.unnoted, leaves.beyond
         self._heavy.noted(leaves.by_number)
         return NotedVariables(
             namespaces=[*self._reach.namespaces, *late.namespaces],
             slots=slots,
             values=values,
-            cells=_noted_cells(cells),
-            loop={place: _noted(value) for place, value in loop.items()},
+            cells=noted_cells(cells),
+            loop={place: noted_value(value) for place, value in loop.items()},
             codes={function: frame.f_code for function, frame in frames.items()},
             leaves=leaves.by_number,
             large=self._large_of([(*slots[index], raw[index]) for index in others]),
@@ -344,14 +250,16 @@ class ScriptVariables:
 
     def is_large_state(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is in the memory of one of the state, or of a gradient."""
-        number = storage_id(local(tensor))
-        return number in self._protected or number in self._storages_of_gradients()
+        here = local(tensor)
+        return storage_id(here) in self._protected or self._has_gradient(*memory_of(here))
 
-    def _storages_of_gradients(self) -> set[int]:
-        """Of those that parameters have now: a script may keep one that no parameter has any more."""
+    def _has_gradient(self, address: int, count: int) -> bool:
+        """Whether a parameter has one in these bytes now: what a script keeps may be one no more."""
         if self._gradients is None:
-            self._gradients = {storage_id(local(gradient)) for gradient in self._gradients_now()}
-        return self._gradients
+            found = map(local, self._gradients_now())
+            self._gradients = sorted(one.data_ptr() for one in found if one.layout == torch.strided)
+        place = bisect_left(self._gradients, address)
+        return place < len(self._gradients) and self._gradients[place] < address + count
 
     def _gradients_now(self) -> Iterator[torch.Tensor]:
         for parameter in (*self.state.named_parameters().values(), *self._in_no_module):
@@ -364,7 +272,7 @@ class ScriptVariables:
 
     def of_loop(self) -> dict[tuple[str, str], Any]:
         """The variables of the functions that run the loop, by function and name; of a module, none."""
-        return _variables_in(loop_frames(self.epochs))
+        return variables_in(loop_frames(self.epochs))
 
     def look(self) -> None:
         """Look for all that the script can reach: some milliseconds."""
@@ -453,50 +361,6 @@ def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:
         if not any(frame.f_globals is one for one in found.values()):
             found[str(frame.f_globals.get("__name__", "module")) if found else ""] = frame.f_globals
     return found
-
-
-def _variables_in(frames: Mapping[str, FrameType]) -> dict[tuple[str, str], Any]:
-    return {
-        (function, name): value
-        for function, frame in frames.items()
-        if frame.f_locals is not frame.f_globals  # a module's variables are a namespace
-        for name, value in frame.f_locals.items()
-        if _is_small(value)
-    }
-
-
-def _noted(value: Any) -> Any:
-    """A value, or what stands for it in a note."""
-    if value is not MISSING and not is_understood(value):
-        return _OPAQUE
-    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-        return OfGraph(value) if is_copied(value, MOST_BYTES) else _OPAQUE
-    return value
-
-
-def _noted_cells(cells: Iterable[tuple[CellType, Any]]) -> list[tuple[CellType, Any]]:
-    noted = [(cell, _noted(value)) for cell, value in cells if value is not MISSING]
-    return [(cell, value) for cell, value in noted if value is not _OPAQUE]
-
-
-def _now(slot: tuple[Namespace, str]) -> Any:
-    namespace, name = slot
-    return namespace.variables.get(name, MISSING)
-
-
-def _is_other(now: Any, noted: Any) -> bool:
-    """Whether a variable holds something else than it did. A tensor with its graph counts as another one."""
-    return now is not noted and noted is not _OPAQUE
-
-
-def _taken_back(noted: Any) -> Any:
-    return noted.tensor() if isinstance(noted, OfGraph) else noted
-
-
-def _is_small(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return is_copied(value, _OF_LOOP_BYTES)
-    return is_understood(value)
 
 
 def _few_enough(values: Iterable[Any]) -> Iterator[Any]:

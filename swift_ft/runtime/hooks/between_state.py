@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
-from swift_ft.checkpoint.step.script import NotedVariables
+from swift_ft.checkpoint.step.noted import NotedVariables
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
