@@ -133,11 +133,6 @@ class DataParallelHook:
         return xxhash.xxh3_128_hexdigest(described.encode())
 
     @property
-    def replica(self) -> int:
-        """The number of this worker among its replicas, from 0."""
-        return self.group.rank()
-
-    @property
     def frozen_at_first(self) -> list[torch.nn.Parameter]:
         """Parameters that DDP never averages, since they required no gradient when it was constructed."""
         others = {*self._choice.parameters}

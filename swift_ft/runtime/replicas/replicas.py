@@ -91,7 +91,7 @@ class Replicas:
         self._own_buffers_published = False
         self._hook: DataParallelHook | None = None
         self._sharded: nn.Module | None = None
-        self._holders: list[int] = []  # ranks of those that have the same shards, with this worker
+        self._holders: list[int] = []  # ranks of those that have the same state or shards, with this worker
         self._iteration = 0
         self._windows: dict[str, int] = {}
         self._undone: set[int] = set()
@@ -119,7 +119,9 @@ class Replicas:
             fill_gradients=any(optimizer.wait_free for optimizer in self._undoable().values()),
         )
 
-        self.first = first = min(dist.get_process_group_ranks(self._hook.group))
+        # Asked once: in a recovery there is no group, and who the replicas are stays known.
+        self._holders = dist.get_process_group_ranks(self._hook.group)
+        self.first = first = min(self._holders)
         self._layout_key = store_keys.ddp_layout(first)
         self._run_layout_key = store_keys.ddp_layout_of(self._hook.signature)
         self._own_buffers_key = store_keys.ddp_own_buffers(first)
@@ -153,21 +155,17 @@ class Replicas:
     @property
     def replica(self) -> int:
         """The place of this worker among its replicas, from 0."""
-        if self._hook is not None:
-            return self._hook.replica
         return self._holders.index(self._rank) if self._holders else 0
 
     @property
     def ranks(self) -> list[int]:
         """Of this worker and its replicas, or of all that have the same shards; empty without a model."""
-        if self._hook is not None:
-            return dist.get_process_group_ranks(self._hook.group)
         return self._holders
 
     @property
     def count(self) -> int:
         """The number of replicas, with this worker."""
-        return self._hook.group.size() if self._hook is not None else max(1, len(self._holders))
+        return max(1, len(self._holders))
 
     @property
     def model(self) -> nn.Module:
