@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,11 +21,15 @@ def own_module(folder: Path, name: str, source: str) -> Iterator[ModuleType]:
         name: no other one's.
         source: its text.
     """
-    (folder / f"{name}.py").write_text(source)
-    sys.path.insert(0, str(folder))
+    file = folder / f"{name}.py"
+    file.write_text(source)
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        yield importlib.import_module(name)
+        spec.loader.exec_module(module)
+        yield module
     finally:
-        sys.path.remove(str(folder))
         sys.modules.pop(name, None)
         is_own_module.cache_clear()

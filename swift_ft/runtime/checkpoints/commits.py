@@ -12,6 +12,7 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.coordination.participant import Participant
 from swift_ft.errors import FencedError, SwiftError
 from swift_ft.faults.failpoints import Point, hit
+from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, SavedPart, State
 from swift_ft.recovery.orders import WorkerOrder, commit_due
@@ -97,7 +98,9 @@ class Commits:
             committed = (state.checkpoints.committed or 0) >= iteration
             return committed or bool(gone) or state.generation != generation or state.phase == Phase.ENDED
 
-        self._participant.wait_for(over, timeout_s)
+        what = f"the parts of others, and the commit of checkpoint {iteration}"
+        with waiting(what, timeout_s, flag="--checkpoint-timeout"):
+            self._participant.wait_for(over, timeout_s)
 
     def _commit(self, iteration: int, state: State) -> None:
         """Write the marker, then append the event. Older logs may be deleted only after that."""
