@@ -10,7 +10,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Container, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,17 +35,20 @@ class HeavyContainers:
     def __init__(self) -> None:
         self.containers: deque[Any] = deque()
         self._seen: dict[int, Any] = {}
+        self._large: dict[int, weakref.ref[Any]] = {}
         self._leaves: dict[int, list[weakref.ref[Leaf]]] = {}  # that notes have of them, by id()
 
     def take_from(self, found: Reach) -> None:
         """Let nothing else hold them, and nothing hold the large tensors themselves."""
         self._seen = seen = found.seen
         self.containers.clear()
+        self._large.clear()
         self._leaves.clear()
         heavy: set[int] = set()
         for number, one in reversed([*seen.items()]):  # from within
             if _is_large(one):
-                seen[number] = weakref.ref(one, partial(_forget, seen, number))
+                # Without a callback: an exception of the script's signal handler would be lost in one.
+                seen[number] = self._large[number] = weakref.ref(one)
             elif _holds_large(one, heavy):
                 heavy.add(number)
                 self.containers.appendleft(one)
@@ -60,7 +62,10 @@ class HeavyContainers:
                 self._leaves.setdefault(id(one), []).append(weakref.ref(leaf))
 
     def let_go(self) -> None:
-        """Of those that nobody else holds any more but notes: these end."""
+        """Of those that nobody else holds any more but notes: others may get their numbers then."""
+        for number in [number for number, one in self._large.items() if one() is None]:
+            del self._large[number]
+            self._seen.pop(number, None)
         for _ in range(len(self.containers)):
             one = self.containers.popleft()
             leaves = [leaf for leaf in self._leaves.pop(id(one), ()) if leaf() is not None]
@@ -103,10 +108,6 @@ def _holds_large(value: Any, heavy: Container[int]) -> bool:
         for one in _content_of(value)
         if type(one) not in FIXED_EXACTLY
     )
-
-
-def _forget(seen: dict[int, Any], number: int, _: object) -> None:
-    seen.pop(number, None)
 
 
 def _references_of_alone() -> int:

@@ -14,7 +14,6 @@ import weakref
 from bisect import bisect_left
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from functools import partial
 from types import CellType, CodeType, FrameType
 from typing import Any
 
@@ -173,13 +172,12 @@ class ScriptVariables:
     def _new_leaves(self, *, whole: bool) -> Leaves:
         """In the first notes all is copied, to see what changes: where there is much, only that later on."""
         self._notes += 1
+        # Not by callbacks: an exception of the script's signal handler would be lost in one.
+        self._changing = {number: one for number, one in self._changing.items() if one() is not None}
         for one in self._beyond:
             if one.changed and (value := one.value()) is not None:
-                self._changing[id(value)] = weakref.ref(value, partial(self._forget_changing, id(value)))
+                self._changing[id(value)] = weakref.ref(value)
         return Leaves(None if whole or self._notes <= _FIRST_NOTES else self._changing)
-
-    def _forget_changing(self, number: int, _: object) -> None:
-        self._changing.pop(number, None)
 
     def _made_since(self, values: Iterable[Any]) -> tuple[Reach, list[Any]]:
         """Things that the script has made since the last look, such as a new meter, and what is in them.
