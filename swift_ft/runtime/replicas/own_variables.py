@@ -234,7 +234,8 @@ class OwnVariables:
                         f"and its state is not the same on workers {first} and {last}: the one of a lost "
                         "worker could not be brought back. Make it anew or seed it in each step, as in "
                         "generator.manual_seed(seed + step.index * world_size + rank), or draw from torch's "
-                        "own, which is seeded by (seed, iteration, rank)."
+                        "own, which is seeded by (seed, iteration, rank).",
+                        alike=True,
                     )
 
     def _noted(self, ranks: Sequence[int]) -> list[dict[str, int]]:
