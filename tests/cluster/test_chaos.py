@@ -136,6 +136,7 @@ def test_a_module_that_imports_the_session_by_its_home(
     plan = "kill machine=1 iteration=2 point=optimizer"
     code = main([*option, "--plan", plan, "--spares", "1", "--json", "--", "-m", "package.train"])
     facts = json.loads(capfd.readouterr().out)
+    assert "error" not in facts, facts["error"]
     (run,) = facts["runs"]
     assert (code, run["outcome"], run["ways"], run["never_struck"]) == (0, "identical", ["replica"], []), run
     assert run["habits"] == (["rate"] if habits else [])

@@ -27,9 +27,11 @@ from swift_ft.checkpoint.plain_classes import kind_of
 from swift_ft.checkpoint.state_values import digests_of
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.determinism import seed_step
+from swift_ft.launch.processes.script_end import finish
 from swift_ft.testing.chaos import within
 from swift_ft.torch_adapters.pipelining.stage_metadata import learn_shapes_without_trace, stages_of
 
+_ENDS_S = 600.0
 STATES = "SWIFT_CHAOS_STATES"
 """The variable that names the folder of digests."""
 
@@ -195,10 +197,15 @@ def _local(value: Any) -> Any:
 
 
 def main() -> None:
-    """Run the script in this process."""
+    """Run the script in this process, and end it as a worker of swift-run ends.
+
+    Now and then the end of an interpreter meets a thread of torch's and aborts, which is no difference.
+    """
     os.environ[STATES] = sys.argv[1]
     put_in_place()
     within.run_within(sys.argv[2:])
+    finish(_ENDS_S, lambda awaited: os._exit(1))
+    os._exit(0)
 
 
 if __name__ == "__main__":  # the module of the program is the script's: what is defined here is not of it
