@@ -199,7 +199,7 @@ def _local(value: Any) -> Any:
 def main() -> None:
     """Run the script in this process, and end it as a worker of swift-run ends.
 
-    Now and then the end of an interpreter meets a thread of torch's and aborts. That is not a difference of the script.
+    Now and then the end of an interpreter meets a thread of torch's and aborts. The script is done by then.
     """
     os.environ[STATES] = sys.argv[1]
     put_in_place()
