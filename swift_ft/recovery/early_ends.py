@@ -48,9 +48,8 @@ def why_not_saved(state: State) -> str:
 
     Whoever starts it again, or takes the checkpoint elsewhere, would get an older state.
     """
-    checkpoints = state.checkpoints
-    owed, saved = checkpoints.owed, checkpoints.committed
-    if owed is None or (saved is not None and saved >= owed):
+    owed = state.checkpoints.owed
+    if owed is None or state.checkpoints.covers(owed):
         return ""
     return (
         f"training is complete, and its last checkpoint, of iteration {owed}, is not in the store, as the "

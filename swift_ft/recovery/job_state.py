@@ -198,6 +198,10 @@ class Checkpoints:
     log_since: int = 0
     """Log segments of generations before this one belong to an abandoned history."""
 
+    def covers(self, iteration: int) -> bool:
+        """Whether the checkpoint of an iteration, or a newer one, is committed."""
+        return self.committed is not None and iteration <= self.committed
+
     @property
     def kept(self) -> tuple[int, ...]:
         """All committed checkpoints that count, oldest first."""

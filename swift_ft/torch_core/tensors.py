@@ -171,10 +171,15 @@ def write_back(tensor: torch.Tensor, values: torch.Tensor) -> None:
         return
     with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
         here = tensor.detach()
-        for dim, (size, step) in enumerate(zip(here.shape, here.stride(), strict=True)):
-            if step == 0 and size > 1:
-                here, values = here.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+        for dim in expanded_dims(here):
+            here, values = here.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
         here.copy_(values)
+
+
+def expanded_dims(tensor: torch.Tensor) -> list[int]:
+    """The dimensions in which one place in the memory is several elements."""
+    sizes = enumerate(zip(tensor.shape, tensor.stride(), strict=True))
+    return [dim for dim, (size, step) in sizes if step == 0 and size > 1]
 
 
 def _may_be_wide(bits: torch.Tensor) -> bool:

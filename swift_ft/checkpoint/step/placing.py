@@ -17,7 +17,7 @@ from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, wri
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import PARAMETER, UNKNOWN, References
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import same_bits, storage_id
+from swift_ft.torch_core.tensors import expanded_dims, same_bits, storage_id
 
 
 class Placing:
@@ -164,7 +164,7 @@ def _is_writable(tensor: torch.Tensor) -> bool:
     """Whether each element can be written to: none of a graph, and no expanded one."""
     if tensor.layout != torch.strided or tensor.grad_fn is not None or tensor.is_inference():
         return False
-    return not any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return not expanded_dims(tensor)
 
 
 def _fill_array(now: Any, value: np.ndarray[Any, Any]) -> bool:

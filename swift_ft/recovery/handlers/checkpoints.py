@@ -39,7 +39,7 @@ def part_that_counts(state: State, event: ev.PartPersisted) -> SavedPart | None:
         # However late it becomes durable, a part from before an undo does not count (decision 7).
         checkpoints.revoked.get((event.iteration, event.rank), 0),
     )
-    if _is_past(state, event.iteration) or event.generation < valid_from:
+    if checkpoints.covers(event.iteration) or event.generation < valid_from:
         return None
     return SavedPart(event.path, event.digest)
 
@@ -47,7 +47,7 @@ def part_that_counts(state: State, event: ev.PartPersisted) -> SavedPart | None:
 def checkpoint_committed(state: State, event: ev.CheckpointCommitted) -> State:
     """Forget what lies before the commit, and all failures: the job has made progress."""
     checkpoints, iteration = state.checkpoints, event.iteration
-    if event.epoch != checkpoints.epoch or _is_past(state, iteration):
+    if event.epoch != checkpoints.epoch or checkpoints.covers(iteration):
         return state
     requested = checkpoints.requested
     checkpoints = replace(
@@ -151,14 +151,9 @@ def checkpoint_requested(state: State, event: ev.CheckpointRequested) -> State:
     """
     checkpoints = state.checkpoints
     passed_by_all = event.iteration - ev.REQUESTED_AHEAD - 1  # the asker has completed at least one more
-    if _is_past(state, event.iteration):
+    if checkpoints.covers(event.iteration):
         return state
     # Two workers could replace each other's requests for ever otherwise (decision 47).
     if checkpoints.requested is not None and checkpoints.requested > passed_by_all:
         return state
     return replace(state, checkpoints=replace(checkpoints, requested=event.iteration))
-
-
-def _is_past(state: State, iteration: int) -> bool:
-    committed = state.checkpoints.committed
-    return committed is not None and iteration <= committed

@@ -106,8 +106,7 @@ class Saver:
             DivergenceError: if the rebuilt state is not what the lost worker had saved.
         """
         state = self._participant.state
-        committed = state.checkpoints.committed
-        if committed is not None and iteration <= committed:
+        if state.checkpoints.covers(iteration):
             return
         rank, epoch, generation = self._rank, state.checkpoints.epoch, self._log.generation
         owner = checkpoint_owner(rank, state.round.statuses)

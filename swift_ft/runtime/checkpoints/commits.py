@@ -69,14 +69,14 @@ class Commits:
         worker was lost, and no replica has the state of that iteration any more.
         """
 
-        def done(state: State) -> bool:
-            return (state.checkpoints.committed or 0) >= iteration
-
         def over(state: State) -> bool:
-            return done(state) or len(state.checkpoints.parts.get(iteration, {})) < state.world_size
+            return (
+                _is_committed(state, iteration)
+                or len(state.checkpoints.parts.get(iteration, {})) < state.world_size
+            )
 
         state = self._participant.wait_for(over, timeout_s)
-        if state is None or not done(state):
+        if state is None or not _is_committed(state, iteration):
             _logger.warning(
                 "The last checkpoint, of iteration %d, is not committed.",
                 iteration,
@@ -95,8 +95,8 @@ class Commits:
         def over(state: State) -> bool:
             parts = state.checkpoints.parts.get(iteration, Map[int, SavedPart]())
             gone = [rank for rank in state.membership.ended if rank not in parts]
-            committed = (state.checkpoints.committed or 0) >= iteration
-            return committed or bool(gone) or state.generation != generation or state.phase == Phase.ENDED
+            cannot_be = bool(gone) or state.generation != generation or state.phase == Phase.ENDED
+            return cannot_be or _is_committed(state, iteration)
 
         what = f"the parts of others, and the commit of checkpoint {iteration}"
         with waiting(what, timeout_s, flag="--checkpoint-timeout"):
@@ -133,6 +133,11 @@ class Commits:
                 error,
                 extra={"event": "commit_failed", "iteration": iteration},
             )
+
+
+def _is_committed(state: State, iteration: int) -> bool:
+    """Of a run that is shorter than it takes to its first regular checkpoint none is waited for."""
+    return iteration == 0 or state.checkpoints.covers(iteration)
 
 
 def _saved_layers(state: State) -> dict[int, tuple[int, ...]]:

@@ -287,8 +287,8 @@ class WorkerCore:
 
     def _has_begun_at(self, iteration: int) -> bool:
         """Whether another world has begun there, and has no checkpoint yet."""
-        worlds, committed = self._job.state.worlds, self._job.state.checkpoints.committed
-        return worlds.present.begins_at(iteration) and (committed is None or committed < iteration)
+        state = self._job.state
+        return state.worlds.present.begins_at(iteration) and not state.checkpoints.covers(iteration)
 
     def due(self, iteration: int) -> bool:
         """Whether a checkpoint follows the completion of this many iterations.

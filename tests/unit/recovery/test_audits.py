@@ -22,24 +22,34 @@ from swift_ft.recovery.topology import WHOLE_MODEL
 from swift_ft.recovery.values import replace
 from swift_ft.testing.scenario import Scenario
 
-BEGIN = """
+FOUND = """
+audits S 0 {begin}..{until}
+audited S 0 {begin}..{until} slots=0
+audits S 1 {begin}..{until}
+audited S 1 {begin}..{until} {of_1}
+"""
+
+
+def audited(begin: int, until: int, of_1: str = "slots=1") -> str:
+    """Spare S has audited both machines: the first one came out as recorded."""
+    return FOUND.format(begin=begin, until=until, of_1=of_1)
+
+
+OPENED = """
 open 2
 join A B
 join S T
 report all nothing
-committed 0 keep=2
-committed 20 keep=2
-audits S 0 0..20
-audited S 0 0..20 slots=0
-audits S 1 0..20
-audited S 1 0..20 slots=1
-committed 40 keep=2
-audits S 0 20..40
-audited S 0 20..40 slots=0
-audits S 1 20..40
-audited S 1 20..40 at=29 digest=x
-audits T 1 20..40
+committed 0 keep={keep}
+committed 20 keep={keep}
 """
+BEGIN = (
+    OPENED.format(keep=2)
+    + audited(0, 20)
+    + "committed 40 keep=2"
+    + audited(20, 40, "at=29 digest=x")
+    + "audits T 1 20..40\n"
+)
 
 
 class Told(Scenario):
@@ -102,29 +112,15 @@ def test_replicas_go_back_to_the_step_that_was_audited(tmp_path: Path) -> None:
     assert doubted.iteration == 0
 
 
-MARKED = """
-open 2
-join A B
-join S T
-report all nothing
-committed 0 keep=3
-committed 20 keep=3
-audits S 0 0..20
-audited S 0 0..20 slots=0
-audits S 1 0..20
-audited S 1 0..20 slots=1
-committed 40 keep=3
-audits S 0 20..40
-audited S 0 20..40 slots=0
-audits S 1 20..40
-audited S 1 20..40 slots=1
-committed 60 keep=3
-audits S 0 40..60
-audited S 0 40..60 slots=0
-audits S 1 40..60
-audited S 1 40..60 at=49 digest=x
-audits T 1 40..60
-"""
+MARKED = (
+    OPENED.format(keep=3)
+    + audited(0, 20)
+    + "committed 40 keep=3"
+    + audited(20, 40)
+    + "committed 60 keep=3"
+    + audited(40, 60, "at=49 digest=x")
+    + "audits T 1 40..60\n"
+)
 WRONG_AT_49 = "audited T 1 40..60 at=49 digest=x"
 
 
