@@ -30,7 +30,7 @@ from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, set_variables
 
 _logger = logging.getLogger(__name__)
 
-_UNSAVED = "swift_ft.unsaved"
+UNSAVED = "swift_ft.unsaved"
 """In the place of a value that has changed and cannot be saved: what there is stays. With it are the words of
 its trace; earlier versions have a number there."""
 _OF_EPOCH = "swift_ft.of_epoch"
@@ -174,7 +174,7 @@ class CarriedVariables:
             now = self._now(copier, value)
             if same(now, before) or same(now, self._made_before.get((path, name))):
                 continue
-            kept = now if self._is_plain(now) else {_UNSAVED: self._trace(value).words}
+            kept = now if self._is_plain(now) else {UNSAVED: self._trace(value).words}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
             if at_epoch is not MISSING and same(now, at_epoch):
                 kept = {_OF_EPOCH: kept, **({_ALIKE: True} if (path, name) in self.alike else {})}
@@ -230,7 +230,7 @@ class CarriedVariables:
             value = saved.get(path, {}).get(name, MISSING)
             if isinstance(value, dict):
                 value = value.get(_OF_EPOCH, value)
-            unsaved = isinstance(value, dict) and _UNSAVED in value
+            unsaved = isinstance(value, dict) and UNSAVED in value
             digest = 0 if value is MISSING else -1 if unsaved else self._digest(value)
             found[in_words((path, name))] = digest
         return found
@@ -288,8 +288,8 @@ class CarriedVariables:
                         continue
                 if (path, name) in left:
                     continue
-                if isinstance(value, dict) and _UNSAVED in value:
-                    self._say_not_taken((path, name), value[_UNSAVED])
+                if isinstance(value, dict) and UNSAVED in value:
+                    self._say_not_taken((path, name), value[UNSAVED])
                     continue
                 self._put(placing, (path, name), places.get((path, name), MISSING), value)
         for place, value in places.items():
@@ -317,8 +317,8 @@ class CarriedVariables:
         for path, values in saved.items():
             for name, value in values.items():
                 value = value[_OF_EPOCH] if isinstance(value, dict) and _OF_EPOCH in value else value
-                if isinstance(value, dict) and _UNSAVED in value:
-                    self._say_not_taken((path, name), value[_UNSAVED])
+                if isinstance(value, dict) and UNSAVED in value:
+                    self._say_not_taken((path, name), value[UNSAVED])
                 else:
                     self._put(placing, (path, name), places.get((path, name), MISSING), value)
 
@@ -339,7 +339,7 @@ class CarriedVariables:
         here = self._at_epoch.get(place, UNKNOWN)
         if here is UNKNOWN or place in self.own or same(here, there):
             return here
-        if isinstance(there, dict) and _UNSAVED in there:
+        if isinstance(there, dict) and UNSAVED in there:
             return here
         if alike:
             return there

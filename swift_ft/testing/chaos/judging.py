@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from swift_ft.checkpoint.state_digest import STORED_AS
+from swift_ft.checkpoint.step.carried import UNSAVED
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.faults import Action, Fault, parse_faults
 from swift_ft.program.loop_frame import LOOP, PASSES_ON
@@ -27,11 +29,8 @@ from swift_ft.testing.chaos.unstable import FILE, variable_of
 _DAMAGES = (Action.FLIP, Action.TRUNCATE)
 _OF_STEPS = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON, ""))
 """Of variables in the functions that run the loop, and of the script itself, where that is in no function."""
-_UNSAVED = ".swift_ft.unsaved"
-"""The word of `checkpoint/step/carried.py` in the place of a value that cannot be saved. All others are
-given to whoever takes over."""
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-_DIGESTS = ".plain.bytes.digests."
+_DIGESTS = f".plain.bytes.{STORED_AS}."
 """Of digests that workers have compared: all values of which they are stand beside them."""
 
 
@@ -187,7 +186,7 @@ def _is_made_anew(name: str, there: Collection[str | None]) -> bool:
     """
     variable = variable_of(name)
     made_by_steps = any(kind in (variable or "") for kind in _OF_STEPS)
-    return made_by_steps and name.endswith(_UNSAVED) and variable not in there
+    return made_by_steps and name.endswith(f".{UNSAVED}") and variable not in there
 
 
 def _is_file(name: str) -> bool:

@@ -12,8 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.checkpoint.state_values import digests_of
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.faults import parse_faults
+from swift_ft.testing.chaos import judging
 from swift_ft.testing.chaos.comparison import files_of, last_state
 from swift_ft.testing.chaos.judging import End, judged, judged_again
 from swift_ft.testing.chaos.run_folder import new_own, report_of
@@ -203,3 +206,11 @@ def test_a_variable_that_a_step_makes_and_nobody_can_save_is_not_there_without_o
     whole = {**kept, **carried(function, batch=value)}
     assert judge_state(tmp_path, kept, whole, recovery) == outcome
     assert judge_state(tmp_path, whole, kept, recovery) == Outcome.WRONG
+
+
+def test_digests_that_workers_have_compared_are_told_from_values() -> None:
+    """They differ with any value, also where it may: for none of its reasons."""
+    saved = TrainingState({"model": nn.Linear(2, 2)}).to_save({"model.weight": 7})
+    names = digests_of(unpack(saved["plain"]["bytes"].getvalue()), "worker 0.plain.bytes")
+    (compared,) = [name for name in names if judging._DIGESTS in name]
+    assert compared.endswith(".model.weight")
