@@ -7,8 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -25,12 +28,14 @@ class CommandError(Exception):
 def started(command: Sequence[str], output: Path, **env: str) -> Iterator[subprocess.Popen[bytes]]:
     """Runs a command while the block runs. When the block ends, no process of the command is left.
 
+    SIGTERM ends the block, too: from the main thread, and unless the program handles the signal itself.
+
     Args:
         command: what to run.
         output: file for what it prints.
         env: variables to add to our own.
     """
-    with output.open("wb") as file:
+    with _sigterm_raises(), output.open("wb") as file:
         process = subprocess.Popen(
             command,
             stdout=file,
@@ -72,6 +77,24 @@ def check(process: subprocess.Popen[bytes], output: Path) -> None:
         raise CommandError(f"exit code {process.returncode} of {process.args!r}\n{tail}")
 
 
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """In the block SIGTERM raises :class:`SystemExit`: by default it would end us alone, at once."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Asks a command to end; kills it and all that it started if it does not."""
     if process.poll() is not None:
@@ -80,7 +103,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(_GRACE_S)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+    except (subprocess.TimeoutExpired, KeyboardInterrupt, SystemExit):
         process.kill()
         process.wait()
     for pid in offspring:
