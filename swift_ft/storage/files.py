@@ -1,13 +1,11 @@
 """Files of a store on a filesystem that needs no network: opened, written and renamed.
 
-A store whose rename or exclusive create differs gets its own subclass of :class:`Files`, here or in
-``remote.py``.
+A store whose rename differs gets its own subclass of :class:`Files`, here or in ``remote.py``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
 import io
 import mmap
@@ -24,10 +22,6 @@ import numpy as np
 import pyarrow as pa
 
 from swift_ft.storage.local_source import LocalSource
-
-# Errors of filesystems without hard links (FUSE mounts of object stores, some network shares).
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
-
 
 _MADV_POPULATE_READ = 22  # of Linux 5.14 and newer; Python has no name for it yet
 
@@ -102,16 +96,6 @@ class Files:
         """Writes or replaces a small file atomically: a reader sees the old content or the new."""
         self.fs.pipe_file(temporary, data)
         self.rename(temporary, path)
-
-    def stage(self, temporary: str, data: bytes) -> None:
-        """Prepares :meth:`create` on filesystems where that moves a file into place."""
-
-    def create(self, temporary: str, path: str, data: bytes) -> None:
-        """Writes a small file that must not exist yet, or raises FileExistsError.
-
-        A repeated call uses the same temporary name, and so recognises the result of an earlier attempt.
-        """
-        self.fs.pipe_file(path, data, mode="create")
 
     def exists(self, path: str) -> bool:
         """True if there is a file or a directory of that name."""
@@ -192,22 +176,8 @@ class LocalFiles(Files):
 
     def put(self, temporary: str, path: str, data: bytes) -> None:
         """Writes or replaces a small file, durably."""
-        _write_durably(temporary, "wb", data)
+        _write_durably(temporary, data)
         Path(temporary).replace(path)
-        _sync_directory(path)
-
-    def create(self, temporary: str, path: str, data: bytes) -> None:
-        """Writes a small file that must not exist yet, durably, or raises FileExistsError."""
-        _write_durably(temporary, "wb", data)
-        try:
-            # A link appears with its content complete; an exclusive open would show an empty file first.
-            Path(path).hardlink_to(temporary)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            _write_durably(path, "xb", data)
-        finally:
-            Path(temporary).unlink()
         _sync_directory(path)
 
 
@@ -219,8 +189,8 @@ def _modified(info: dict[str, Any]) -> float | None:
     return found.timestamp() if isinstance(found, datetime) else found
 
 
-def _write_durably(path: str, mode: str, data: bytes) -> None:
-    with Path(path).open(mode) as file:
+def _write_durably(path: str, data: bytes) -> None:
+    with Path(path).open("wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -59,10 +59,6 @@ class ReadOnlyStore(Store):
         """Refuse."""
         self._refuse()
 
-    def create_json(self, path: str, content: dict[str, Any]) -> bool:
-        """Refuse."""
-        self._refuse()
-
     def open_write(self, path: str) -> AtomicFile:
         """Refuse."""
         self._refuse()

@@ -28,7 +28,6 @@ from swift_ft.storage.local_source import LocalSource
 _SMALL_BYTES = 1 << 20
 _PART_BYTES = 8 << 20  # of an upload; a part is sent again when its connection breaks
 _PARTS_AT_ONCE = 4
-_WRITER = "swift-ft-writer"
 
 
 _logger = logging.getLogger(__name__)
@@ -55,9 +54,9 @@ _registered: dict[str, type[Files]] = {}
 def register_store(protocol: str, files: type[Files]) -> None:
     """Makes a class responsible for the files of a store of your own, where it differs from others.
 
-    Whatever fsspec opens is a store already, by :class:`RemoteFiles`. One whose rename, exclusive create or
-    errors differ gets a subclass. ``swift_ft.testing.StoreConformanceTests`` says whether it keeps its
-    promises. A package brings it with an entry point of the group ``swift_ft.stores`` that names a function
+    Whatever fsspec opens is a store already, by :class:`RemoteFiles`. One whose rename or errors
+    differ gets a subclass. ``swift_ft.testing.StoreConformanceTests`` says whether it keeps its promises. A
+    package brings it with an entry point of the group ``swift_ft.stores`` that names a function
     without arguments which calls this one.
 
     Args:
@@ -137,21 +136,6 @@ class S3Files(RemoteFiles):
         """One request, which is atomic."""
         self.fs.pipe_file(path, data)
 
-    def create(self, temporary: str, path: str, data: bytes) -> None:
-        """A conditional request."""
-        writer = temporary.rpartition("/")[2].split(".")[-2]  # the random part of the name
-        try:
-            self.fs.pipe_file(path, data, mode="create", Metadata={_WRITER: writer})
-        except OSError as error:
-            # The client repeats a request whose response was lost. The repeated one then meets our own
-            # object. SeaweedFS refuses with a code that the client does not know, so the object is read
-            # instead.
-            owner = self._writer_of(path)
-            if owner is None:
-                raise
-            if owner != writer:
-                raise FileExistsError(path) from error
-
     def exists(self, path: str) -> bool:
         """True if there is such an object, or one below."""
         return bool(self.fs.isfile(path)) or bool(self.list(path))
@@ -191,13 +175,6 @@ class S3Files(RemoteFiles):
             for upload in pages.get("Uploads", [])
         ]
 
-    def _writer_of(self, path: str) -> str | None:
-        """The name of the writer that created an object, empty if unknown; None if there is no object."""
-        try:
-            return str(self.fs.metadata(path, refresh=True).get(_WRITER, ""))
-        except FileNotFoundError:
-            return None
-
 
 class HdfsFiles(RemoteFiles):
     """HDFS: a file is visible while it is written, and renames are atomic."""
@@ -209,23 +186,6 @@ class HdfsFiles(RemoteFiles):
         except FileNotFoundError:
             # An earlier call, whose response was lost, may have renamed it.
             if not self.fs.exists(destination):
-                raise
-
-    def stage(self, temporary: str, data: bytes) -> None:
-        """Writes the content, under another name."""
-        self.fs.pipe_file(temporary, data)
-
-    def create(self, temporary: str, path: str, data: bytes) -> None:
-        """A rename that does not replace."""
-        try:
-            self.fs.mv(temporary, path, overwrite=False)
-        except FileExistsError:
-            # If the temporary file is gone, an earlier call renamed it, and its response was lost.
-            if self.fs.exists(temporary):
-                self.fs.rm_file(temporary)
-                raise
-        except FileNotFoundError:
-            if not self.fs.exists(path):
                 raise
 
 

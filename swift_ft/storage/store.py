@@ -322,18 +322,6 @@ class Store:
         with self._tidy(temporary):
             self._retry(lambda: self._files.put(temporary, full, _encoded(content)))
 
-    def create_json(self, path: str, content: dict[str, Any]) -> bool:
-        """Writes a JSON file that must not exist yet; of several writers exactly one gets True."""
-        temporary, full = self._absolute(self._temporary_name(path)), self._absolute(path)
-        self._make_parent(full)
-        with self._tidy(temporary):
-            self._retry(lambda: self._files.stage(temporary, _encoded(content)))
-            try:
-                self._retry(lambda: self._files.create(temporary, full, _encoded(content)))
-            except FileExistsError:
-                return False
-        return True
-
     def open_write(self, path: str) -> AtomicFile:
         """Opens a file for writing that appears under its name at ``commit()``."""
         temporary = self._temporary_name(path)

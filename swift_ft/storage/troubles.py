@@ -47,8 +47,6 @@ _OF_FILES = {
     "reserve": _Call.GROW,
     "upload": _Call.GROW,
     "put": _Call.GROW,
-    "stage": _Call.GROW,
-    "create": _Call.GROW,
     "trim": _Call.CHANGE,
     "rename": _Call.CHANGE,
     "open_source": _Call.READ,

@@ -90,25 +90,6 @@ class StoreConformanceTests:
         with pytest.raises(SwiftError, match=r"x\.json"):
             store.read_json("x.json")
 
-    def test_create_json_succeeds_once(self, store: Store) -> None:
-        assert store.create_json("claim.json", {"by": 1})
-        assert not store.create_json("claim.json", {"by": 2})
-        assert not store.create_json("claim.json", {"by": 1})
-        assert store.read_json("claim.json") == {"by": 1}
-        assert store.list("") == ["claim.json"]
-
-    def test_create_json_has_one_winner_among_threads(self, store: Store) -> None:
-        start = threading.Barrier(4)
-
-        def claim(me: int) -> bool:
-            start.wait()
-            return store.create_json("claim.json", {"by": me})
-
-        with ThreadPoolExecutor(4) as pool:
-            won = list(pool.map(claim, range(4)))
-        assert won.count(True) == 1
-        assert store.read_json("claim.json") == {"by": won.index(True)}
-
     def test_a_replacement_is_never_partly_visible(self, store: Store) -> None:
         """A concurrent reader sees one of the contents, complete."""
         store.write_json("x.json", {"fill": "0" * 5000})

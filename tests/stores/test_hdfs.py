@@ -20,23 +20,6 @@ class TestHdfsStore(StoreConformanceTests):
         return f"{hdfs.url}/{uuid.uuid4().hex}"
 
 
-def test_a_create_whose_answer_was_lost_still_won(hdfs: HdfsCluster) -> None:
-    """The client repeats it, and finds its own file there."""
-    store = Store(f"{hdfs.url}/{uuid.uuid4().hex}")
-    mine, other = (
-        store._absolute("claim.json.0123456789ab.tmp"),
-        store._absolute("claim.json.ba9876543210.tmp"),
-    )
-    path = store._absolute("claim.json")
-    store._files.stage(mine, b"{}")
-    for _ in range(2):
-        store._files.create(mine, path, b"{}")
-    store._files.stage(other, b"{}")
-    with pytest.raises(FileExistsError):
-        store._files.create(other, path, b"{}")
-    assert store.list("") == ["claim.json"]
-
-
 def test_a_process_may_fork_after_a_store_is_dropped(hdfs: HdfsCluster) -> None:
     """There fsspec drops its clients, and the end of a client waits for threads that are not there."""
     Store(f"{hdfs.url}/{uuid.uuid4().hex}").write_json("a.json", {})

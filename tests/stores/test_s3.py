@@ -35,16 +35,6 @@ def test_wrong_credentials_are_reported_and_not_shown(
     assert wrong not in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_create_whose_answer_was_lost_still_won(seaweed: SeaweedServer) -> None:
-    """The client repeats it, and finds its own object there."""
-    store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
-    mine, path = store._absolute("claim.json.0123456789ab.tmp"), store._absolute("claim.json")
-    for _ in range(2):
-        store._files.create(mine, path, b"{}")
-    with pytest.raises(FileExistsError):
-        store._files.create(store._absolute("claim.json.ba9876543210.tmp"), path, b"{}")
-
-
 def half_uploaded(client: Any, key: str) -> None:
     """The remains of a process that was killed."""
     upload = client.call_s3("create_multipart_upload", Bucket=BUCKET, Key=key)

@@ -19,7 +19,6 @@ WRITES: dict[str, Callable[[Store, Path], object]] = {
     "sweep": lambda store, _: store.sweep(""),
     "abort_uploads": lambda store, _: store.abort_uploads(""),
     "write_json": lambda store, _: store.write_json("a.json", {}),
-    "create_json": lambda store, _: store.create_json("b.json", {}),
     "open_write": lambda store, _: store.open_write("b"),
     "upload": lambda store, path: store.upload(path, "b"),
 }

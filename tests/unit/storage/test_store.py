@@ -125,16 +125,6 @@ def test_a_plain_path_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (tmp_path / "runs/a/x.json").exists()
 
 
-def test_create_json_without_hard_links(local: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Path, target: str) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "hardlink_to", refuse)
-    assert local.create_json("claim.json", {"by": 1})
-    assert not local.create_json("claim.json", {"by": 2})
-    assert local.list("") == ["claim.json"]
-
-
 @pytest.mark.parametrize("url", ["/", "file:///", "memory://", "~"])
 def test_a_whole_filesystem_is_not_emptied(url: str) -> None:
     with pytest.raises(UsageError, match="directory of its own"):

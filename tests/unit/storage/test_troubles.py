@@ -74,7 +74,6 @@ def test_each_kind_fails_what_it_says(
     begin(troubles, action)
     for call, failing in (
         (lambda: store.write_json("new.json", {}), writes),
-        (lambda: store.create_json("newer.json", {}), writes),
         (lambda: write(store), writes),
         (lambda: other_library(store, "wb"), writes),
         (lambda: store.read_json("old.json"), reads),

@@ -179,7 +179,6 @@ def test_nothing_is_read_or_written_in_the_place_of_a_lost_mount(
         lambda: mounted.exists("checkpoints"),
         lambda: mounted.read_json("run.json"),
         lambda: mounted.write_json("claim.json", {}),
-        lambda: mounted.create_json("claim.json", {}),
         lambda: mounted.open_write("log/segment"),
         lambda: mounted.open_read("log/segment"),
         lambda: mounted.delete("log/segment"),
