@@ -6,6 +6,7 @@ A store whose rename or exclusive create differs gets its own subclass of :class
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import functools
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fsspec.spec import AbstractFileSystem
 
 from swift_ft.storage.local_source import LocalSource
 
@@ -114,8 +116,17 @@ class Files:
         self.fs.pipe_file(path, data, mode="create")
 
     def exists(self, path: str) -> bool:
-        """True if there is a file or a directory of that name."""
-        return bool(self.fs.exists(path))
+        """True if there is a file or a directory of that name.
+
+        Raises:
+            Exception: the look failed. What is there counts as absent only if the filesystem says so.
+        """
+        # Not by `fs.exists()`: fsspec's own takes each error for absence.
+        try:
+            self.fs.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def list(self, directory: str) -> list[str]:
         """Names in a directory. Raises FileNotFoundError if it is absent."""
@@ -124,10 +135,21 @@ class Files:
     def find(self, directory: str) -> dict[str, FileFacts]:
         """All files below a directory, by their path in it. May raise FileNotFoundError if it is absent."""
         below = directory.strip("/") + "/"
+        plain = type(self.fs).find is AbstractFileSystem.find
+        found = dict(self._below(directory)) if plain else self.fs.find(directory, detail=True)
         return {
             name.strip("/").removeprefix(below): FileFacts(int(info["size"] or 0), _modified(info))
-            for name, info in self.fs.find(directory, detail=True).items()
+            for name, info in sorted(found.items())
         }
+
+    def _below(self, directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """As fsspec's own ``find()``, which leaves out what it cannot list."""
+        for info in self.fs.ls(directory, detail=True):
+            if info["type"] != "directory":
+                yield info["name"], info
+                continue
+            with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+                yield from self._below(info["name"])
 
     def abandoned_uploads(self, directory: str) -> dict[str, int]:
         """Bytes of unlisted leftovers of dead writers, by path below a directory."""
