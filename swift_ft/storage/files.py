@@ -148,7 +148,7 @@ class Files:
             if info["type"] != "directory":
                 yield info["name"], info
                 continue
-            with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+            with contextlib.suppress(*_not_of_the_store(info["name"])):
                 yield from self._below(info["name"])
 
     def abandoned_uploads(self, directory: str) -> dict[str, int]:
@@ -231,6 +231,13 @@ class LocalFiles(Files):
         finally:
             Path(temporary).unlink()
         _sync_directory(path)
+
+
+def _not_of_the_store(folder: str) -> tuple[type[OSError], ...]:
+    """The errors by which a folder that was listed is none of the store's: it was deleted meanwhile, or it is
+    the one that each Linux disk has for its own repairs, and that only root may read."""
+    own = folder.rstrip("/").endswith("/lost+found")
+    return (FileNotFoundError, PermissionError) if own else (FileNotFoundError,)
 
 
 def _modified(info: dict[str, Any]) -> float | None:

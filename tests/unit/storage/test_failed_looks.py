@@ -89,6 +89,18 @@ def test_a_folder_that_goes_while_others_are_listed(tmp_path: Path, monkeypatch:
     assert fails.struck == 1
 
 
+def test_what_a_disk_keeps_for_its_repairs_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of samples may be a disk of its own."""
+    store = Store(str(tmp_path / "store"))
+    store.write_json("a.json", {})
+    (tmp_path / "store" / "lost+found").mkdir()
+    monkeypatch.setattr(os, "scandir", fails := Fails(os.scandir, "/lost+found", errno.EACCES))
+    assert sorted(store.at_once().find("")) == ["a.json"]
+    assert fails.struck == 1
+
+
 class Bucket(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no types
     """A bucket with one object. The first look at it fails; there is nothing below it."""
 
