@@ -235,7 +235,8 @@ class LocalFiles(Files):
 
 def _not_of_the_store(folder: str) -> tuple[type[OSError], ...]:
     """The errors by which a folder that was listed is none of the store's: it was deleted meanwhile, or it is
-    the one that each Linux disk has for its own repairs, and that only root may read."""
+    the one that each Linux disk has for its own repairs, and that only root may read.
+    """
     own = folder.rstrip("/").endswith("/lost+found")
     return (FileNotFoundError, PermissionError) if own else (FileNotFoundError,)
 
