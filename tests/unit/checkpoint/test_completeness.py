@@ -395,7 +395,7 @@ def test_state_that_is_of_no_parameter(key: Any) -> None:
     """It would be saved, and no load would take it."""
     stage = Stage()
     optimizer = adam(stage)
-    with attached(stage, stage=stage, optimizer=optimizer) as completeness:
+    with attached(stage, model=stage, optimizer=optimizer) as completeness:
         train(stage, optimizer)
         completeness.completed()
         optimizer.state[key] = {"seen": torch.ones(2)}

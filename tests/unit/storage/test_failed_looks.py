@@ -118,7 +118,7 @@ class Bucket(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no types
             raise FileNotFoundError(path)
         return {"name": path, "type": "file", "size": 1}
 
-    async def _find(self, path: str, *_: Any, **__: Any) -> list[str]:
+    def find(self, path: str, *_: Any, **__: Any) -> list[str]:
         return []
 
 

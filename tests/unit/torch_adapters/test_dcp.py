@@ -46,7 +46,7 @@ def test_a_part_is_written_described_and_read(tmp_path: Path) -> None:
 
 
 def test_all_threads_write_and_read_by_the_client_of_the_store(tmp_path: Path) -> None:
-    """A thread of its own would get another one from fsspec. Others than the store's would not get new credentials."""
+    """Another thread would get another one from fsspec, and that one no new credentials."""
     store = Store(f"s3://bucket/{tmp_path.name}")
 
     def clients() -> list[Any]:
