@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -409,7 +409,7 @@ def test_state_of_no_parameter_that_comes_late_is_not_saved() -> None:
     state = TrainingState({"stage": stage, "optimizer": optimizer})
     train(stage, optimizer)
     state.to_save()
-    optimizer.state["global"] = {}
+    state.optimizers["optimizer"].state[cast(Any, "global")] = {}
     with pytest.raises(UnsupportedError, match="keeps state under 'global'"):
         state.to_save()
 

@@ -192,8 +192,8 @@ def test_a_doubt_begins_an_epoch_though_no_checkpoint_is_given_up(folder: Checkp
 def claim(folder: CheckpointFolder, run_id: str, mode: str) -> None:
     options = {mode: True} if mode else {}
     context = SimpleNamespace(rank=0, started_in=1, run_id=run_id, config=RunConfig(**cast(Any, options)))
-    rendezvous = SimpleNamespace(check=lambda _: False, set=lambda *_: None)
-    store_claim.claim_store(Store(folder.store.url), *cast(Any, (context, rendezvous, {})), 1.0)
+    rendezvous = cast(Any, SimpleNamespace(check=lambda _: False, set=lambda *_: None))
+    store_claim.claim_store(Store(folder.store.url), cast(Any, context), rendezvous, {}, 1.0)
 
 
 @pytest.mark.parametrize("mode", ["resume", "auto_resume", "fresh"])
