@@ -173,7 +173,7 @@ class CheckpointFolder:
         Args:
             after: the checkpoint that all workers go back to.
             generation: the last one in which what followed was computed so.
-            run_id: of this run.
+            run_id: this run's.
         """
         for name in self._all():
             if int(name) > after and not self._is_saved_since(int(name), generation, run_id):

@@ -1,7 +1,7 @@
 """Values of an optimizer's state as they were given. torch's ``load_state_dict()`` makes others of some.
 
 torch gives each tensor but ``step`` the dtype of its parameter, if that has floating point, and makes each
-container anew from a generator: a text becomes the generator's name, a ``deque`` loses its ``maxlen``.
+container from a generator again: a text becomes the generator's name, a ``deque`` loses its ``maxlen``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 from swift_ft.optim import UndoableOptimizer
 
 _REBUILT = (list, tuple)
-"""Containers that torch makes anew as they were."""
+"""Containers of which torch makes others that are alike."""
 
 
 class _Held:
-    """A value that torch passes on, since it is no container for it."""
+    """A value that torch passes on, since torch takes it for no container."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

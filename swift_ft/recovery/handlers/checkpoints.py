@@ -137,7 +137,7 @@ def give_up_checkpoint(state: State, iteration: int, why: str) -> State:
 
 
 def doubt_what_follows(state: State, iteration: int) -> State:
-    """What was computed after a checkpoint may be wrong: no part that was saved of it becomes a checkpoint.
+    """All that was computed after a checkpoint may be wrong: no saved part of that becomes a checkpoint.
 
     Nor does a marker count that is in the store already, in this run or in one that goes on from it.
     """
