@@ -92,7 +92,7 @@ class Housekeeping:
         self._end_if_taken_over = end_if_taken_over
         self._background = background
         self._lock = threading.Lock()
-        self._withdrawn: tuple[tuple[Doubt, ...], Future[bool]] | None = None  # guarded by the lock
+        self._withdrawn: tuple[tuple[Doubt, ...], Future[None]] | None = None  # guarded by the lock
         self._cleaned: tuple[int, int] | None = None  # epoch and commit; owner: the journal thread
         self._state: State | None = None  # the newest; written by the journal thread
 
@@ -125,16 +125,16 @@ class Housekeeping:
                 extra={"event": "doubted_checkpoints_stay"},
             )
 
-    def _withdrawal(self, state: State) -> Future[bool] | None:
+    def _withdrawal(self, state: State) -> Future[None] | None:
         """The task that takes back what is in doubt in a state; None if nothing is, or it is not ours."""
         if self._rank or not (doubts := state.checkpoints.doubts):
             return None
         with self._lock:
-            if self._withdrawn is None or self._withdrawn[0] != doubts or _has_failed(self._withdrawn[1]):
+            if self._withdrawn is None or self._withdrawn[0] != doubts:
                 self._withdrawn = doubts, self._background.submit(self._withdraw, doubts)
             return self._withdrawn[1]
 
-    def _withdraw(self, doubts: Sequence[Doubt]) -> bool:
+    def _withdraw(self, doubts: Sequence[Doubt]) -> None:
         try:
             self._end_if_taken_over()
             for doubt in doubts:
@@ -147,8 +147,8 @@ class Housekeeping:
                 first_line(error),
                 extra={"event": "doubted_checkpoints_stay"},
             )
-            return False
-        return True
+            with self._lock:
+                self._withdrawn = None  # the next change begins another one
 
     def drain(self, timeout_s: float) -> None:
         """After the last iteration, wait for the clean-up. Logs a warning if that takes too long."""
@@ -209,10 +209,6 @@ class Housekeeping:
             _logger.warning(
                 "Cleaning up after the last iteration failed: %s", error, extra={"event": "cleanup_failed"}
             )
-
-
-def _has_failed(task: Future[bool]) -> bool:
-    return task.cancelled() or (task.done() and not task.result())
 
 
 def _audited_since(state: State) -> int:
