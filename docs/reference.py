@@ -110,6 +110,7 @@ MEANINGS = {
     "iteration_hangs": "It takes far longer than others: where all workers are, the odd ones first.",
     "iteration_stalled": "An iteration takes far longer than others: for how long, and where the script is.",
     "cleanup_failed": "Old checkpoints or segments could not be deleted.",
+    "doubted_checkpoints_stay": "Markers of checkpoints that may be wrong stay. It is tried again.",
     "cleanup_timed_out": "The run is over, and old files are left in the store.",
     "commit_failed": "A checkpoint is complete, but its marker could not be written.",
     "disk_budget_exhausted": "Senders wait until a checkpoint is committed or segments are uploaded.",

@@ -136,6 +136,7 @@ class Completeness:
 
         Raises:
             IncompleteStateError: if a scheduler, a scaler or an average has changed that is not in the state.
+            UnsupportedError: an optimizer has state that is of none of its parameters.
         """
         for companion in self._companions.values():
             if companion.has_stepped():
@@ -154,6 +155,7 @@ class Completeness:
                     yield inner, where, outer
 
     def _check_inner_states(self) -> None:
+        self._state.check_optimizers()
         for outer in self._state.containers:
             if outer.state:
                 raise IncompleteStateError(

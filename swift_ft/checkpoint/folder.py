@@ -164,6 +164,27 @@ class CheckpointFolder:
         for iteration in kept:
             self._delete_orphans(iteration, generation, newest=iteration == kept[-1])
 
+    def withdraw(self, after: int, generation: int, run_id: str) -> None:
+        """Delete the markers of newer checkpoints: what they name may be wrong, and a run that is resumed
+        would begin with it.
+
+        It may come late, as :meth:`clean` may: what was saved since then counts.
+
+        Args:
+            after: the checkpoint that all workers go back to.
+            generation: the last one in which what followed was computed so.
+            run_id: this run's.
+        """
+        for name in self._all():
+            if int(name) > after and not self._is_saved_since(int(name), generation, run_id):
+                self.store.delete(f"{_ROOT}/{name}/{MARKER}")
+
+    def _is_saved_since(self, iteration: int, generation: int, run_id: str) -> bool:
+        marker = self._intact_marker(iteration)
+        if marker is None or marker["run_id"] != run_id:
+            return False
+        return any(_generation(part) > generation for part in _names(marker))
+
     def tidy(self) -> None:
         """When all workers are done: delete what attempts that failed have left in committed checkpoints."""
         for iteration in self.committed():

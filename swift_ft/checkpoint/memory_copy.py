@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import xxhash
 
+from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.state_payload import (
     StatePath,
     StatePayload,
@@ -24,6 +25,7 @@ from swift_ft.checkpoint.state_payload import (
     tensor_at,
 )
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import RecoveryError
 
 _ALIGNED = 64
 _LENGTHS = 16
@@ -104,6 +106,7 @@ def load_block(state: TrainingState, block: Block) -> None:
 
     Raises:
         TopologyMismatchError: the copy is of another model.
+        RecoveryError: an optimizer has made other values of those that were copied.
     """
     block.finish()
     copied = payload_of(block)
@@ -115,6 +118,8 @@ def load_block(state: TrainingState, block: Block) -> None:
             tensor_at(filled, path).copy_(tensor)
     filled["plain"]["bytes"] = io.BytesIO(copied.plain)
     state.take_over(filled)
+    if names := state.differing_from(filled):
+        raise RecoveryError(f"the state is not the one that was copied: {listed(names)} differ")
 
 
 def payload_of(block: Block) -> StatePayload:

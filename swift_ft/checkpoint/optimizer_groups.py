@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from swift_ft.checkpoint.given_values import give_back, loads_as_torch, to_torch
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.torch_core.tensors import same_values
 
@@ -174,7 +175,7 @@ def fit_groups(
 
 
 def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """As ``load_state_dict()``, into the same groups and the same state.
+    """As ``load_state_dict()``, into the same groups and the same state. Values stay as they are given.
 
     Args:
         optimizer: with groups of the same sizes.
@@ -182,7 +183,11 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """
     groups, inside, state = optimizer.param_groups, [*optimizer.param_groups], optimizer.state
     rates = [{k: v for k, v in group.items() if isinstance(v, torch.Tensor)} for group in inside]
-    optimizer.load_state_dict(state_dict)
+    if loads_as_torch(optimizer):
+        optimizer.load_state_dict({**state_dict, "state": to_torch(state_dict["state"])})
+        give_back(optimizer, state_dict)
+    else:
+        optimizer.load_state_dict(state_dict)
     for group, own, values in zip(inside, rates, optimizer.param_groups, strict=True):
         group.clear()
         group.update(values)

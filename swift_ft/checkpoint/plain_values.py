@@ -59,7 +59,9 @@ _ATOMS = {
     torch.Tensor,
     torch.nn.Parameter,
 }
-"""Classes of which ``torch.load`` reads objects as they are."""
+"""Classes of which ``torch.load`` reads objects as they are, but for long integers."""
+_LONGEST_BITS = 2039
+"""Of an integer that ``torch.load`` reads: one of more than 255 bytes has an opcode that it does not know."""
 _KEYS = {type(None), bool, int, float, complex, str}
 _FACTORIES: dict[str, type] = {
     c.__name__: c for c in (int, float, complex, bool, str, list, dict, set, tuple)
@@ -131,7 +133,7 @@ class Encoder:
         """
         kind = type(value)
         if kind in _ATOMS:
-            return value
+            return value if _is_atom(value) else _integer(value)
         if (done := self._done.get(id(value))) is not None:
             return done[1]
         if kind is list:
@@ -163,7 +165,7 @@ class Encoder:
 
     def _items(self, values: Iterable[Any]) -> Iterable[Any]:
         values = list(values)
-        if all(type(value) in _ATOMS for value in values):
+        if all(map(_is_atom, values)):
             return values
         return [self._at(key, value) for key, value in enumerate(values)]
 
@@ -298,8 +300,18 @@ class Encoder:
         return value
 
 
+def _is_atom(value: Any) -> bool:
+    kind = type(value)
+    return kind in _ATOMS and (kind is not int or value.bit_length() <= _LONGEST_BITS)
+
+
 def _is_key(key: Any) -> bool:
-    return type(key) in _KEYS or (type(key) is tuple and all(type(part) in _KEYS for part in key))
+    return all(type(part) in _KEYS and _is_atom(part) for part in (key if type(key) is tuple else (key,)))
+
+
+def _integer(value: int) -> dict[str, Any]:
+    size = value.bit_length() // 8 + 1
+    return {_TAG: "integer", "data": bytearray(value.to_bytes(size, "little", signed=True))}
 
 
 def _spec_of(dtype: np.dtype[Any], value: Any) -> Any:
@@ -473,6 +485,7 @@ _DECODE: dict[str, Callable[[_Decoder, Any], Any]] = {
     "defaultdict": _Decoder._default,
     "deque": lambda self, form: self._collected(form, deque(maxlen=form["maxlen"])),
     "no bytes": lambda _, form: b"",
+    "integer": _once(lambda self, form: int.from_bytes(form["data"], "little", signed=True)),
     "array": _Decoder._array,
     "objects": _Decoder._objects,
     "scalar": _once(lambda self, form: _numbers(form["data"], form["dtype"])[0]),

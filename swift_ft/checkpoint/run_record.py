@@ -82,6 +82,16 @@ def read_record(store: Store) -> dict[str, Any] | None:
     return record
 
 
+def owner_of(store: Store) -> str:
+    """The run that a store belongs to now; empty where its record does not say it.
+
+    Raises:
+        Exception: what the store's client raised.
+    """
+    record, _ = _read(store, RECORD)
+    return str((record or {}).get("run_id", ""))
+
+
 def _read(store: Store, path: str) -> tuple[dict[str, Any] | None, str]:
     """A record without its digest, and what is wrong with it; empty for an intact or a strange one."""
     record, damage = read_whole(store, path, _is_unsealed)

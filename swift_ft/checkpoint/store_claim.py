@@ -186,6 +186,8 @@ def _decide(
     if used and config.fresh:
         store.delete_all()
         record = None
+    elif used and store.exists(RECORD):
+        store.anchor(RECORD)  # from now on nothing is absent if this file is
     earlier: list[str] = [*record["earlier"], record["run_id"]] if used and record is not None else []
     if used and record is not None:
         # Before anything is deleted, so that a start which is refused leaves the store as it is.
@@ -201,6 +203,7 @@ def _decide(
         )
     written = {"run_id": context.run_id, "topology": topology, "earlier": earlier, "settings": dict(settings)}
     write_record(store, written)
+    store.anchor(RECORD)  # before anything is deleted for lack of a marker
     folder = CheckpointFolder(store)
     if used:
         folder.sweep()

@@ -25,7 +25,7 @@ from swift_ft.checkpoint.state_digest import (
 )
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
-from swift_ft.errors import TopologyMismatchError
+from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
 from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state
 from swift_ft.torch_core.module_tree import ModuleTree
@@ -176,6 +176,15 @@ class TrainingState:
         """
         self.pack(self._beginning())
 
+    def check_optimizers(self) -> None:
+        """See whether all state of optimizers is of their parameters: of what else could not be loaded.
+
+        Raises:
+            UnsupportedError: names the optimizer and the key of other state.
+        """
+        for name, optimizer in self.optimizers.items():
+            _check_keys(name, optimizer, optimizer.state_dict())
+
     def pack(self, plain: Any) -> bytes:
         """Plain values of this state as bytes. See :func:`~swift_ft.checkpoint.state_payload.pack`."""
         return pack(plain, self.known, _shown_value)
@@ -204,6 +213,7 @@ class TrainingState:
             # Not by DCP's get_optimizer_state_dict(), which steps an optimizer whose state is
             # still empty (decision 81).
             saved = optimizer.state_dict()
+            _check_keys(name, optimizer, saved)
             tensors, values = _split_tensors(saved["state"])
             optimizers[name] = {"state": tensors}
             known_as = [
@@ -500,6 +510,17 @@ def _split_tensors(
         if found := {k: v for k, v in fields.items() if isinstance(v, torch.Tensor)}:
             tensors[str(parameter)] = found
     return tensors, rest
+
+
+def _check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Of an optimizer's ``state_dict()``. Raises UnsupportedError."""
+    numbers = {number for group in saved["param_groups"] for number in group["params"]}
+    if (other := next((key for key in saved["state"] if key not in numbers), None)) is not None:
+        raise UnsupportedError(
+            f"Session(state): {name} ({type(optimizer).__name__}) keeps state under {other!r}, which is none "
+            "of its parameters: it could not be loaded again. Keep it in the state of a parameter, or in a "
+            "group of parameters (optimizer.param_groups)."
+        )
 
 
 def _as_file(data: bytes) -> io.BytesIO:

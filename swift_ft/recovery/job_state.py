@@ -166,6 +166,18 @@ class SavedPart:
     digest: str = ""
 
 
+class Doubt(NamedTuple):
+    """All workers have gone back to a checkpoint, since what was computed after it may be wrong.
+
+    Attributes:
+        after: the iteration of that checkpoint.
+        generation: the last one in which it was computed so. What is saved in later ones is not in doubt.
+    """
+
+    after: int
+    generation: int
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
     """The checkpoints and logs that count."""
@@ -195,6 +207,8 @@ class Checkpoints:
     """
     epoch: int = 0
     """Counts the returns of all workers to a checkpoint: parts of two epochs never make one checkpoint."""
+    doubts: tuple[Doubt, ...] = ()
+    """The returns after which markers must go from the store: a resumed run would believe them."""
     log_since: int = 0
     """Log segments of generations before this one belong to an abandoned history."""
 

@@ -32,6 +32,7 @@ from swift_ft.runtime.attachments import Attachments
 from swift_ft.runtime.checkpoints.checkpointing import Saver
 from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeper, Housekeeping, KeepLogs
+from swift_ft.runtime.checkpoints.ownership import end_if_taken_over
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
 from swift_ft.runtime.data.check import BatchBoard, BatchCheck
 from swift_ft.runtime.data.iterators import iterators_of_script, kept_ahead, may_keep_position
@@ -226,6 +227,7 @@ class Foundations:
             local,
             keep_logs=settings.keep_logs,
             audited=audited,
+            end_if_taken_over=partial(end_if_taken_over, store, self._participant),
             background=self._background,
         )
         self._proof = StateProof(

@@ -5,6 +5,7 @@ A store whose rename differs gets its own subclass of :class:`Files`, here or in
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import io
@@ -20,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fsspec.spec import AbstractFileSystem
 
 from swift_ft.storage.local_source import LocalSource
 
@@ -98,8 +100,17 @@ class Files:
         self.rename(temporary, path)
 
     def exists(self, path: str) -> bool:
-        """True if there is a file or a directory of that name."""
-        return bool(self.fs.exists(path))
+        """True if there is a file or a directory of that name.
+
+        Raises:
+            Exception: the look failed. What is there counts as absent only if the filesystem says so.
+        """
+        # Not by `fs.exists()`: fsspec's own takes each error for absence.
+        try:
+            self.fs.info(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def list(self, directory: str) -> list[str]:
         """Names in a directory. Raises FileNotFoundError if it is absent."""
@@ -108,10 +119,21 @@ class Files:
     def find(self, directory: str) -> dict[str, FileFacts]:
         """All files below a directory, by their path in it. May raise FileNotFoundError if it is absent."""
         below = directory.strip("/") + "/"
+        plain = type(self.fs).find is AbstractFileSystem.find
+        found = dict(self._below(directory)) if plain else self.fs.find(directory, detail=True)
         return {
             name.strip("/").removeprefix(below): FileFacts(int(info["size"] or 0), _modified(info))
-            for name, info in self.fs.find(directory, detail=True).items()
+            for name, info in sorted(found.items())
         }
+
+    def _below(self, directory: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """As fsspec's own ``find()``, which leaves out what it cannot list."""
+        for info in self.fs.ls(directory, detail=True):
+            if info["type"] != "directory":
+                yield info["name"], info
+                continue
+            with contextlib.suppress(*_not_of_the_store(info["name"])):
+                yield from self._below(info["name"])
 
     def abandoned_uploads(self, directory: str) -> dict[str, int]:
         """Bytes of unlisted leftovers of dead writers, by path below a directory."""
@@ -179,6 +201,14 @@ class LocalFiles(Files):
         _write_durably(temporary, data)
         Path(temporary).replace(path)
         _sync_directory(path)
+
+
+def _not_of_the_store(folder: str) -> tuple[type[OSError], ...]:
+    """The errors by which a folder that was listed is none of the store's: it was deleted meanwhile, or it is
+    the one that each Linux disk has for its own repairs, and that only root may read.
+    """
+    own = folder.rstrip("/").endswith("/lost+found")
+    return (FileNotFoundError, PermissionError) if own else (FileNotFoundError,)
 
 
 def _modified(info: dict[str, Any]) -> float | None:

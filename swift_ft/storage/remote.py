@@ -137,8 +137,12 @@ class S3Files(RemoteFiles):
         self.fs.pipe_file(path, data)
 
     def exists(self, path: str) -> bool:
-        """True if there is such an object, or one below."""
-        return bool(self.fs.isfile(path)) or bool(self.list(path))
+        """True if there is such an object, or one below. Raises what the look raised: see :class:`Files`."""
+        # Not by `fs.isfile()`: fsspec's own takes each error for absence.
+        with contextlib.suppress(FileNotFoundError):
+            if self.fs.info(path)["type"] == "file":
+                return True
+        return bool(self.list(path))
 
     def list(self, directory: str) -> list[str]:
         """First parts of all names below.
@@ -185,7 +189,7 @@ class HdfsFiles(RemoteFiles):
             self.fs.mv(source, destination, overwrite=True)
         except FileNotFoundError:
             # An earlier call, whose response was lost, may have renamed it.
-            if not self.fs.exists(destination):
+            if not self.exists(destination):
                 raise
 
 

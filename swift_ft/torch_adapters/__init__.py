@@ -32,10 +32,11 @@ ddp_buffers.py                          when DDP synchronises buffers           
 distribution.py                         how tensors come to a mesh                  test_distribution.py
 wrappers.py                             whether an optimizer can hold hooks           test_wrappers.py
 fsdp.py                                 FSDP2's progress in an iteration            test_fsdp.py
-dcp/reader.py                           DCP's fsspec reader, its metadata            test_dcp.py
+dcp/reader.py                           DCP's reader, its metadata                  test_dcp.py
 dcp/saved_tensors.py                    what torch.save writes of a tensor          test_saved_tensors.py
+dcp/store_files.py                      DCP's files through fsspec                  test_dcp.py
 dcp/verified_files.py                   DCP's files                                 test_dcp.py
-dcp/writer.py                           DCP's fsspec writer                         test_dcp.py
+dcp/writer.py                           DCP's writer                                test_dcp.py
 elastic_agent.py                        torchelastic's agent, its workers' start    test_elastic_agent.py
 pipelining/hook.py                      steps, messages and state of a schedule     test_pipelining.py
 pipelining/layer_averages.py            when a stage has all its gradients          test_layer_averages.py

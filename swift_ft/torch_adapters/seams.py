@@ -156,8 +156,7 @@ SEAMS = (
     Seam(
         "checkpoints",
         (
-            "torch.distributed.checkpoint._fsspec_filesystem:FsspecReader",
-            "torch.distributed.checkpoint._fsspec_filesystem:FsspecWriter",
+            "torch.distributed.checkpoint._fsspec_filesystem:FileSystem.init_path",
             "torch.distributed.checkpoint:FileSystemReader._slice_file",
             "torch.distributed.checkpoint:FileSystemWriter._write_data",
             "torch.distributed.checkpoint._traverse:set_element",

@@ -157,6 +157,27 @@ def test_all_go_back_to_the_last_audited_checkpoint(
     assert_identical(run, unaudited("train_swift"))
 
 
+def test_a_job_that_ends_meanwhile_goes_on_from_what_is_not_in_doubt(
+    tmp_path: Path, audited: Callable[..., ClusterRun], unaudited: Reference
+) -> None:
+    """What was given up is in the store still, and a resumed run knows no more than the store."""
+    run = audited("--on-corruption", "back", what="parameter", rank=1, ends=4)
+    assert run.code == 1
+    assert "it ends while all compute again" in run.output
+    assert gone_back_to(run) == 3
+    assert 6 in {event["iteration"] for event in run.events("CheckpointCommitted")}
+    status = json.loads(recover("status", str(run.store), "--json").stdout)
+    assert max(status["checkpoints"]) == 3
+    resumed = run_cluster(
+        tmp_path,
+        *SMALLER,
+        flags=["--resume"],
+        machines=MACHINES["train_swift"],
+        script=training(tmp_path, EXAMPLES / "train_swift.py", iterations=ITERATIONS),
+    )
+    assert_identical(resumed, unaudited("train_swift"))
+
+
 WORN = {"what": "product", "rank": 1, "live": True, "worn": True, "every": True, "times": [*range(1, 20)]}
 
 

@@ -10,12 +10,18 @@ from pathlib import Path
 import pytest
 import s3fs
 import torch
+from torch import nn
 
 from benchmarks.lib.seaweed import ACCESS_KEY, BUCKET, SECRET_KEY, SeaweedServer
+from swift_ft.checkpoint.checkpointer import Checkpointer
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.storage.retry import retry
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import write_part
+from tests.support.waiting import wait_until
 
+DEADLINE_S = 60.0
 NEW = ("replaced-key", "replaced-secret")
 
 
@@ -94,3 +100,30 @@ def test_a_call_that_was_under_way_for_long_is_made_again(
     with ThreadPoolExecutor(1) as another:
         assert another.submit(lambda: store.may_pass(refused.value)).result()
     assert store.read_json("a.json") == {}
+
+
+def test_a_part_is_written_with_keys_that_come_after_it_was_refused(
+    own_seaweed: SeaweedServer, machine: Machine
+) -> None:
+    """The keys of a store and of a machine are seldom replaced at one moment."""
+    store = Store(f"s3://{BUCKET}/{uuid.uuid4().hex}")
+    folder = CheckpointFolder(store)
+    checkpointer = Checkpointer(folder, TrainingState({"model": nn.Linear(2, 2)}))
+    durable: list[str] = []
+
+    def save(iteration: int) -> None:
+        checkpointer.save(iteration, folder.part(iteration, 0, 1), durable.append)
+
+    save(10)
+    assert checkpointer.wait(DEADLINE_S)
+    assert len(durable) == 1
+    clients = len(s3fs.S3FileSystem._cache)
+    own_seaweed.replace_keys(*NEW)
+    save(20)
+    wait_until(lambda: checkpointer._failure, "the part to be refused", DEADLINE_S)
+    machine.write(*NEW)
+    assert checkpointer.wait(DEADLINE_S)
+    save(30)
+    assert checkpointer.wait(DEADLINE_S)
+    assert len(durable) == 3
+    assert len(s3fs.S3FileSystem._cache) == clients

@@ -17,7 +17,7 @@ from swift_ft.recovery.audit_orders import (
     open_claims,
 )
 from swift_ft.recovery.audits import MOST_MARKS, Audits, Finding, Interval, Judgement, Mark, Wrong, judge
-from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
+from swift_ft.recovery.handlers.checkpoints import doubt_what_follows, give_up_checkpoint
 from swift_ft.recovery.handlers.generations import open_generation
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.maps import kept, without
@@ -171,6 +171,7 @@ def checkpoints_doubted(state: State, event: ev.CheckpointsDoubted) -> State:
     while state.checkpoints.committed != event.iteration:
         assert state.checkpoints.committed is not None
         state = give_up_checkpoint(state, state.checkpoints.committed, event.reason)
+    state = doubt_what_follows(state, event.iteration)
     marks = tuple(mark for mark in state.audits.marks if mark.until <= event.iteration)
     state = replace(state, audits=replace(state.audits, marks=marks))
     # Also where no checkpoint is given up: what came after it is in doubt, in memory as well.

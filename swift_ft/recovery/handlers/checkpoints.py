@@ -11,7 +11,7 @@ from swift_ft.recovery.audit_orders import pinned
 from swift_ft.recovery.audits import Audits
 from swift_ft.recovery.handlers.generations import end_job, open_generation
 from swift_ft.recovery.handlers.worlds import give_up_change
-from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
+from swift_ft.recovery.job_state import Checkpoints, Doubt, Phase, SavedPart, State
 from swift_ft.recovery.maps import kept
 from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.values import replace
@@ -131,17 +131,23 @@ def give_up_checkpoint(state: State, iteration: int, why: str) -> State:
         return replace(state, checkpoints=replace(checkpoints, earlier=earlier))
     if not earlier:
         return end_job(state, f"no intact checkpoint is left: {why}")
-    checkpoints = replace(
-        checkpoints,
-        committed=earlier[-1],
-        earlier=earlier[:-1],
-        epoch=checkpoints.epoch + 1,
-        parts=Map(),
-        revoked=Map(),
-        log_gap_before=Map(),
-    )
+    checkpoints = _of_new_epoch(replace(checkpoints, committed=earlier[-1], earlier=earlier[:-1]))
     tries = replace(state.tries, fallback_reason=why)
     return replace(state, checkpoints=checkpoints, tries=tries)
+
+
+def doubt_what_follows(state: State, iteration: int) -> State:
+    """All that was computed after a checkpoint may be wrong: no saved part of that becomes a checkpoint.
+
+    Nor does a marker count that is in the store already, in this run or in one that goes on from it.
+    """
+    doubts = tuple(doubt for doubt in state.checkpoints.doubts if doubt.after < iteration)
+    doubts = (*doubts, Doubt(iteration, state.generation))
+    return replace(state, checkpoints=_of_new_epoch(replace(state.checkpoints, doubts=doubts)))
+
+
+def _of_new_epoch(checkpoints: Checkpoints) -> Checkpoints:
+    return replace(checkpoints, epoch=checkpoints.epoch + 1, parts=Map(), revoked=Map(), log_gap_before=Map())
 
 
 def checkpoint_requested(state: State, event: ev.CheckpointRequested) -> State:

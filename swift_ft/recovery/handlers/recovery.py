@@ -10,7 +10,7 @@ from immutables import Map
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import COMMUNICATION, STATE, Way
 from swift_ft.recovery.audits import Audits
-from swift_ft.recovery.handlers.checkpoints import give_up_checkpoint
+from swift_ft.recovery.handlers.checkpoints import doubt_what_follows, give_up_checkpoint
 from swift_ft.recovery.handlers.failures import note_failure
 from swift_ft.recovery.handlers.generations import end_job, end_too_early, open_generation, restart_all
 from swift_ft.recovery.handlers.layouts import in_layout, placed, with_new_layout
@@ -376,7 +376,10 @@ def _diverged(state: State, event: ev.ReplayFailed) -> State:
     if event.doubts is not None and event.doubts == state.checkpoints.committed:
         why += f" (the checkpoint of iteration {event.doubts}, which it began from, cannot be verified)"
         state = give_up_checkpoint(state, event.doubts, why)
-        return state if state.phase == Phase.ENDED else restart_all(state, why)
+        if state.phase == Phase.ENDED:
+            return state
+        assert state.checkpoints.committed is not None
+        return restart_all(doubt_what_follows(state, state.checkpoints.committed), why)
     if differs_from_the_start(state, event):
         assert state.plan is not None
         if state.plan.parallel_replay_of(event.rank) is not None:  # a helper may be what differs

@@ -17,6 +17,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, SavedPart, State
 from swift_ft.recovery.orders import WorkerOrder, commit_due
 from swift_ft.recovery.topology import replica_sets
+from swift_ft.runtime.checkpoints.ownership import end_if_taken_over
 from swift_ft.storage.retry import is_outage, is_transient, retry
 
 _logger = logging.getLogger(__name__)
@@ -106,8 +107,12 @@ class Commits:
         """Write the marker, then append the event. Older logs may be deleted only after that."""
 
         def write() -> None:
-            if self._participant.order(self._participant.state) in (WorkerOrder.DIE, WorkerOrder.STOP):
+            now = self._participant.state
+            if self._participant.order(now) in (WorkerOrder.DIE, WorkerOrder.STOP):
                 raise FencedError("its worker was replaced in the meantime, or the job has ended")
+            if now.checkpoints.epoch != state.checkpoints.epoch:
+                raise FencedError("all workers have gone back to an older one in the meantime")
+            end_if_taken_over(self._folder.store, self._participant)
             parts = dict(sorted(state.checkpoints.parts[iteration].items()))
             self._folder.commit(
                 iteration,

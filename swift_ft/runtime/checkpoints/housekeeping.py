@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from enum import StrEnum
 from typing import ParamSpec, TypeVar
 
@@ -12,9 +13,10 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.checkpoint.store_claim import tidy_store
 from swift_ft.checkpoint.worker_history import sweep_histories
+from swift_ft.errors import first_line
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.audit_orders import logs_needed_since
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import Doubt, Phase, State
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 
 _logger = logging.getLogger(__name__)
@@ -53,6 +55,8 @@ class KeepLogs(StrEnum):
 class Housekeeping:
     """Cleans up after each commit and at the end of a run. Worker 0 cleans up checkpoints for all workers.
 
+    It also takes back the markers of checkpoints that may be wrong, before anything is computed again.
+
     Args:
         rank: this worker.
         run_id: this run.
@@ -61,6 +65,7 @@ class Housekeeping:
         local: copies of checkpoints on this machine's disk; None for none.
         keep_logs: which part of it stays.
         audited: spares audit. The logs of the last interval between two checkpoints stay for them.
+        end_if_taken_over: raises if the store is another run's by now. Asked on worker 0.
         background: runs what waits for the store, one thing after the other.
     """
 
@@ -74,6 +79,7 @@ class Housekeeping:
         *,
         keep_logs: KeepLogs = KeepLogs.NEWEST,
         audited: bool = False,
+        end_if_taken_over: Callable[[], None] = lambda: None,
         background: ThreadPoolExecutor,
     ) -> None:
         self._keep_logs = keep_logs
@@ -83,18 +89,66 @@ class Housekeeping:
         self._log = log
         self._local = local
         self._run_id = run_id
+        self._end_if_taken_over = end_if_taken_over
         self._background = background
+        self._lock = threading.Lock()
+        self._withdrawn: tuple[tuple[Doubt, ...], Future[None]] | None = None  # guarded by the lock
         self._cleaned: tuple[int, int] | None = None  # epoch and commit; owner: the journal thread
         self._state: State | None = None  # the newest; written by the journal thread
 
     def on_change(self, state: State) -> None:
         """Clean up once a new commit is known and the job is live. Called in the journal thread."""
         self._state, checkpoints = state, state.checkpoints
+        self._withdrawal(state)
         if state.phase != Phase.LIVE or checkpoints.committed is None:
             return
         if (now := (checkpoints.epoch, checkpoints.committed)) != self._cleaned:
             self._cleaned = now
             self._background.submit(self._clean, checkpoints.committed, state)
+
+    def withdraw(self, state: State, timeout_s: float) -> None:
+        """Wait until markers of checkpoints that may be wrong are gone. Logs a warning if they stay for long.
+
+        A run that is resumed from this moment on would begin with the newest of them.
+        """
+        if (withdrawal := self._withdrawal(state)) is None:
+            return
+        what = "the store to delete markers of checkpoints that may be wrong"
+        with waiting(what, timeout_s, flag="--checkpoint-timeout"):
+            _, late = wait([withdrawal], timeout_s)
+        if late:
+            _logger.warning(
+                "Markers of checkpoints that may be wrong are still in %s after %g s. It is tried on; until "
+                "then do not --resume this run.",
+                self._folder.store.url,
+                timeout_s,
+                extra={"event": "doubted_checkpoints_stay"},
+            )
+
+    def _withdrawal(self, state: State) -> Future[None] | None:
+        """The task that takes back what is in doubt in a state; None if nothing is, or it is not ours."""
+        if self._rank or not (doubts := state.checkpoints.doubts):
+            return None
+        with self._lock:
+            if self._withdrawn is None or self._withdrawn[0] != doubts:
+                self._withdrawn = doubts, self._background.submit(self._withdraw, doubts)
+            return self._withdrawn[1]
+
+    def _withdraw(self, doubts: Sequence[Doubt]) -> None:
+        try:
+            self._end_if_taken_over()
+            for doubt in doubts:
+                self._folder.withdraw(doubt.after, doubt.generation, self._run_id)
+        except Exception as error:
+            _logger.warning(
+                "Checkpoints that may be wrong are still committed in %s (%s). It is tried again; until then "
+                "do not --resume this run.",
+                self._folder.store.url,
+                first_line(error),
+                extra={"event": "doubted_checkpoints_stay"},
+            )
+            with self._lock:
+                self._withdrawn = None  # the next change begins another one
 
     def drain(self, timeout_s: float) -> None:
         """After the last iteration, wait for the clean-up. Logs a warning if that takes too long."""
@@ -114,6 +168,8 @@ class Housekeeping:
 
     def _clean(self, iteration: int, state: State) -> None:
         try:
+            if self._rank == 0:
+                self._end_if_taken_over()
             self._drop_logs(iteration, state)
             if self._local is not None:
                 self._local.drop_before(iteration)
@@ -138,6 +194,7 @@ class Housekeeping:
 
     def _tidy(self) -> None:
         try:
+            self._end_if_taken_over()
             self._folder.tidy()
             tidy_store(self._folder.store)
             if (state := self._state) is not None:

@@ -99,6 +99,7 @@ class CheckpointsPart(Part):
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
         assert task.load is not None
         self._progress.publish(self._status.iteration, "loading")
+        self._housekeeping.withdraw(state, self._context.config.checkpoint_timeout_s)
         layout = self._elsewhere.layout(state)
         if task.holder is None:
             workers = self._context.world_size if layout is None else None  # layers are found by number

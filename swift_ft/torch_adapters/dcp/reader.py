@@ -4,9 +4,8 @@ DCP alone would execute what a file names, and take every byte for the one that 
 
 Private parts used (tested on torch 2.11 to 2.14):
 
-- ``torch.distributed.checkpoint._fsspec_filesystem``: DCP's reader through fsspec, with its
-  ``fs.create_stream``, ``fs.concat_path``, ``path`` and the file name ``.metadata``. All that it reads goes
-  through ``fs``.
+- ``FileSystemReader`` with its ``fs.create_stream``, ``fs.concat_path``, ``path`` and the file name
+  ``.metadata``. All that it reads goes through ``fs``.
 - ``FileSystemReader._slice_file`` with ``storage_data``: where an item lies in its file; and
   ``torch.distributed._shard._utils.narrow_tensor_by_index``: a range of a tensor.
 - ``torch.distributed.checkpoint._traverse.set_element``: puts a loaded value into a nested state.
@@ -22,8 +21,7 @@ from typing import IO, Any
 
 import torch
 from torch.distributed._shard._utils import narrow_tensor_by_index
-from torch.distributed.checkpoint import state_dict_loader
-from torch.distributed.checkpoint._fsspec_filesystem import FsspecReader
+from torch.distributed.checkpoint import FileSystemReader, state_dict_loader
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
@@ -35,6 +33,7 @@ from swift_ft.storage.digest import FileDigest
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.errors import cause_of
 from swift_ft.torch_adapters.dcp.saved_tensors import read_into
+from swift_ft.torch_adapters.dcp.store_files import StoreFiles
 from swift_ft.torch_adapters.dcp.verified_files import NearFiles, VerifiedFiles
 
 torch.serialization.add_safe_globals([io.BytesIO])  # DCP stores a state's bytes as one
@@ -58,7 +57,7 @@ _KNOWN = {
 }
 
 
-class PartReader(FsspecReader):
+class PartReader(FileSystemReader):
     """Reads a part, and executes nothing that its files contain.
 
     Args:
@@ -76,11 +75,10 @@ class PartReader(FsspecReader):
         digests: Mapping[str, FileDigest] | None = None,
         near: NearFiles | None = None,
     ) -> None:
-        super().__init__(store.child_url(path))
-        if digests is not None:
-            verified = VerifiedFiles(path, digests, near, in_memory=store.remote)
-            self.path = verified.init_path(store.child_url(path))
-            self.fs = verified  # type: ignore[assignment]  # torch declares its class for local files
+        super().__init__(url := store.child_url(path))
+        self.path = url
+        files = StoreFiles(store) if digests is None else VerifiedFiles(store, path, digests, near)
+        self.fs = files  # type: ignore[assignment]  # torch declares its class for local files
         self._shown = f"{store.url}/{path}"
         self._metadata: Metadata | None = None
 

@@ -1,7 +1,7 @@
 """The files of a part, opened for DCP if all their bytes are those that were written.
 
-Private part used (tested on torch 2.11 to 2.14):
-``torch.distributed.checkpoint._fsspec_filesystem.FileSystem``, with its ``create_stream``.
+Private part used (tested on torch 2.11 to 2.14): ``create_stream`` of
+``torch.distributed.checkpoint._fsspec_filesystem.FileSystem``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any, Protocol
 
-from torch.distributed.checkpoint._fsspec_filesystem import FileSystem
-
 from swift_ft.errors import DamagedCheckpointError
 from swift_ft.storage.digest import FileDigest, digest_of_file
+from swift_ft.storage.store import Store
+from swift_ft.torch_adapters.dcp.store_files import StoreFiles
 
 
 class NearFiles(Protocol):
@@ -29,27 +29,27 @@ class NearFiles(Protocol):
         """Called with the size of each file that is read from the store after all."""
 
 
-class VerifiedFiles(FileSystem):
+class VerifiedFiles(StoreFiles):
     """Opens a file only if all its bytes are those that were written.
 
     A local file is read twice, the second time from the page cache. A file behind a network is read once,
     into memory.
 
     Args:
-        part: the part's place in the store.
+        store: where.
+        part: the part's place there.
         digests: by name, what each file has to be.
         near: copies that are asked for first.
-        in_memory: the store is behind a network.
     """
 
     def __init__(
-        self, part: str, digests: Mapping[str, FileDigest], near: NearFiles | None, *, in_memory: bool
+        self, store: Store, part: str, digests: Mapping[str, FileDigest], near: NearFiles | None
     ) -> None:
-        super().__init__()
+        super().__init__(store)
         self._part = part
         self._near = near
         self._digests = digests
-        self._in_memory = in_memory
+        self._in_memory = store.remote
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:

@@ -4,9 +4,8 @@ DCP alone would store the URL, credentials included.
 
 Private parts used (tested on torch 2.11 to 2.14):
 
-- ``torch.distributed.checkpoint._fsspec_filesystem``: DCP's writer through fsspec, with its
-  ``fs.create_stream``, ``fs.concat_path``, ``fs.rename`` and ``path``. All that it writes goes through
-  ``fs``.
+- ``FileSystemWriter`` with its ``fs.create_stream``, ``fs.concat_path``, ``fs.rename`` and ``path``. All that
+  it writes goes through ``fs``.
 - ``FileSystemWriter._write_data``, which writes lists of items, one file each, and the attribute ``mappings``
   of the planner: the path of each item in the state.
 """
@@ -20,8 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from torch.distributed.checkpoint import state_dict_saver
-from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecWriter
+from torch.distributed.checkpoint import FileSystemWriter, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX
@@ -33,6 +31,7 @@ from torch.futures import Future
 from swift_ft.storage.digest import Digester, FileDigest
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.errors import cause_of
+from swift_ft.torch_adapters.dcp.store_files import StoreFiles
 
 _DRAFT = ".tmp"
 
@@ -83,14 +82,15 @@ def write_part(
     raise failed
 
 
-class _Writer(FsspecWriter):
+class _Writer(FileSystemWriter):
     def __init__(self, store: Store, path: str, file_of: FileOf | None, copies: Copies | None) -> None:
         # No copying ahead: the state is on the host. A remote file is durable when it is closed and has no
         # descriptor to sync; torch would sync all disks of this machine instead.
-        super().__init__(store.child_url(path), per_thread_copy_ahead=0, sync_files=not store.remote)
-        self._files = _DigestedFiles(path, copies)
+        url = store.child_url(path)
+        super().__init__(url, per_thread_copy_ahead=0, sync_files=not store.remote)
+        self._files = _DigestedFiles(store, path, copies)
         self._file_of = file_of
-        self.path = self._files.init_path(store.child_url(path))
+        self.path = url
         self.fs = self._files  # type: ignore[assignment]  # torch declares its class for local files
         self._shown = f"{store.url}/{path}"
 
@@ -122,16 +122,17 @@ def _nowhere(_: str) -> AbstractContextManager[Callable[[Any], object]]:
     return nullcontext(lambda _: None)
 
 
-class _DigestedFiles(FileSystem):
+class _DigestedFiles(StoreFiles):
     """Computes the digest of each file while DCP writes it, and writes its copy.
 
     Args:
-        part: the part's place in the store.
+        store: where.
+        part: the part's place there.
         copies: where the copies go.
     """
 
-    def __init__(self, part: str, copies: Copies | None) -> None:
-        super().__init__()
+    def __init__(self, store: Store, part: str, copies: Copies | None) -> None:
+        super().__init__(store)
         self._part = part
         self._copies = copies
         self.digests: dict[str, FileDigest] = {}

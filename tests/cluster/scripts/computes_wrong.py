@@ -14,7 +14,8 @@ a spare computes with, unlike the machines.
 ``"waits": {n: "marked"}``: before iteration n, worker 0 waits until a spare has audited all machines,
 ``"all"``: until the time from iteration 3 to 6 is audited; ``"judged"``: until a difference is judged;
 ``"auditing"``: until an audit stands still in the middle, at the
-iteration ``"stands"``, for good; ``"recovered"``: until a machine was replaced.
+iteration ``"stands"``, for good; ``"recovered"``: until a machine was replaced. ``"ends": n``: worker 0 ends
+with an error before iteration n, once all have gone back since what they had computed was in doubt.
 """
 
 import contextlib
@@ -107,6 +108,11 @@ def is_over(state: State, what: str) -> bool:
     return bool(done) or state.generation > 1
 
 
+def is_in_doubt(session: swift_ft.Session) -> bool:
+    rank, state = torch.distributed.get_rank(), session._assembly._participant.state
+    return rank == 0 and bool(state.checkpoints.doubts)
+
+
 def stand_still() -> None:
     AUDITING.touch()
     while True:
@@ -141,6 +147,8 @@ def steps(self: swift_ft.Session, iterations: int) -> Iterator[Any]:
             stand_still()
         if OFFLINE is None and wrong.get("waits", {}).get(str(step._index)):
             wait_for_audit(self, wrong["waits"][str(step._index)])
+        if OFFLINE is None and step._index == wrong.get("ends") and is_in_doubt(self):
+            raise RuntimeError("it ends while all compute again")
         fault.begin(step._index)
         if wrong["what"] == "product":
             with WrongProducts():

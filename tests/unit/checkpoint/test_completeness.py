@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import swift_ft
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import IncompleteStateError
+from swift_ft.errors import IncompleteStateError, UnsupportedError
 
 
 class Stage(nn.Module):
@@ -387,6 +388,30 @@ def test_a_container_that_makes_a_state_of_its_own_later() -> None:
         optimizer.state[stage.linear.weight]["average"] = torch.zeros(2, 2)
         with pytest.raises(IncompleteStateError, match="Container keeps a state of its own"):
             completeness.completed()
+
+
+@pytest.mark.parametrize("key", ["global", 7, ("count",)])
+def test_state_that_is_of_no_parameter(key: Any) -> None:
+    """It would be saved, and no load would take it."""
+    stage = Stage()
+    optimizer = adam(stage)
+    with attached(stage, model=stage, optimizer=optimizer) as completeness:
+        train(stage, optimizer)
+        completeness.completed()
+        optimizer.state[key] = {"seen": torch.ones(2)}
+        with pytest.raises(UnsupportedError, match=re.escape(f"optimizer (AdamW) keeps state under {key!r}")):
+            completeness.completed()
+
+
+def test_state_of_no_parameter_that_comes_late_is_not_saved() -> None:
+    stage = Stage()
+    optimizer = adam(stage)
+    state = TrainingState({"stage": stage, "optimizer": optimizer})
+    train(stage, optimizer)
+    state.to_save()
+    state.optimizers["optimizer"].state[cast(Any, "global")] = {}
+    with pytest.raises(UnsupportedError, match="keeps state under 'global'"):
+        state.to_save()
 
 
 def test_frozen_parameters_may_be_missing() -> None:

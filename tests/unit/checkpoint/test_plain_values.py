@@ -87,6 +87,20 @@ VALUES: list[Any] = [
     None,
     True,
     1 << 80,
+    (1 << 2039) - 1,
+    1 << 2039,
+    -(1 << 2039),
+    1 << 5000,
+    -(1 << 5000) - 1,
+    [1 << 5000],
+    (1, 1 << 5000),
+    {"a": [1 << 5000]},
+    {1 << 5000: 1},
+    {(1, 1 << 5000): 1 << 5001},
+    {1 << 5000, 1},
+    frozenset({(1 << 5000,)}),
+    deque([1 << 5000], maxlen=2),
+    range(1 << 5000),
     -0.0,
     2.5 - 1j,
     b"\x00\xff",
@@ -138,6 +152,13 @@ VALUES: list[Any] = [
     Point(1, np.float32(2)),
     Pair(Phase.WARM, [deque([1])]),
 ]
+
+
+def test_what_is_read_back_once_is_not_what_is_short() -> None:
+    """Types that were packed before are not read back at once: a long integer is seen by itself."""
+    for value in (1, 1 << 5000, -(1 << 5000)):
+        for nested in ({"a": [value]}, {value: 1}, {value}, (value, [value])):
+            assert back(nested) == nested
 
 
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)

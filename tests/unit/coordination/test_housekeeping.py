@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import UsageError
 from swift_ft.storage.store import Store
+from swift_ft.storage.store_errors import StoreGoneError
 
 # --------------------------------------------------------------------------------------------- clean
 
@@ -140,6 +142,26 @@ def test_the_replacement_of_worker_0_finds_what_was_decided(folder: CheckpointFo
     assert claimed(folder, rendezvous, 0) == (20,)
     decided = {"checkpoints": [20], "store": folder.store.url, "secret": False}
     assert json.loads(rendezvous.values["claimed"]) == decided
+
+
+def test_a_store_that_is_lost_while_it_is_claimed_is_no_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lost mount leaves an empty folder behind: training would begin at iteration 0."""
+    place = tmp_path / "store"
+    folder, sweep = CheckpointFolder(Store(str(place)).at_once()), CheckpointFolder.sweep
+    folder.store.write_json("run.json", {"run_id": "first", "topology": {"machines": 2}, "earlier": []})
+    save(folder, 20, 1)
+
+    def sweep_elsewhere(self: CheckpointFolder) -> None:
+        place.rename(tmp_path / "aside")
+        place.mkdir()
+        sweep(self)
+
+    monkeypatch.setattr(CheckpointFolder, "sweep", sweep_elsewhere)
+    with pytest.raises(StoreGoneError):
+        claimed(folder, Rendezvous(), 0)
+    assert CheckpointFolder(Store(str(tmp_path / "aside"))).committed() == [20]
 
 
 def test_an_empty_store_holds_no_checkpoint(folder: CheckpointFolder) -> None:

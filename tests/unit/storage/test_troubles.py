@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 
 from swift_ft.faults import parse_faults
 from swift_ft.storage.store import Store
 from swift_ft.storage.troubles import Troubles
+from swift_ft.torch_adapters.dcp.writer import write_part
 
 PATIENT_S = 10.0
 
@@ -94,6 +97,22 @@ def test_a_write_that_is_under_way_fails(store: Store, troubles: Troubles) -> No
     file.write(b"x" * 100_000)
     begin(troubles, "full")
     fails(errno.ENOSPC, lambda: [file.write(b"x" * 100_000) for _ in range(3)])
+
+
+@pytest.mark.parametrize(
+    ("action", "number"), [("full", errno.ENOSPC), ("denied", errno.EACCES), ("unwritable", errno.EIO)]
+)
+def test_a_part_of_a_checkpoint_that_another_thread_writes_fails(
+    store: Store, troubles: Troubles, action: str, number: int
+) -> None:
+    def write_one() -> None:
+        with ThreadPoolExecutor(1) as another:
+            another.submit(write_part, store, "part", {"w": torch.arange(3)}).result()
+
+    write_one()
+    begin(troubles, f"{action} calls=1")
+    fails(number, write_one)
+    write_one()
 
 
 def test_half_of_it_gets_there(store: Store, troubles: Troubles, tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import s3fs
 import torch
 from torch.distributed.checkpoint._traverse import set_element
 
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.reader import _KNOWN, PartReader
-from swift_ft.torch_adapters.dcp.writer import staged, write_part
+from swift_ft.torch_adapters.dcp.writer import _Writer, staged, write_part
 
 PART = "checkpoints/00000010/rank-00000.g00001"
 
@@ -41,6 +43,21 @@ def test_a_part_is_written_described_and_read(tmp_path: Path) -> None:
     reader.fill(found)
     assert torch.equal(found["models"]["model"]["weight"], state()["models"]["model"]["weight"])
     assert found["plain"]["bytes"].getvalue() == b"some bytes"
+
+
+def test_all_threads_write_and_read_by_the_client_of_the_store(tmp_path: Path) -> None:
+    """Another thread would get another one from fsspec, and that one no new credentials."""
+    store = Store(f"s3://bucket/{tmp_path.name}")
+
+    def clients() -> list[Any]:
+        writer, read = _Writer(store, PART, None, None), PartReader(store, PART)
+        return [files.fs for files in (writer.fs, read.fs, PartReader(store, PART, {}).fs)]  # type: ignore[attr-defined]
+
+    before = len(s3fs.S3FileSystem._cache)
+    with ThreadPoolExecutor(1) as another:
+        found = another.submit(clients).result()
+    assert [client is store.files.fs for client in found] == [True] * 3
+    assert len(s3fs.S3FileSystem._cache) == before
 
 
 def test_metadata_names_known_classes_only(tmp_path: Path) -> None:
