@@ -313,8 +313,8 @@ class LayeredState:
         for known_as in sorted(groups.keys() - {*in_layers.values()}):
             if self.layer_of(*_place(known_as)) in self.layers:
                 raise TopologyMismatchError(
-                    f"{name} is to update {known_as}, and build_layer() makes here a layer without it: it must "
-                    "make the same layer on all workers.",
+                    f"{name} is to update {known_as}, and build_layer() makes a layer without it here: it "
+                    "must make the same layer on all workers.",
                     key=known_as,
                 )
         for own, parameters in zip(optimizer.param_groups, grouped, strict=True):

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from swift_ft.config import store_keys
+from swift_ft.coordination.store_client import keys_of_world
 from swift_ft.costs.equal_devices import measured_layers
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.costs.survivors_plan import plan_after_loss
@@ -115,7 +116,7 @@ class Guests:
 
     def _measured(self, state: State) -> list[LayerProfile] | None:
         """The costs of layers, if all workers of the present world have measured theirs."""
-        store = self._membership.store
+        store = keys_of_world(self._membership.store, state.worlds.present.number)
         keys = [store_keys.layers(rank) for rank in range(state.world_size)]
         if not store.check(keys):
             return None
