@@ -24,7 +24,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.guests import guests_wanted, possible_hosts
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.next_pipelines import sizes_of
+from swift_ft.recovery.next_pipelines import sizes_of, takes_unlike
 from swift_ft.recovery.survivors import Answer, answer_of
 
 _logger = logging.getLogger(__name__)
@@ -104,7 +104,8 @@ class Guests:
         """The smaller world, with the layers and the microbatches of pipelines that are to be unlike."""
         reason, plan = "no machine came for a lost one, and the survivors hold all of the state", ""
         if answer.pipelines:
-            plan = plan_after_loss(answer.pipelines, sizes_of(state), self._measured(state)).to_text()
+            layers, unlike = self._measured(state), takes_unlike(state)
+            plan = plan_after_loss(answer.pipelines, sizes_of(state), layers, unlike=unlike).to_text()
             reason += f": as pipelines of {' and '.join(map(str, answer.pipelines))} stages"
         return ev.ChangePlanned(
             world=state.worlds.planned + 1,

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
+from swift_ft.errors import UsageError
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
@@ -111,6 +112,19 @@ def test_other_numbers_of_microbatches() -> None:
     assert len(losses) == 2
     for gradient, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, other)
+
+
+def test_microbatches_of_unlike_pipelines_have_equally_many_samples() -> None:
+    """Each counts as much as any other one, and torch splits ten samples as 3, 3, 2 and 2."""
+    job = Job("GPipe", 4, scale=True, averages=True)
+    job.averages._with_others = True  # whose numbers of microbatches are others, too
+    job.step(0, samples=10)  # with equally many, it is as torch has it
+    job.averages.share((4, 2))
+    job.step(1, samples=8)
+    before = [parameter.grad for parameter in job.stack.parameters()]
+    with pytest.raises(UsageError, match=r"pipelines have 4, 2 microbatches, of 2 to 3 samples"):
+        job.step(2, samples=10)
+    assert all(p.grad is old for p, old in zip(job.stack.parameters(), before, strict=True))
 
 
 @pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
