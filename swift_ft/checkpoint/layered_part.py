@@ -18,10 +18,11 @@ from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
 from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, StateDigests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
-from swift_ft.checkpoint.training_state import TrainingState, place_of
+from swift_ft.checkpoint.training_state import TrainingState, by_plain_names, place_of
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.dcp.writer import FileOf
+from swift_ft.torch_core.model_state import plain_name
 
 _T = TypeVar("_T")
 
@@ -254,6 +255,6 @@ def _digests_of_here(saved: Sequence[StateDigests], state: TrainingState) -> dic
 
     What the optimizers keep is not there yet: their digests are chosen by the parameters' names.
     """
-    here = {*state.named_tensors()}
-    found = _merged([*reversed(saved)])
+    here = {plain_name(name) for name in state.named_tensors()}
+    found = _merged([*map(by_plain_names, reversed(saved))])
     return {name: d for name, d in found.items() if name in here or name.partition(" of ")[2] in here}

@@ -336,7 +336,8 @@ class TrainingState:
         earlier = STORED_AS not in plain
         if not (expected := plain.get(STORED_BEFORE if earlier else STORED_AS)):  # also of verify="none"
             return []
-        return differing(tensor_digests(self.named_tensors(), earlier=earlier), expected)
+        found = tensor_digests(self.named_tensors(), earlier=earlier)
+        return differing(by_plain_names(found), by_plain_names(expected))
 
     def _named_as(self, names: Iterable[Sequence[str] | None]) -> list[nn.Parameter | None]:
         """The parameters that an optimizer held when it was saved, in its order."""
@@ -404,6 +405,11 @@ def place_of(part: str, name: str) -> tuple[str, str]:
     For names in a checkpoint, too: an earlier version wrote them with some wrappers.
     """
     return part, plain_name(name)
+
+
+def by_plain_names(digests: Mapping[str, int]) -> dict[str, int]:
+    """Digests of tensors by names that wrappers around layers do not change: a resume may have others."""
+    return {plain_name(name): digest for name, digest in digests.items()}
 
 
 def _each(name: str, optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
