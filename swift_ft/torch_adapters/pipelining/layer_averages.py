@@ -32,7 +32,7 @@ from torch import nn
 
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.communication import begin, device_of, wait_for
+from swift_ft.torch_adapters.communication import begin, device_of, wait_for, wait_on_host
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.batch_sizes import check_sizes
 from swift_ft.torch_core import outputs
@@ -263,10 +263,13 @@ class LayerAverages:
         # Without it, a machine that is killed between the averages of two layers leaves one layer
         # updated everywhere and the other one nowhere (decision 17).
         device = device_of(self._group) if self._group is not None else None
-        greatest = torch.tensor([*self._sizes, 0], device=device)
-        wait_for([dist.all_reduce(greatest, dist.ReduceOp.MAX, group=self._group, async_op=True)])
-        if self._sizes:
-            check_sizes(greatest.tolist()[:-1], self._counts)
+        sizes = torch.tensor(self._sizes, device=device) if self._sizes else torch.zeros(1, device=device)
+        works = [dist.all_reduce(sizes, dist.ReduceOp.MAX, group=self._group, async_op=True)]
+        if not self._sizes:
+            wait_for(works)
+            return
+        wait_on_host(works)
+        check_sizes(sizes.tolist(), self._counts)
 
     def completes(self, iteration: int) -> bool:
         """Whether this worker can complete an iteration without others, since it has all averages."""
