@@ -41,7 +41,7 @@ class Noted(nn.Identity):
         self.kept = state["kept"]
 
 
-def build(number: int) -> nn.Module:
+def build(number: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4) if number % 2 else Noted())
 
 
@@ -64,7 +64,7 @@ def compiled_in_place(module: nn.Module) -> nn.Module:
 
 def first_in(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Sequential], nn.Module]:
     """Wraps the first module of a layer."""
-    return lambda layer: nn.Sequential(wrap(layer[0]), *layer[1:])
+    return lambda layer: nn.Sequential(wrap(layer[0]), *[*layer][1:])
 
 
 Wrap = Callable[[nn.Sequential], nn.Module]

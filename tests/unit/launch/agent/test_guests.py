@@ -266,7 +266,7 @@ def test_costs_of_layers_are_those_of_the_present_world() -> None:
             worlds=SimpleNamespace(present=World(world)),
         )
         layers = guests_of(fakes)._measured(state)
-        assert (layers and [layer.forward_ns for layer in layers]) == expected
+        assert (None if layers is None else [layer.forward_ns for layer in layers]) == expected
 
 
 def test_a_process_that_has_ended_takes_no_memory(tmp_path: Path) -> None:
