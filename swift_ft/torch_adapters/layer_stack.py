@@ -75,13 +75,10 @@ class LayerStack(nn.Module):
         tolerate: machines that may be lost at once.
         exact: gradients are added up by a tree.
         pipeline: the number of this worker's, from 0. It has this part of the global batch.
-        counts: microbatches of each pipeline, if a plan says them; else empty. A script that deals batches by
-            it asks for it before the first step: then the pipelines of another world may have unlike numbers.
         stages_by_pipeline: how many each pipeline has.
         begun: the layers of each stage as the run begins, of all pipelines one after the other.
         min_stages: that a pipeline needs.
         takes_microbatches: the script has asked for :attr:`microbatches`, so another world may give others.
-        takes_counts: the script has asked for :attr:`counts`.
         planned_counts: as :attr:`counts`, for a session.
 
     Raises:
@@ -172,7 +169,11 @@ class LayerStack(nn.Module):
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Microbatches of each pipeline in an iteration, if a plan says them; else empty."""
+        """Microbatches of each pipeline in an iteration, if a plan says them; else empty.
+
+        A script that deals batches by it asks for it before the first step: then the pipelines of another
+        world may have unlike numbers.
+        """
         _asked_for_counts.add(self)
         return self.planned_counts
 
