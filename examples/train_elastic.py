@@ -3,6 +3,7 @@
 swift-run --nnodes 2:4 --rdzv-endpoint host0:29400 examples/train_elastic.py --store /shared/elastic
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,14 +18,14 @@ import swift_ft
 
 
 def own_batch(
-    batches: Batches, iteration: int, model: swift_ft.LayerStack, config: Config
+    batches: Batches, iteration: int, model: swift_ft.LayerStack, counts: Sequence[int], config: Config
 ) -> tuple[Tensor, Tensor]:
     """The microbatches of this worker's pipeline, out of the global batch."""
     first = iteration * model.pipelines
-    if not model.counts:
+    if not counts:
         return batches[first + model.pipeline]
     inputs, targets = zip(*(batches[first + number] for number in range(model.pipelines)), strict=True)
-    skipped = sum(model.counts[: model.pipeline])
+    skipped = sum(counts[: model.pipeline])
     own = slice(skipped * config.microbatch_size, (skipped + model.microbatches) * config.microbatch_size)
     return torch.cat(inputs)[own], torch.cat(targets)[own]
 
@@ -63,6 +64,7 @@ def main() -> None:
     pipeline = stages if args.schedule in (*LOOPED, *V_SHAPED) else stages[0]
     microbatches = model.microbatches or config.microbatches
     schedule = get_schedule_class(args.schedule)(pipeline, microbatches, loss_fn=loss_fn)
+    counts = model.counts  # before the first step: pipelines may get unlike numbers after a loss, too
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = Batches(config, device)
 
@@ -72,7 +74,7 @@ def main() -> None:
     for step in session.steps(args.iterations):
         with step:
             iteration = step.index
-            x, y = own_batch(batches, iteration, model, config)
+            x, y = own_batch(batches, iteration, model, counts, config)
             losses: list[Tensor] = []
             schedule.step(*[x] if 0 in model.stages else [], target=y, losses=losses, return_outputs=False)
             optimizer.step()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.torch_adapters.layer_stack import LayerStack
+from swift_ft.torch_core.model_state import plain_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +20,17 @@ class Stack:
 
     def layer_of(self, name: str) -> int | None:
         """The layer that has a tensor of this name in the part; None if it is in no layer of the stack."""
-        return _number_after(self.prefix, name)
+        found = (_number_after(prefix, name) for prefix in self._prefixes)
+        return next((number for number in found if number is not None), None)
+
+    @property
+    def _prefixes(self) -> tuple[str, ...]:
+        # Names of parameters lack the "module." of a wrapper; other names, and paths of variables, have it.
+        return tuple(dict.fromkeys((self.prefix, self.prefix.removeprefix("module."))))
 
     def layer_at(self, path: str) -> int | None:
         """The layer that a path from the part leads to; None if it leads to none of the stack."""
-        # Names of parameters lack the "module." of a wrapper, paths of variables have it.
-        prefixes = dict.fromkeys((self.prefix, self.prefix.removeprefix("module.")))
-        found = (_number_after(f"{self.part}.{prefix}", path) for prefix in prefixes)
+        found = (_number_after(f"{self.part}.{prefix}", path) for prefix in self._prefixes)
         return next((number for number in found if number is not None), None)
 
 
@@ -34,8 +39,7 @@ def stacks_in(state: TrainingState) -> Iterator[Stack]:
     for part, module in state.modules.items():
         for name, inner in module.named_modules():
             if isinstance(inner, LayerStack):
-                plain = name.replace("_orig_mod.", "").removeprefix("_orig_mod")
-                yield Stack(part, f"{plain}." if plain else "", inner)
+                yield Stack(part, plain_name(f"{name}.") if name else "", inner)
 
 
 def _number_after(prefix: str, name: str) -> int | None:

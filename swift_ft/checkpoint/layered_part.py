@@ -18,10 +18,11 @@ from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
 from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, StateDigests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
-from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import CheckpointError
+from swift_ft.checkpoint.training_state import TrainingState, by_plain_names, place_of
+from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.dcp.writer import FileOf
+from swift_ft.torch_core.model_state import plain_name
 
 _T = TypeVar("_T")
 
@@ -214,13 +215,17 @@ def _names(saved: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
             "An earlier version wrote this checkpoint, without the names of parameters: resume with as many "
             "machines as it was made with."
         )
-    return {index: (name[0], name[1]) for index, name in enumerate(saved["names"]) if name is not None}
+    return {index: place_of(*name) for index, name in enumerate(saved["names"]) if name is not None}
 
 
 def _as_saved(
     name: str, kept: Mapping[str, _OfParameter], options: Sequence[Options], state: TrainingState
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """An optimizer's tensors and plain values, by the parameter's index, as this worker would save them."""
+    """An optimizer's tensors and plain values, by the parameter's index, as this worker would save them.
+
+    Raises:
+        TopologyMismatchError: it has a parameter that was not saved.
+    """
     names = {parameter: "/".join(known_as) for parameter, known_as in state.parameter_names().items()}
     tensors: dict[str, Any] = {}
     values: dict[str, Any] = {}
@@ -228,7 +233,13 @@ def _as_saved(
     for group, of_group in zip(state.optimizers[name].param_groups, options, strict=True):
         indices = []
         for parameter in group["params"]:
-            one = kept[names[parameter]]
+            if (one := kept.get(names.get(parameter, ""))) is None:
+                what = names.get(parameter, "a parameter that no module in Session(state) has")
+                raise TopologyMismatchError(
+                    f"{name} updates {what}, and did not when the checkpoint was made: give it the same "
+                    "parameters, of modules in Session(state).",
+                    key=what,
+                )
             if one.tensors:
                 tensors[str(index)] = dict(one.tensors)
             if one.tensors or one.values:  # else no step was made yet
@@ -244,6 +255,6 @@ def _digests_of_here(saved: Sequence[StateDigests], state: TrainingState) -> dic
 
     What the optimizers keep is not there yet: their digests are chosen by the parameters' names.
     """
-    here = {*state.named_tensors()}
-    found = _merged([*reversed(saved)])
+    here = {plain_name(name) for name in state.named_tensors()}
+    found = _merged([*map(by_plain_names, reversed(saved))])
     return {name: d for name, d in found.items() if name in here or name.partition(" of ")[2] in here}

@@ -149,7 +149,7 @@ class LayeredState:
         """Parameters, buffers and extra state: the part of each, its name there, and the value."""
         for one in self._stacks:
             for number in layers:
-                for key, value in one.stack.layer(number).state_dict(keep_vars=True).items():
+                for key, value in model_state(one.stack.layer(number)).items():
                     yield one.part, f"{one.prefix}{number}.{key}", value
         if rest:
             for part, module in self._state.modules.items():
@@ -181,13 +181,16 @@ class LayeredState:
             TopologyMismatchError: it does not.
             Exception: what the script's ``build_layer`` raised.
         """
-        built = {one.part: (one, one.stack.prepare(layout)) for one in self._stacks}
+        built = {
+            (one.part, f"{one.prefix}{number}.{key}"): value
+            for one in self._stacks
+            for number, layer in one.stack.prepare(layout).items()
+            for key, value in model_state(layer).items()
+        }
         for payload in arrived:
             for path, kind in payload.kinds.items():
                 if path[0] == "models":
-                    one, layers = built[path[1]]
-                    number, _, key = path[2].removeprefix(one.prefix).partition(".")
-                    _check(layers[int(number)].state_dict(keep_vars=True).get(key), path[2], kind)
+                    _check(built.get((path[1], path[2])), path[2], kind)
             self._numbers_here(self._state.unpack(payload.plain))
 
     def forget_prepared(self) -> None:
@@ -281,31 +284,42 @@ class LayeredState:
             layout: the new one.
             groups: in which parameter group each parameter of an optimizer is, new ones included. Others
                 are in no optimizer.
+
+        Raises:
+            TopologyMismatchError: a layer that is here lacks a parameter that an optimizer is to have.
         """
-        before = {*self.layers}
+        before, left = {*self.layers}, {*self._in_layers()}
         for one in self._stacks:
             one.stack.arrange(layout)
         if (carried := self._state.carried) is not None and (made := {*self.layers} - before):
             carried.note_made(lambda place: self.layer_of_place(place) in made)
         for name, optimizer in self._state.optimizers.items():
-            self._regroup(optimizer, groups[name])
+            self._regroup(name, optimizer, groups[name], left)
 
-    def _regroup(self, optimizer: Optimizer, groups: Mapping[str, int]) -> None:
-        """First what is in no layer, as it was; then the layers' parameters, in the order of the layers."""
-        known = self._names()
-        others = [
-            [p for p in group["params"] if p in known and self.layer_of(*known[p]) is None]
-            for group in optimizer.param_groups
-        ]
-        for one in self._stacks:
-            for number in one.stack.layers:
-                for key, parameter in one.stack.layer(number).named_parameters():
-                    name = f"{one.prefix}{number}.{key}"
-                    if (group := groups.get(f"{one.part}/{name}")) is not None:
-                        others[group].append(parameter)
-        for own, parameters in zip(optimizer.param_groups, others, strict=True):
+    def _regroup(
+        self, name: str, optimizer: Optimizer, groups: Mapping[str, int], left: Container[torch.Tensor]
+    ) -> None:
+        """First what is in no layer, as it was; then the layers' parameters, in the order of the layers.
+
+        Args:
+            left: the parameters of the layers that were here before.
+        """
+        grouped = [[p for p in group["params"] if p not in left] for group in optimizer.param_groups]
+        in_layers = self._in_layers()
+        for parameter, known_as in in_layers.items():
+            if (group := groups.get(known_as)) is not None:
+                grouped[group].append(parameter)
+        # An optimizer without them would go on, and nothing would say that it trains less.
+        for known_as in sorted(groups.keys() - {*in_layers.values()}):
+            if self.layer_of(*_place(known_as)) in self.layers:
+                raise TopologyMismatchError(
+                    f"{name} is to update {known_as}, and build_layer() makes a layer without it here: it "
+                    "must make the same layer on all workers.",
+                    key=known_as,
+                )
+        for own, parameters in zip(optimizer.param_groups, grouped, strict=True):
             own["params"][:] = parameters
-        here = {parameter for parameters in others for parameter in parameters}
+        here = {parameter for parameters in grouped for parameter in parameters}
         for gone in [p for p in optimizer.state if p not in here]:
             del optimizer.state[gone]
 
@@ -331,7 +345,7 @@ class LayeredState:
                 parameter: optimizer.param_groups[number] for number, parameter, _ in self._grouped(optimizer)
             }
             for known_as, fields in plain["optimizers"].get(name, {}).items():
-                part, _, key = known_as.partition("/")
+                part, key = _place(known_as)
                 if not is_wanted(part, key):
                     continue
                 parameter = by_name[known_as]
@@ -375,6 +389,11 @@ class LayeredState:
         """By parameter: the part that has it, and its name there."""
         return self._state.parameter_names()
 
+    def _in_layers(self) -> dict[torch.Tensor, str]:
+        """The name of each parameter that is in a layer here, in the order of the layers."""
+        named = self._names().items()
+        return {one: "/".join(place) for one, place in named if self.layer_of(*place) is not None}
+
     def _grouped(self, optimizer: Optimizer) -> Iterator[tuple[int, nn.Parameter, tuple[str, str] | None]]:
         """The group, and the name, of each parameter."""
         names = self._names()
@@ -394,6 +413,12 @@ def _in_groups(optimizer: str, plain: Iterable[Mapping[str, Any]]) -> dict[str, 
         for values in plain
         for known_as, fields in values["optimizers"][optimizer].items()
     }
+
+
+def _place(known_as: str) -> tuple[str, str]:
+    """The part of the state, and the name there, of a parameter of an optimizer."""
+    part, _, name = known_as.partition("/")
+    return part, name
 
 
 def _layers_in(plain: Mapping[str, Any]) -> set[int]:

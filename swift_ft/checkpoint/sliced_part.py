@@ -22,12 +22,12 @@ from swift_ft.checkpoint.stages import StagesHere, check_names, parts_for
 from swift_ft.checkpoint.state_digest import STORED_AS
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.step.carried import BY_NAME
-from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
+from swift_ft.checkpoint.training_state import TrainingState, does_not_fit, place_of
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
 from swift_ft.recovery.moves.reads import plan_reads
 from swift_ft.torch_adapters.dcp.writer import FileOf
-from swift_ft.torch_core.model_state import model_state
+from swift_ft.torch_core.model_state import model_state, plain_name
 from swift_ft.torch_core.shards import Description, describe, local
 
 
@@ -211,7 +211,8 @@ def _carried(
         values: dict[str, dict[str, Any]] = {}
         for path, named in parts[rank].plain.get("carried", {}).items():
             for name, value in named.items():
-                home = next((one for one in _ends(name if path in BY_NAME else path) if one in of_part), None)
+                place = plain_name(name if path in BY_NAME else path)
+                home = next((one for one in _ends(place) if one in of_part), None)
                 if (home is None or home in modules) if rank == own else (home in modules - of_own):
                     values.setdefault(path, {})[name] = value
         found.append(values)
@@ -235,7 +236,7 @@ def _keys_of(saved: Mapping[str, Any]) -> list[str] | None:
     """The name of each parameter of an optimizer, or else its number. None: no names were kept."""
     if "names" not in saved:  # an earlier version wrote it
         return None
-    return [str(i) if name is None else "/".join(name) for i, name in enumerate(saved["names"])]
+    return [str(i) if name is None else "/".join(place_of(*name)) for i, name in enumerate(saved["names"])]
 
 
 def _named(path: StatePath, keys: Mapping[str, Sequence[str] | None]) -> StatePath:

@@ -27,7 +27,7 @@ from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tenso
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
-from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state
+from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state, plain_name
 from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained
 from swift_ft.torch_core.shards import Description, describe, local, note_changed, rebuilt
@@ -94,7 +94,7 @@ class TrainingState:
         names: dict[torch.Tensor, tuple[str, str]] = {}
         for part, module in self.modules.items():
             for name, parameter in module.named_parameters():
-                names.setdefault(parameter, (part, name.removeprefix("module.").replace("_orig_mod.", "")))
+                names.setdefault(parameter, place_of(part, name.removeprefix("module.")))
         return names
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
@@ -346,12 +346,13 @@ class TrainingState:
         earlier = STORED_AS not in plain
         if not (expected := plain.get(STORED_BEFORE if earlier else STORED_AS)):  # also of verify="none"
             return []
-        return differing(tensor_digests(self.named_tensors(), earlier=earlier), expected)
+        found = tensor_digests(self.named_tensors(), earlier=earlier)
+        return differing(by_plain_names(found), by_plain_names(expected))
 
     def _named_as(self, names: Iterable[Sequence[str] | None]) -> list[nn.Parameter | None]:
         """The parameters that an optimizer held when it was saved, in its order."""
         here = {place: parameter for parameter, place in self.parameter_names().items()}
-        found = [here.get((name[0], name[1])) if name is not None else None for name in names]
+        found = [here.get(place_of(*name)) if name is not None else None for name in names]
         return [parameter if isinstance(parameter, nn.Parameter) else None for parameter in found]
 
     def differing_from(self, loaded: Mapping[str, Any]) -> list[str]:
@@ -406,6 +407,19 @@ class TrainingState:
         load_model_state(module, {**values, **whole}, own)
         for key in parts:
             note_changed(own[key])
+
+
+def place_of(part: str, name: str) -> tuple[str, str]:
+    """A parameter's part of the state, and its name there, which wrappers around layers do not change.
+
+    For names in a checkpoint, too: an earlier version wrote them with some wrappers.
+    """
+    return part, plain_name(name)
+
+
+def by_plain_names(digests: Mapping[str, int]) -> dict[str, int]:
+    """Digests of tensors by names that wrappers around layers do not change: a resume may have others."""
+    return {plain_name(name): digest for name, digest in digests.items()}
 
 
 def _each(name: str, optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:

@@ -12,7 +12,11 @@ from swift_ft.recovery.next_pipelines import Sizes
 
 
 def plan_after_loss(
-    pipelines: Sequence[int], sizes: Sizes, layers: Sequence[LayerProfile] | None = None
+    pipelines: Sequence[int],
+    sizes: Sizes,
+    layers: Sequence[LayerProfile] | None = None,
+    *,
+    unlike: bool,
 ) -> RunPlan:
     """Deal layers and microbatches so that the slowest stage and the slowest pipeline are as fast as can be.
 
@@ -20,6 +24,7 @@ def plan_after_loss(
         pipelines: the number of stages of each.
         sizes: what there is to deal.
         layers: what each costs; None if that is unknown: all count alike.
+        unlike: pipelines may have unlike numbers of microbatches.
     """
     costs = relative_layers([1.0] * sizes.layers) if layers is None else layers
     cuts = [
@@ -28,6 +33,9 @@ def plan_after_loss(
     ]
     if not sizes.microbatches:
         return RunPlan(tuple(PlannedPipeline(cut) for cut in cuts))
+    if not unlike:
+        equal = sizes.microbatches // len(cuts)
+        return RunPlan(tuple(PlannedPipeline(cut, equal) for cut in cuts))
     loads = [[sum(layer.compute_ns for layer in part) for part in parts(costs, cut)] for cut in cuts]
     # 1F1B takes no fewer microbatches than a pipeline has stages; other schedules take any number.
     fewest = max(pipelines) if max(pipelines) * len(pipelines) <= sizes.microbatches else 1

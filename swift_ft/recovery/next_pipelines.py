@@ -85,6 +85,12 @@ def pipelines_of(
             reason=f"only {len(after)} of {len(before)} pipelines can follow, and the script does not give "
             "model.microbatches to its schedule, so each iteration would have fewer samples"
         )
+    if sizes.microbatches % len(after) and not takes_unlike(state):
+        return NextPipelines(
+            reason=f"{len(after)} pipelines cannot have equally many of {sizes.microbatches} microbatches, "
+            "and nothing says that the script's batches follow unlike numbers: give GlobalBatches to "
+            "Session(state), or deal by model.counts"
+        )
     most = sizes.layers // each
     formed = ([members[slot] for slot in slots] for slots in after)
     return NextPipelines(tuple(tuple(_by_layers(state, machines)[:most]) for machines in formed))
@@ -97,6 +103,14 @@ def sizes_of(state: State) -> Sizes:
     reported = [[statuses[rank].microbatches for rank in ranks] for ranks in layouts.pipelines]
     counts = [max(one) for one in reported]
     return Sizes(layers, sum(counts) if all(counts) else 0)
+
+
+def takes_unlike(state: State) -> bool:
+    """Whether the script's batches follow unlike numbers of microbatches.
+
+    One that gives each pipeline an equal part of the batch would train with another average of gradients.
+    """
+    return any(status.takes_unlike for status in state.round.statuses.values())
 
 
 def is_plan_for(text: str, stages: Sequence[int], sizes: Sizes) -> bool:

@@ -159,6 +159,7 @@ class Assembly(Foundations):
         self._commits.found(found)
         if self._context.world:
             check_next_world(self._run_keys, topology)
+            self.attached.check_counts(self._dealt)
         else:
             self._first_live()
         tell_agent(store=self._store.child_url(""))
@@ -363,6 +364,7 @@ class Assembly(Foundations):
             self.log,
             lambda: self.attached.number,
             self._rollback.note_variables,
+            dealt=self._dealt.by_session,
             rank=self._context.rank,
         )
 

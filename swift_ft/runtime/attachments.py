@@ -158,7 +158,7 @@ class Attachments:
                 "and layers move: leave that out of build_layer. Replicas are LayerStack(..., "
                 "pipelines=2); shards need stages of the script's own."
             )
-        counts, number = pipeline.stack.counts, pipeline.stack.pipeline
+        counts, number = pipeline.stack.planned_counts, pipeline.stack.pipeline
         if counts and counts[number] != pipeline.microbatches:
             raise UsageError(
                 f"The plan gives {counts[number]} microbatches to pipeline {number}, and its "
@@ -302,6 +302,27 @@ class Attachments:
                 "swift-run --plan says which layers a stage has, and the script trains no LayerStack: leave "
                 "it out, or make the model a swift_ft.LayerStack."
             )
+
+    def check_counts(self, dealt: DealtBatches) -> None:
+        """Refuse a next world of unlike numbers of microbatches, if nothing says that batches follow them.
+
+        The samples of microbatches are compared in each step, too. For a next world that is too late: the one
+        before is gone by then.
+
+        Args:
+            dealt: the script's global batches.
+
+        Raises:
+            UsageError: batches may give each pipeline an equal part.
+        """
+        stack = self.pipeline.stack if self.pipeline is not None else None
+        if stack is None or len({*stack.planned_counts}) < 2 or stack.takes_counts or dealt.by_session:
+            return
+        raise UsageError(
+            f"The plan gives the pipelines {', '.join(map(str, stack.planned_counts))} microbatches, and "
+            "nothing says that batches follow: give swift_ft.data.GlobalBatches to Session(state), or ask "
+            "for model.counts before the first step, and deal by it."
+        )
 
     def topology(self, dealt: DealtBatches) -> dict[str, Any]:
         """The shape of the job, as far as checkpoints depend on it.

@@ -66,7 +66,7 @@ process_group.py                        2.14   another function makes gloo's gro
 ======================================  =====  ============================================================
 
 ``dcp/errors.py``, ``device_waits.py``, ``exchange.py``, ``first_cut.py``, ``layer_stack.py``,
-``link_times.py``, ``pipelining/interceptor.py``, ``pipelining/resending.py``,
-``pipelining/tied_parameters.py``, ``process_group.py``, ``script_operations.py``, ``served.py`` and
-``step_failures.py`` use public parts only.
+``link_times.py``, ``pipelining/batch_sizes.py``, ``pipelining/interceptor.py``,
+``pipelining/resending.py``, ``pipelining/tied_parameters.py``, ``process_group.py``,
+``script_operations.py``, ``served.py`` and ``step_failures.py`` use public parts only.
 """

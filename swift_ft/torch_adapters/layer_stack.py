@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -30,6 +31,10 @@ from swift_ft.torch_adapters.first_cut import Costs, first_cuts
 
 _SEEDS = (1 << 63) - 1
 """Torch has unsigned seeds, and ours are signed."""
+
+
+_asked_for_counts: weakref.WeakSet[LayerStack] = weakref.WeakSet()
+"""No attribute says it: one that changes in a step would be a variable of the script."""
 
 
 class LayerStack(nn.Module):
@@ -70,11 +75,11 @@ class LayerStack(nn.Module):
         tolerate: machines that may be lost at once.
         exact: gradients are added up by a tree.
         pipeline: the number of this worker's, from 0. It has this part of the global batch.
-        counts: microbatches of each pipeline, if a plan says them; else empty.
         stages_by_pipeline: how many each pipeline has.
         begun: the layers of each stage as the run begins, of all pipelines one after the other.
         min_stages: that a pipeline needs.
         takes_microbatches: the script has asked for :attr:`microbatches`, so another world may give others.
+        planned_counts: as :attr:`counts`, for a session.
 
     Raises:
         UsageError: before ``init_process_group``, if there are fewer layers than stages, if the workers
@@ -111,7 +116,7 @@ class LayerStack(nn.Module):
         self._ranks = _ranks_of(self.pipelines, group, planned)
         if self.pipelines > 1:
             self.pipeline, group = _form_pipelines(self._ranks)
-        self.counts: tuple[int, ...] = planned.microbatches if planned is not None else ()
+        self.planned_counts: tuple[int, ...] = planned.microbatches if planned is not None else ()
         rank, workers = dist.get_rank(group), dist.get_world_size(group)
         self._build, self.count, self.group = build_layer, count, group
         self._turns, self._v_shaped = stages_per_worker, v_shaped
@@ -160,7 +165,22 @@ class LayerStack(nn.Module):
     def microbatches(self) -> int:
         """Of this worker's pipeline in an iteration, if a plan says it; else 0."""
         self.takes_microbatches = True
-        return self.counts[self.pipeline] if self.counts else 0
+        return self.planned_counts[self.pipeline] if self.planned_counts else 0
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Microbatches of each pipeline in an iteration, if a plan says them; else empty.
+
+        A script that deals batches by it asks for it before the first step: then the pipelines of another
+        world may have unlike numbers.
+        """
+        _asked_for_counts.add(self)
+        return self.planned_counts
+
+    @property
+    def takes_counts(self) -> bool:
+        """Whether the script has asked for :attr:`counts`."""
+        return self in _asked_for_counts
 
     @property
     def parts(self) -> tuple[nn.Module, ...]:

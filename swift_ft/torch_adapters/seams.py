@@ -139,6 +139,7 @@ SEAMS = (
             f"{_SCHEDULES}:PipelineScheduleMulti:pipeline_order",
             f"{_SCHEDULES}:_PipelineSchedule:_n_microbatches",
             f"{_SCHEDULES}:_PipelineSchedule:_internal_losses",
+            f"{_SCHEDULES}:_PipelineSchedule:_args_chunk_spec",
             f"{_STAGE}:_PipelineStageBase:stage_index_to_group_rank",
             f"{_STAGE}:_PipelineStageBase:bwd_cache",
             f"{_STAGE}:_PipelineStageBase:args_recv_info",

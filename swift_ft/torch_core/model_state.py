@@ -16,7 +16,7 @@ And to see whether a model says other names than it has, and what it has:
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ _Keys = tuple[str, ...]
 _names: weakref.WeakKeyDictionary[nn.Module, tuple[_Keys, _Keys]] = weakref.WeakKeyDictionary()
 """By model: the keys of ``state_dict()``, and what DCP makes of each."""
 
+_AROUND_PARTS = frozenset({"_checkpoint_wrapped_module", "_orig_mod"})
+"""The names under which ``checkpoint_wrapper`` and ``torch.compile`` have what they wrap."""
 
 _EXTRA = "_extra_state"
 """The last part of a key for what ``Module.get_extra_state`` returned."""
@@ -91,11 +93,22 @@ def _has_own_hooks(part: nn.Module) -> bool:
     return any(module.partition(".")[0] != "torch" for module in modules)
 
 
+def plain_name(name: str) -> str:
+    """A name in a model without what torch's wrappers around its parts add: compiled, checkpointed layers.
+
+    DDP and averages add ``module.``, which may also be the script's own: it stays.
+    """
+    return _without(_AROUND_PARTS, name)
+
+
 def _unwrapped(name: str) -> str:
     """A name without what wrappers add to it."""
-    for wrapper in ("_checkpoint_wrapped_module.", "_orig_mod.", "module."):
-        name = f".{name}".replace(f".{wrapper}", ".")[1:]
-    return name
+    return _without(_AROUND_PARTS | {"module"}, name)
+
+
+def _without(wrappers: Set[str], name: str) -> str:
+    *owners, last = name.split(".")
+    return ".".join([*(owner for owner in owners if owner not in wrappers), last])
 
 
 def _has_flat_parameters(module: nn.Module) -> bool:

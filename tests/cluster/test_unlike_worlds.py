@@ -59,15 +59,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
     return train(tmp_path_factory.mktemp("undisturbed"), machines=4)
 
 
-def assert_same_state(run: ClusterRun, undisturbed: ClusterRun) -> None:
-    """All copies of each layer are equal, with what optimizers and schedulers keep; each sample came once."""
+def assert_same_layers(run: ClusterRun, undisturbed: ClusterRun) -> None:
+    """All copies of each layer are equal, with what optimizers and schedulers keep."""
     expected = {name: tensor for own in at_end(undisturbed) for name, tensor in own.items()}
     found = [(name, tensor) for own in at_end(run) for name, tensor in own.items()]
     assert {name for name, _ in found} == expected.keys()
     assert not [name for name, tensor in found if not torch.equal(tensor, expected[name])]
+    assert_clean(run)
+
+
+def assert_same_state(run: ClusterRun, undisturbed: ClusterRun) -> None:
+    """The same, and each sample came once."""
+    assert_same_layers(run, undisturbed)
     samples, theirs = (samples_by_iteration(one.folder / "samples") for one in (run, undisturbed))
     assert {i: sorted(of) for i, of in samples.items()} == {i: sorted(of) for i, of in theirs.items()}
-    assert_clean(run)
 
 
 def at_end(run: ClusterRun) -> list[dict[str, torch.Tensor]]:
@@ -85,7 +90,27 @@ def test_two_pipelines_of_three_stages_lose_a_machine(tmp_path: Path, undisturbe
     assert not given_up(run), run.output[-5000:]
     assert not guests_of(run)
     assert stages_of(run) == [[2, 3]]
+    assert follows(run), "the session deals the batches"
     assert_same_state(run, undisturbed)
+
+
+def follows(run: ClusterRun) -> bool:
+    """Whether batches follow unlike numbers of microbatches, by what workers have reported."""
+    return any(report.get("takes_unlike") for report in run.events("StatusReported"))
+
+
+def test_each_pipeline_takes_an_equal_part_of_the_batch(
+    tmp_path: Path, undisturbed: ClusterRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike pipelines have equally many microbatches then: others would have other numbers of samples."""
+    monkeypatch.setenv("EQUAL_PARTS", "1")
+    run = train(tmp_path, inject="kill machine=1 iteration=5 point=forward microbatch=1")
+    assert stages_of(run) == [[2, 3]]
+    assert not guests_of(run)
+    (world,) = worlds_of(run)
+    assert plan_from_json(world.worlds.present.plan).microbatches == (8, 8)
+    assert not follows(run)
+    assert_same_layers(run, undisturbed)
 
 
 IN_TURN = (

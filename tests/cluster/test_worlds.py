@@ -101,6 +101,14 @@ def test_layers_are_dealt_to_other_numbers_of_machines(changed: Any, references:
     assert_clean(run)
 
 
+def test_layers_in_wrappers_are_dealt_anew(changed: Any, references: Any) -> None:
+    """Their parameters are trained by the optimizers of the next world, too."""
+    run = changed("wrapped_layers", (2, [0, 2], []), machines=3)
+    assert [world.world_size for world in worlds_of(run)] == [2]
+    assert_identical(run, references("train_elastic", 2))
+    assert_clean(run)
+
+
 @pytest.mark.thorough
 def test_a_stage_moves_to_a_spare(changed: Any, references: Any) -> None:
     """No message is replayed."""

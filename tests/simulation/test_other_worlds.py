@@ -120,8 +120,9 @@ def test_many_with_pipelines_of_survivors(machines: int, workers: int, seeds: in
 def test_a_plan_of_other_pipelines_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever plans has miscounted, and nobody looks at it."""
 
-    def one_each(pipelines: Sequence[int], sizes: Any) -> RunPlan:
-        return plan_after_loss([1] * (len(pipelines) - 1) + [sum(pipelines) - len(pipelines) + 1], sizes)
+    def one_each(pipelines: Sequence[int], sizes: Any, *, unlike: bool) -> RunPlan:
+        others = [1] * (len(pipelines) - 1)
+        return plan_after_loss([*others, sum(pipelines) - len(others)], sizes, unlike=unlike)
 
     monkeypatch.setattr(clock, "plan_after_loss", one_each)
     monkeypatch.setattr(survivors, "is_plan_for", lambda text, stages, sizes: True)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from swift_ft.config import store_keys
+from swift_ft.coordination.store_client import keys_of_world
 from swift_ft.costs.equal_devices import measured_layers
 from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.costs.survivors_plan import plan_after_loss
@@ -23,7 +24,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.guests import guests_wanted, possible_hosts
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.next_pipelines import sizes_of
+from swift_ft.recovery.next_pipelines import sizes_of, takes_unlike
 from swift_ft.recovery.survivors import Answer, answer_of
 
 _logger = logging.getLogger(__name__)
@@ -103,7 +104,8 @@ class Guests:
         """The smaller world, with the layers and the microbatches of pipelines that are to be unlike."""
         reason, plan = "no machine came for a lost one, and the survivors hold all of the state", ""
         if answer.pipelines:
-            plan = plan_after_loss(answer.pipelines, sizes_of(state), self._measured(state)).to_text()
+            layers, unlike = self._measured(state), takes_unlike(state)
+            plan = plan_after_loss(answer.pipelines, sizes_of(state), layers, unlike=unlike).to_text()
             reason += f": as pipelines of {' and '.join(map(str, answer.pipelines))} stages"
         return ev.ChangePlanned(
             world=state.worlds.planned + 1,
@@ -115,7 +117,7 @@ class Guests:
 
     def _measured(self, state: State) -> list[LayerProfile] | None:
         """The costs of layers, if all workers of the present world have measured theirs."""
-        store = self._membership.store
+        store = keys_of_world(self._membership.store, state.worlds.present.number)
         keys = [store_keys.layers(rank) for rank in range(state.world_size)]
         if not store.check(keys):
             return None

@@ -59,6 +59,8 @@ class StatusReported:
             the script takes the number from its :class:`swift_ft.LayerStack`; else 0. The worker with the
             first stage says it, and the next one, too.
         min_stages: a pipeline of fewer cannot hold the model.
+        takes_unlike: its batches follow unlike numbers of microbatches: a session deals them, or its script
+            asks its :class:`swift_ft.LayerStack` for them. The worker with the first stage says it.
     """
 
     rank: int
@@ -97,6 +99,7 @@ class StatusReported:
     fresh: bool = True
     microbatches: int = 0
     min_stages: int = 1
+    takes_unlike: bool = False
 
     @property
     def goes_back(self) -> bool:

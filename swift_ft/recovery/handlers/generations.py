@@ -136,14 +136,25 @@ def restart_all(state: State, reason: str) -> State:
         # Survivors lose their state, too: what made the difference may be in no state (decision 7).
         checkpoints=replace(state.checkpoints, parts=Map()),
         tries=replace(state.tries, fallback_reason=reason),
-        # Scripts start again with their first layout. Shares stay: they say how earlier batches were dealt.
-        layouts=Layouts(shares=state.layouts.shares),
+        layouts=_as_begun(state),
         worlds=without_change(state.worlds, reason),
     )
     if len(state.membership.members) < state.shape.machines:
         waiting = replace(state.membership, restart_all=True)
         return fill_slots(replace(state, membership=waiting, phase=Phase.FORMING))
     return open_generation(state, started=range(state.shape.machines))
+
+
+def _as_begun(state: State) -> Layouts:
+    """The layouts once all scripts start again, with the first layout of the present world.
+
+    Shares stay: they say how earlier batches were dealt. So does the iteration up to which checkpoints may be
+    of other layers: no log that is written from now on belongs to those.
+    """
+    layouts = state.layouts
+    saved_moved = state.checkpoints.committed if layouts.current else None
+    since = max(layouts.since, saved_moved or 0)
+    return Layouts(since=since, changes=min(1, layouts.changes), shares=layouts.shares)
 
 
 def _without_fenced(membership: Membership) -> Membership:

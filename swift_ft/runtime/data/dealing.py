@@ -22,6 +22,7 @@ class DealtBatches:
 
     def __init__(self, parts: Iterable[Any], check: BatchCheck, shared: SharedLayers | None = None) -> None:
         self._batches = [part for part in parts if isinstance(part, GlobalBatches)]
+        self._own = any(batches.dealt for batches in self._batches)  # by the script
         self._check = check
         self._shared = shared
         if shared is not None:
@@ -63,6 +64,11 @@ class DealtBatches:
     def __bool__(self) -> bool:
         """Whether there are any."""
         return bool(self._batches)
+
+    @property
+    def by_session(self) -> bool:
+        """Whether there are any, and the session deals all of them."""
+        return bool(self._batches) and not self._own
 
     @property
     def shares(self) -> tuple[int, ...]:

@@ -403,9 +403,18 @@ class TiedLayers:
                 f"{self._stack.count - 1}, and the name of a parameter in it, as in '0.token.weight'."
             )
         here = int(number) in self._stack.layers
-        if here and rest not in dict(self._stack.layer(int(number)).named_parameters()):
+        if here and not _has_parameter(self._stack.layer(int(number)), rest):
             raise UsageError(f"tie_layers() was given {name!r}: layer {number} has no parameter {rest!r}.")
         return int(number)
+
+
+def _has_parameter(layer: nn.Module, name: str) -> bool:
+    """Whether a layer has a parameter of this name, within wrappers as well: a compiled layer has it, too."""
+    try:
+        layer.get_parameter(name)
+    except AttributeError:
+        return False
+    return True
 
 
 def _number(name: str) -> int:

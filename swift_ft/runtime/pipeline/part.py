@@ -28,6 +28,7 @@ class PipelinePart(Part):
         log: knows its own gaps.
         replica: the number of this pipeline among its replicas.
         note_variables: notes the script's variables, and returns what puts them back.
+        dealt: a session deals all batches, by the numbers of microbatches.
         rank: the worker.
     """
 
@@ -41,6 +42,7 @@ class PipelinePart(Part):
         replica: Callable[[], int],
         note_variables: Callable[[], Undo],
         *,
+        dealt: bool,
         rank: int,
     ) -> None:
         self._pipeline = pipeline
@@ -48,6 +50,7 @@ class PipelinePart(Part):
         self._log = log
         self._replica = replica
         self._note_variables = note_variables
+        self._dealt = dealt
         self._rank = rank
 
     def start(self) -> None:
@@ -96,6 +99,7 @@ class PipelinePart(Part):
         if stack is None or 0 not in stack.stages:
             return {}
         found: dict[str, Any] = {"cut": stack.begun_cut, "min_stages": stack.min_stages}
+        found["takes_unlike"] = self._dealt or stack.takes_counts
         if shared is not None and stack.takes_microbatches:
             found["microbatches"] = shared.counts[stack.pipeline]
         return found

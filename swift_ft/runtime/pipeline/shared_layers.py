@@ -36,7 +36,7 @@ class SharedLayers:
         self._stack = stack
         self._hook = hook
         self._interceptor = interceptor
-        self.counts = stack.counts or (hook.microbatches,) * stack.pipelines
+        self.counts = stack.planned_counts or (hook.microbatches,) * stack.pipelines
         self._changes: Sequence[Change] = ()
         self._averages = LayerAverages(stack, stack.begun, self.counts, scale=hook.scales)
         hook.average(self._averages)
@@ -47,7 +47,7 @@ class SharedLayers:
     @property
     def planned(self) -> tuple[int, ...]:
         """Microbatches of each pipeline, if a plan says it; else empty."""
-        return self._stack.counts
+        return self._stack.planned_counts
 
     @property
     def has_first_stage(self) -> bool:

@@ -18,7 +18,7 @@ from swift_ft.costs.next_world import change_ns
 from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.next_pipelines import Sizes
+from swift_ft.recovery.next_pipelines import Sizes, takes_unlike
 from swift_ft.recovery.policy import (
     Facts,
     Kind,
@@ -217,8 +217,8 @@ class PolicyPart(Part):
             return ""
         if not growth.pipelines:
             return growth.plan
-        sizes = Sizes(full.layers, full.microbatches)
-        return plan_after_loss(growth.pipelines, sizes, self._measures.layers(state)).to_text()
+        sizes, layers = Sizes(full.layers, full.microbatches), self._measures.layers(state)
+        return plan_after_loss(growth.pipelines, sizes, layers, unlike=takes_unlike(state)).to_text()
 
     def _compare(self, state: State, iteration: int) -> None:
         """Once the next world has trained for a while: what came, beside what was forecast."""

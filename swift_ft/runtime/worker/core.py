@@ -544,7 +544,7 @@ class WorkerCore:
             return
         try:
             offered = yield Call(self._handover.offer, state, pending.iteration)
-        except (RecoveryError, CheckpointError) as error:
+        except SwiftError as error:  # also of a value that cannot be saved: the present world goes on
             yield from self._offers_nothing(change, str(error))
             return
         yield Call(self._job.append, offered)

@@ -180,7 +180,7 @@ class Handover(Protocol):
         """Serve this worker's state to the next world, or a copy. Returns what the journal is to be told.
 
         Raises:
-            CheckpointError, RecoveryError: it is not there, or not what was copied.
+            SwiftError: it is not there, not what was copied, or a value of it cannot be saved.
         """
 
     def withdraw(self) -> None:

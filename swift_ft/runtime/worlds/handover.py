@@ -1,7 +1,7 @@
 """Hands a worker's state to the next world: from memory to memory, as a checkpoint that no store holds.
 
 A worker of the next world reads what it needs from those that offer it: from the one of its own rank if there
-are as many workers, else a replica's state from the nearest.
+are as many workers and none was lost, else a replica's state from the nearest.
 What comes is what was offered, by its digest, or it is not used. After a loss that may be copies in memory,
 of lost workers' states, too.
 """
@@ -19,7 +19,7 @@ from swift_ft.checkpoint.sliced_part import is_sharded
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePayload
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
-from swift_ft.errors import CheckpointError, UsageError
+from swift_ft.errors import CheckpointError, SwiftError, UsageError
 from swift_ft.host.heap import map_ahead
 from swift_ft.network import JobSecret
 from swift_ft.network.peer_server import WORLDS
@@ -72,7 +72,7 @@ class Handover:
             rank, holder = change.owed_by(own)[0], own
             payload = payload_of(self._copy_of(rank, iteration))
         else:
-            payload = StatePayload.of(self._state.to_save())
+            payload = self._own_state()
         offered = OfferedTensors(payload)
         self._offered = {**self._offered, rank: offered}
         address = self._peers.serve(WORLDS, source_of(self._offered))
@@ -85,6 +85,14 @@ class Handover:
             size=offered.size,
             holder=holder,
         )
+
+    def _own_state(self) -> StatePayload:
+        try:
+            return StatePayload.of(self._state.to_save())
+        except SwiftError:
+            raise
+        except Exception as error:  # of a state_dict() of the script, say
+            raise CheckpointError(f"it cannot be saved: {error!r}", rank=self._context.rank) from error
 
     def withdraw(self) -> None:
         """See :class:`swift_ft.runtime.worker.ports.Handover`."""
@@ -121,10 +129,12 @@ class Handover:
 def _nearest(state: State, change: Change, context: WorkerContext) -> dict[int, OfferedState]:
     """For each worker of the present world the offer to read: of replicas the nearest, dealt to readers.
 
-    After a loss only some offer: a lost one's state is read from another replica. In a world of as many
-    workers each goes on as the one of its rank, with the variables that this one has for itself.
+    After a loss only some offer: a lost one's state is read from another replica, and ranks are others. In a
+    world of as many workers each goes on as the one of its rank, with the variables that this one has for
+    itself.
     """
-    offered, rank_stays = change.offered, len(change.offered) == context.world_size
+    offered = change.offered
+    rank_stays = not change.held and len(offered) == context.world_size
     alike: dict[object, list[int]] = {}
     for rank in sorted(change.held or offered):
         # Stages of unlike pipelines may have one number, and other layers.

@@ -18,6 +18,7 @@ of the world that was planned last.
                                                  [cannot-resend]
                                                  [steps=60] [layers=9] [completes] [spoiled]
                                                  [cut=4,5] [microbatches=8] [min-stages=2] [copies]
+                                                 [takes-unlike]
                                                  [kept=15] [held=15] [held-of=1]
     ready R                                communication-failed R "why"
     replay-failed R ["why"] [diverged] [differs-at=20] [doubts=20]

@@ -131,7 +131,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     kept, held = numbers(line.option("kept")), numbers(line.option("held"))
     held_of, layers = numbers(line.option("held-of")), line.number("layers", 0)
     cut, microbatches = numbers(line.option("cut")), line.number("microbatches", 0)
-    copies = line.flag("copies")
+    copies, takes_unlike = line.flag("copies"), line.flag("takes-unlike")
     min_stages = line.number("min-stages", 1)
     return [
         ev.StatusReported(
@@ -162,6 +162,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             cut=cut,
             microbatches=microbatches,
             min_stages=min_stages,
+            takes_unlike=takes_unlike,
         )
         for rank in ranks
     ]

@@ -8,7 +8,7 @@ from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase
-from swift_ft.recovery.next_pipelines import sizes_of
+from swift_ft.recovery.next_pipelines import sizes_of, takes_unlike
 from swift_ft.recovery.survivors import answer_of
 from swift_ft.testing.simulation.cluster import Cluster
 from swift_ft.testing.simulation.connection import Mode
@@ -204,7 +204,9 @@ class Clock:
         if smaller is not None and (not cluster.supply or cluster.rng.random() < _SMALLER):
             view = smaller.view
             answer, world = answer_of(view), view.worlds.planned + 1
-            plan = plan_after_loss(answer.pipelines, sizes_of(view)).to_text() if answer.pipelines else ""
+            plan = ""
+            if answer.pipelines:
+                plan = plan_after_loss(answer.pipelines, sizes_of(view), unlike=takes_unlike(view)).to_text()
             smaller.append(ev.ChangePlanned(world=world, machines=answer.machines, plan=plan))
             return True
         guests = [(agent, slot) for agent in agents for slot in guests_wanted(agent.view).get(agent.name, ())]

@@ -7,8 +7,9 @@ messages go over the group of torch beneath, where nothing takes them for the sc
 
 Private parts used:
 
-- of a schedule: ``_stage(s)``, ``_n_microbatches``, ``_step_microbatches``, ``_internal_losses``; of a
-  runtime schedule ``fwd_recv_ops``, ``bwd_recv_ops``, ``unshard_ops``, ``backward_counter``.
+- of a schedule: ``_stage(s)``, ``_n_microbatches``, ``_step_microbatches``, ``_internal_losses``,
+  ``_args_chunk_spec``; of a runtime schedule ``fwd_recv_ops``, ``bwd_recv_ops``, ``unshard_ops``,
+  ``backward_counter``.
 - of a stage: ``stage_index_to_group_rank``, ``bwd_cache``, ``backward_state``, ``dw_runner``.
 """
 
@@ -33,6 +34,7 @@ from swift_ft.logging import THROUGH_PIPELINE, Direction
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.communication import backend_name
 from swift_ft.torch_adapters.lasting_group import messenger
+from swift_ft.torch_adapters.pipelining.batch_sizes import sizes_of
 from swift_ft.torch_adapters.pipelining.interceptor import Message, MessageInterceptor
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.pipelining.microbatch import Computed, SharedSteps, why_not_apart
@@ -386,7 +388,7 @@ class PipelineHook:
                 finally:
                     self._running = False
                 if self.averages is not None:
-                    self.averages.finish(self._results(losses))
+                    self.averages.finish(self._results(losses), self._sizes(arg_mbs, target_mbs))
                 return
             had = gradients_of(self.stages)
             split = (arg_mbs, kwarg_mbs, target_mbs)
@@ -401,6 +403,13 @@ class PipelineHook:
     def _results(self, losses: list[Any] | None) -> tuple[list[Any], list[list[Any]]]:
         """The results that the schedule will give to the script: losses, and the outputs of each stage."""
         return [*(losses or ())], [[*stage.output_chunks] for stage in self.stages]
+
+    def _sizes(self, inputs: list[Any] | None, targets: list[Any] | None) -> list[int]:
+        """The samples of microbatches, where they count. Torch splits targets by their first dimension."""
+        if self.averages is None or not self.averages.unlike:
+            return []
+        schedule: Any = self._schedule
+        return sizes_of(inputs if schedule._args_chunk_spec is None else None, targets)
 
     def _give_results(self, results: tuple[list[Any], list[list[Any]]], losses: list[Any] | None) -> None:
         if losses is not None:

@@ -32,8 +32,9 @@ from torch import nn
 
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.communication import begin, device_of, wait_for
+from swift_ft.torch_adapters.communication import begin, device_of, wait_for, wait_on_host
 from swift_ft.torch_adapters.layer_stack import LayerStack
+from swift_ft.torch_adapters.pipelining.batch_sizes import check_sizes
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
 
@@ -87,6 +88,7 @@ class LayerAverages:
         self._scale = scale
         self._with_others = stack.pipelines > 1
         self._counts: Sequence[int] = ()
+        self._sizes: Sequence[int] = ()  # of this step's microbatches
         self._nodes: list[list[Node]] = []  # by pipeline, what it sends of the tree
         self._holders: Mapping[int, Sequence[int]] = {}
         self._group: dist.ProcessGroup | None = None
@@ -112,6 +114,11 @@ class LayerAverages:
         self._counts, total = counts, sum(counts)
         ends = [0, *accumulate(counts)]
         self._nodes = [nodes_of(range(first, end), total) for first, end in pairwise(ends)]
+
+    @property
+    def unlike(self) -> bool:
+        """Whether pipelines have unlike numbers of microbatches, so that the samples of these count."""
+        return len({*self._counts}) > 1
 
     def attach(self, stage: Any) -> None:
         """Average the gradients of a stage in the place of scaling them."""
@@ -194,16 +201,19 @@ class LayerAverages:
             for other in (one for sums in pieces[pipeline] for one in sums):
                 yield dist.P2POp(dist.irecv, other, peer, self._group, tag=number)
 
-    def finish(self, results: Any) -> None:
+    def finish(self, results: Any, sizes: Sequence[int] = ()) -> None:
         """Wait for all sums, and let the gradients of this worker's layers be the averages.
 
         Args:
             results: what the schedule gives to the script in this iteration.
+            sizes: where :attr:`unlike`, what :func:`~.batch_sizes.sizes_of` says of the microbatches here.
 
         Raises:
             RuntimeError: as torch does, if a peer is gone. Then no gradient has changed.
+            UsageError: not all microbatches have equally many samples, and their numbers are unlike.
         """
         works, self._works = self._works, []
+        self._sizes = sizes
         wait_for(works)
         if outputs.are_watched():
             self._show_arrived()
@@ -252,8 +262,14 @@ class LayerAverages:
         """Until all workers have their averages."""
         # Without it, a machine that is killed between the averages of two layers leaves one layer
         # updated everywhere and the other one nowhere (decision 17).
-        done = torch.zeros(1, device=device_of(self._group) if self._group is not None else None)
-        wait_for([dist.all_reduce(done, group=self._group, async_op=True)])
+        device = device_of(self._group) if self._group is not None else None
+        sizes = torch.tensor(self._sizes, device=device) if self._sizes else torch.zeros(1, device=device)
+        works = [dist.all_reduce(sizes, dist.ReduceOp.MAX, group=self._group, async_op=True)]
+        if not self._sizes:
+            wait_for(works)
+            return
+        wait_on_host(works)
+        check_sizes(sizes.tolist(), self._counts)
 
     def completes(self, iteration: int) -> bool:
         """Whether this worker can complete an iteration without others, since it has all averages."""

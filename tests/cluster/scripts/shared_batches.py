@@ -58,13 +58,18 @@ def main() -> None:
     schedule = get_schedule_class(args.schedule)(pipeline, planned or config.microbatches, loss_fn=loss_fn)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=args.gamma)
+    # Or each pipeline takes an equal part of the batch, whatever its number of microbatches ("EQUAL_PARTS").
+    whole = "EQUAL_PARTS" in os.environ
     batches = swift_ft.data.GlobalBatches(
         samples(config),
         PIPELINES * config.microbatches * SAMPLES_OF_MICROBATCH,
         shuffle=True,
-        log=os.environ.get("SAMPLE_LOG"),
+        replicas=1 if whole else None,
+        log=None if whole else os.environ.get("SAMPLE_LOG"),
     )
-    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "batches": batches}
+    state = {"model": model, "optimizer": optimizer, "scheduler": scheduler}
+    if not whole:
+        state["batches"] = batches
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
     session.attach_pipeline(schedule)
     out = Path(args.weights_out)
@@ -72,6 +77,8 @@ def main() -> None:
     for step in session.steps(args.iterations):
         with step:
             x, y = batches[step.index]
+            if whole:
+                x, y = (part.chunk(model.pipelines)[model.pipeline] for part in (x, y))
             losses: list[Tensor] = []
             schedule.step(*[x] if 0 in model.stages else [], target=y, losses=losses, return_outputs=False)
             model.clip_grad_norm_(1.0)

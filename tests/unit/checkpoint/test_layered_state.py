@@ -11,13 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.checkpoint.training_state import TrainingState, place_of
 from swift_ft.errors import CheckpointError, TopologyMismatchError, UnsupportedError, UsageError
 from swift_ft.recovery.layout.stage_layers import layers_of
 from swift_ft.storage.store import Store
@@ -39,8 +41,52 @@ class Noted(nn.Identity):
         self.kept = state["kept"]
 
 
-def build(number: int) -> nn.Module:
+def build(number: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4) if number % 2 else Noted())
+
+
+class Outer(nn.Module):
+    """Has a module under the name that torch's wrappers use for it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
+
+
+def compiled_in_place(module: nn.Module) -> nn.Module:
+    module.compile(backend="eager")
+    return module
+
+
+def first_in(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[nn.Sequential], nn.Module]:
+    """Wraps the first module of a layer."""
+    return lambda layer: nn.Sequential(wrap(layer[0]), *[*layer][1:])
+
+
+Wrap = Callable[[nn.Sequential], nn.Module]
+WRAPPERS: dict[str, Wrap] = {
+    "none": lambda layer: layer,
+    "compiled": compiled,
+    "compiled in place": compiled_in_place,
+    "checkpointed": checkpoint_wrapper,
+    "compiled, then checkpointed": lambda layer: checkpoint_wrapper(compiled(layer)),
+    "checkpointed, then compiled": lambda layer: compiled(checkpoint_wrapper(layer)),
+    "compiled twice": lambda layer: compiled(Outer(compiled(layer))),
+    "a compiled part": first_in(compiled),
+    "a checkpointed part": first_in(checkpoint_wrapper),
+    "a parametrized part": first_in(weight_norm),
+    "in a list": lambda layer: nn.ModuleList([layer]),
+    "in a module": Outer,
+}
+
+
+def built(wrapper: str) -> Callable[[int], nn.Module]:
+    """Makes layers in a wrapper."""
+    return lambda number: WRAPPERS[wrapper](build(number))
 
 
 @pytest.fixture
@@ -94,13 +140,22 @@ def assert_equal(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor])
     assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
+def assert_trained(states: list[TrainingState]) -> None:
+    """Each parameter of a model is in its optimizer, once."""
+    for state in states:
+        held = [parameter for _, parameter in state.parameters]
+        assert len(held) == len({*held})
+        assert {*held} == {*state.modules["model"].parameters()}
+
+
 @pytest.mark.parametrize("two_groups", [False, True])
-def test_all_layers_move(two_groups: bool, as_worker: Callable[..., None]) -> None:
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_all_layers_move(wrapper: str, two_groups: bool, as_worker: Callable[..., None]) -> None:
     states = []
     for rank in range(WORKERS):
         as_worker(rank)
         torch.manual_seed(0)
-        states.append(made(LayerStack(build, COUNT), two_groups=two_groups))
+        states.append(made(LayerStack(built(wrapper), COUNT), two_groups=two_groups))
     before = tensors_of(states)
     new = (4, 1, 2)
     layered = [LayeredState(state) for state in states]
@@ -114,6 +169,7 @@ def test_all_layers_move(two_groups: bool, as_worker: Callable[..., None]) -> No
         one.give(new, payloads)
     assert [one.layers for one in layered] == [tuple(layers_of(new, stage)) for stage in range(WORKERS)]
     assert_equal(tensors_of(states), before)
+    assert_trained(states)
     for state in states:  # each parameter is in the group in which it was
         (optimizer,) = state.optimizers.values()
         dims = [{p.dim() > 1 for p in group["params"]} for group in optimizer.param_groups]
@@ -121,37 +177,124 @@ def test_all_layers_move(two_groups: bool, as_worker: Callable[..., None]) -> No
         assert {*optimizer.state} == {p for group in optimizer.param_groups for p in group["params"]}
 
 
-@pytest.mark.parametrize("workers", [2, 3, 5])
-@pytest.mark.parametrize("two_groups", [False, True])
-def test_a_checkpoint_of_another_layout_is_loaded(
-    workers: int, two_groups: bool, as_worker: Callable[..., None], tmp_path: Path
-) -> None:
-    folder = CheckpointFolder(Store(str(tmp_path)))
-    states, parts, digests, layers = [], {}, {}, {}
-    for rank in range(WORKERS):
-        as_worker(rank)
-        torch.manual_seed(0)
-        states.append(made(LayerStack(build, COUNT), two_groups=two_groups))
+def saved_by(folder: CheckpointFolder, states: list[TrainingState]) -> None:
+    """Commits a checkpoint of iteration 20."""
+    parts, digests, layers = {}, {}, {}
+    for rank, state in enumerate(states):
         path = folder.part(20, rank, 1)
         saved: list[str] = []
-        checkpointer = Checkpointer(folder, states[-1])
+        checkpointer = Checkpointer(folder, state)
         checkpointer.save(20, path, saved.append)
         assert checkpointer.wait(30)
         parts[rank], digests[path] = path, saved[0]
-        layers[rank] = LayeredState(states[-1]).layers
+        layers[rank] = LayeredState(state).layers
     folder.commit(20, parts, "run", digests, layers)
+
+
+@pytest.mark.parametrize(
+    ("workers", "two_groups", "wrapper"),
+    [
+        *((workers, two_groups, "none") for workers in (2, 3, 5) for two_groups in (False, True)),
+        *((5, True, wrapper) for wrapper in WRAPPERS if wrapper != "none"),
+    ],
+)
+def test_a_checkpoint_of_another_layout_is_loaded(
+    workers: int, two_groups: bool, wrapper: str, as_worker: Callable[..., None], tmp_path: Path
+) -> None:
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    states = []
+    for rank in range(WORKERS):
+        as_worker(rank)
+        torch.manual_seed(0)
+        states.append(made(LayerStack(built(wrapper), COUNT), two_groups=two_groups))
+    saved_by(folder, states)
     before = tensors_of(states)
     new = {2: (3, 4), 3: (1, 1, 5), 5: (1, 1, 2, 1, 2)}[workers]
     loaded = []
     for rank in range(workers):
         as_worker(rank, workers)
-        model = LayerStack(build, COUNT)
-        fresh = TrainingState(
-            {"model": model, "optimizer": made(model, two_groups=two_groups).optimizers["optimizer"]}
-        )
-        Checkpointer(folder, fresh).load(20, rank, new)
-        loaded.append(fresh)
+        loaded.append(made(LayerStack(built(wrapper), COUNT), two_groups=two_groups))
+        Checkpointer(folder, loaded[-1]).load(20, rank, new)
     assert_equal(tensors_of(loaded), before)
+    assert_trained(loaded)
+
+
+@pytest.mark.parametrize(("before", "after"), [("none", "checkpointed"), ("checkpointed", "compiled")])
+def test_a_script_that_wraps_its_layers_otherwise(
+    before: str, after: str, as_worker: Callable[..., None], tmp_path: Path
+) -> None:
+    """A resume has the parameters, and what optimizers keep of them."""
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    states = []
+    for rank in range(WORKERS):
+        as_worker(rank)
+        torch.manual_seed(0)
+        states.append(made(LayerStack(built(before), COUNT)))
+    saved_by(folder, states)
+    as_worker(0, 1)
+    whole = made(LayerStack(built(after), COUNT))
+    Checkpointer(folder, whole).load(20, 0, (COUNT,))
+    assert_trained([whole])
+    found = {place: whole.optimizers["optimizer"].state[p] for p, place in whole.parameter_names().items()}
+    for state in states:
+        for parameter, place in state.parameter_names().items():
+            expected = state.optimizers["optimizer"].state[parameter]
+            assert all(torch.equal(found[place][field], value) for field, value in expected.items())
+
+
+def test_names_of_an_earlier_version() -> None:
+    """It wrote those of some wrappers, which are left out now."""
+    assert place_of("model", "7._checkpoint_wrapped_module.0.weight") == ("model", "7.0.weight")
+    assert place_of("model", "7._orig_mod._orig_mod.0.weight") == ("model", "7.0.weight")
+    assert place_of("model", "7.module.my_orig_mod.weight") == ("model", "7.module.my_orig_mod.weight")
+
+
+def test_a_stack_inside_of_another_module(as_worker: Callable[..., None]) -> None:
+    states = []
+    for rank in range(WORKERS):
+        as_worker(rank)
+        model = LayerStack(build, COUNT)
+        state = made(model)
+        states.append(TrainingState({"model": Outer(model), **state.optimizers}))
+    layered = [LayeredState(state) for state in states]
+    before = {**layered[1].take([2]).tensors}
+    layered[0].give((3, 1, 3), [layered[1].take([2])])
+    assert_trained(states[:1])
+    now = layered[0].take([2]).tensors
+    assert now.keys() == before.keys()
+    assert all(torch.equal(now[path], before[path]) for path in before)
+
+
+class Temperature:
+    """Saves a parameter that is in no module."""
+
+    def __init__(self) -> None:
+        self.value = nn.Parameter(torch.ones(()))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"value": self.value.detach()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.value.data.copy_(state["value"])
+
+
+def test_a_parameter_in_no_module_stays_in_its_optimizer(as_worker: Callable[..., None]) -> None:
+    as_worker(0)
+    model, own = LayerStack(build, COUNT), Temperature()
+    optimizer = torch.optim.SGD([*model.parameters(), own.value], lr=1.0)
+    state = TrainingState({"model": model, "own": own, "optimizer": optimizer})
+    LayeredState(state).give((1, 3, 3), [])
+    held = [parameter for _, parameter in state.parameters]
+    assert {*held} == {own.value, *model.parameters()}
+
+
+def test_no_parameter_of_an_optimizer_is_left_out(as_worker: Callable[..., None]) -> None:
+    """An optimizer that has lost one would go on, and the weight would never change again."""
+    as_worker(0)
+    layered = LayeredState(made(LayerStack(build, COUNT)))
+    with pytest.raises(TopologyMismatchError, match=r"optimizer is to update model/1\.0\.scale"):
+        layered.arrange(EVEN, {"optimizer": {"model/1.0.scale": 0}})
+    layered.arrange(EVEN, {"optimizer": {"model/6.0.scale": 0}})  # a layer that is elsewhere
 
 
 def test_a_layer_that_no_part_has(as_worker: Callable[..., None], tmp_path: Path) -> None:

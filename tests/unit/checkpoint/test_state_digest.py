@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, differing, tensor_digests
 from swift_ft.checkpoint.state_payload import pack, unpack
@@ -153,6 +154,21 @@ def test_what_is_taken_over_is_what_was_saved() -> None:
     payload["models"]["net"]["weight"] = payload["models"]["net"]["weight"] + 1
     assert restored.take_over(payload) == ["net.weight"]
     assert restored.take_over(saved.to_save()) == []  # without digests
+
+
+def test_a_model_that_is_wrapped_since_it_was_saved() -> None:
+    """Its tensors are compared under the names that they had."""
+    saved = TrainingState({"net": nn.Sequential(nn.Linear(3, 3))})
+    for wrap in (compiled, lambda net: nn.Sequential(compiled(net[0])), checkpoint_wrapper):
+        restored = TrainingState({"net": wrap(nn.Sequential(nn.Linear(3, 3)))})
+        payload = saved.to_save(tensor_digests(saved.named_tensors()))
+        assert restored.take_over(payload) == []
+        payload["models"]["net"]["0.weight"] = payload["models"]["net"]["0.weight"] + 1
+        assert restored.take_over(payload) == ["net.0.weight"]
+
+
+def compiled(module: nn.Module) -> Any:
+    return torch.compile(module, backend="eager")
 
 
 def as_before(payload: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -64,6 +65,28 @@ def test_the_pipeline_comes_first() -> None:
         Attachments.attach_fsdp(parts.attachments, stage(mesh))
         with pytest.raises(UsageError, match=r"^Attach the pipeline first, and then the FSDP model .*\.$"):
             Attachments.attach_pipeline(parts.attachments, object(), cast("Any", None))
+
+
+@pytest.mark.parametrize(
+    ("counts", "asked", "dealt", "refused"),
+    [
+        ((3, 5), False, False, True),
+        ((3, 5), True, False, False),
+        ((3, 5), False, True, False),
+        ((4, 4), False, False, False),
+        ((), False, False, False),
+    ],
+)
+def test_a_next_world_with_batches_that_do_not_follow_its_plan(
+    counts: tuple[int, ...], asked: bool, dealt: bool, refused: bool
+) -> None:
+    stack = SimpleNamespace(planned_counts=counts, takes_counts=asked)
+    parts: Any = SimpleNamespace(pipeline=SimpleNamespace(stack=stack))
+    batches: Any = SimpleNamespace(by_session=dealt)
+    with pytest.raises(UsageError, match=r"3, 5 microbatches.*model\.counts") if refused else nullcontext():
+        Attachments.check_counts(parts, batches)
+    parts.pipeline = None
+    Attachments.check_counts(parts, batches)
 
 
 def test_a_second_stage() -> None:

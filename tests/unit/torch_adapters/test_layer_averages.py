@@ -14,7 +14,9 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
+from swift_ft.errors import UsageError
 from swift_ft.torch_adapters.layer_stack import LayerStack
+from swift_ft.torch_adapters.pipelining import batch_sizes
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
@@ -111,6 +113,35 @@ def test_other_numbers_of_microbatches() -> None:
     assert len(losses) == 2
     for gradient, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(gradient, other)
+
+
+@pytest.mark.parametrize("kind", ["GPipe", "1F1B"])
+def test_microbatches_of_unlike_pipelines_have_equally_many_samples(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each counts as much as any other one. Here they have two, and elsewhere three."""
+    job = Job(kind, 4, scale=True, averages=True)
+    job.averages._with_others = True
+    all_reduce = dist.all_reduce
+
+    def with_another(tensor: torch.Tensor, *args: Any, **options: Any) -> Any:
+        compared.append(tensor.tolist())
+        if len(tensor) > 1:
+            others = torch.tensor(batch_sizes.sizes_of([(torch.ones(elsewhere, 3),)] * 2, None))
+            tensor.copy_(torch.maximum(tensor, others))
+        return all_reduce(tensor, *args, **options)
+
+    monkeypatch.setattr(dist, "all_reduce", with_another)
+    compared: list[list[float]] = []
+    elsewhere = 3
+    job.step(0)  # with equally many, it is as torch has it
+    job.averages.share((4, 2))
+    elsewhere = 2
+    job.step(1)
+    assert compared == [[0], [2, -2, 2, -2]]
+    elsewhere = 3
+    with pytest.raises(UsageError, match=r"pipelines have 4, 2 microbatches, of 2 to 3 samples"):
+        job.step(2)
 
 
 @pytest.mark.parametrize("kind", ["GPipe", "1F1B"])

@@ -95,6 +95,19 @@ def test_it_is_noted_whether_the_script_asks_for_its_microbatches() -> None:
     assert made.takes_microbatches
 
 
+def test_it_is_noted_whether_the_script_asks_for_the_counts_of_all() -> None:
+    """Not in an attribute, which would be one of the script's variables if it is asked for in a step."""
+    made, other = stack(), stack()
+    attributes = {**vars(made)}
+    assert made.microbatches == 0
+    assert made.planned_counts == ()
+    assert not made.takes_counts
+    assert made.counts == ()
+    assert made.takes_counts
+    assert not other.takes_counts
+    assert vars(made) == {**attributes, "takes_microbatches": True}
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [

@@ -12,7 +12,7 @@ from swift_ft.config.run_plan import plan_from_json
 from swift_ft.costs.survivors_plan import plan_after_loss
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.next_pipelines import Sizes
+from swift_ft.recovery.next_pipelines import Sizes, takes_unlike
 from swift_ft.recovery.regrowth import growth_of
 from swift_ft.recovery.worlds import Change
 from swift_ft.testing.simulation.faults import FAULTS
@@ -78,7 +78,7 @@ class _Operators(SimulatedJob):
             return
         sizes, plan = Sizes(full.layers, full.microbatches), growth.plan
         if growth.pipelines:
-            plan = plan_after_loss(growth.pipelines, sizes).to_text()
+            plan = plan_after_loss(growth.pipelines, sizes, unlike=takes_unlike(state)).to_text()
         world = state.worlds.planned + 1
         self.append(ev.ChangePlanned(world=world, machines=growth.machines, plan=plan), "worker 0")
 

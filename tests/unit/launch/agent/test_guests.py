@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -11,6 +13,8 @@ from typing import Any, NoReturn
 import pynvml
 import pytest
 
+from swift_ft.config import store_keys
+from swift_ft.costs.layer_profile import LayerProfile
 from swift_ft.launch.agent import guests, room
 from swift_ft.launch.agent.guests import FormingDeadline, Guests
 from swift_ft.launch.agent.room import resident_bytes
@@ -18,6 +22,7 @@ from swift_ft.launch.processes.standby import Standby
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
+from swift_ft.recovery.worlds import World
 from tests.support.waiting import wait_until
 
 
@@ -240,6 +245,28 @@ def test_a_guest_that_cannot_be_forked_is_declined() -> None:
         assert "it can start no more processes ([Errno 11]" in str(declined)
     finally:
         standby.close()
+
+
+def test_costs_of_layers_are_those_of_the_present_world() -> None:
+    """Workers of another world have the same ranks, and others of the layers."""
+
+    def published(forward_ns: int) -> bytes:
+        return json.dumps({"0": [asdict(LayerProfile(forward_ns, 2000, 8, name="0"))]}).encode()
+
+    key = store_keys.layers(0)
+    there = {key: published(1000), store_keys.of_world(1, key): published(5000)}
+    fakes: Any = Fakes()
+    fakes.store = SimpleNamespace(
+        check=lambda keys: there.keys() >= {*keys}, multi_get=lambda keys: [there[key] for key in keys]
+    )
+    for world, expected in ((0, [1000]), (1, [5000]), (2, None)):
+        state: Any = SimpleNamespace(
+            world_size=1,
+            layouts=SimpleNamespace(placed={0: (0,)}),
+            worlds=SimpleNamespace(present=World(world)),
+        )
+        layers = guests_of(fakes)._measured(state)
+        assert (None if layers is None else [layer.forward_ns for layer in layers]) == expected
 
 
 def test_a_process_that_has_ended_takes_no_memory(tmp_path: Path) -> None:

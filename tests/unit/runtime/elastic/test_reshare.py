@@ -211,3 +211,16 @@ def test_planned_shares_stay_until_a_machine_is_lost() -> None:
 def test_a_batch_that_is_no_whole_number_of_planned_microbatches() -> None:
     with pytest.raises(UsageError, match="no whole number of the 15 microbatches that the plan gives"):
         wanted_of_pipelines(pipelines(), planned=(5, 10))
+
+
+def test_who_deals_the_batches() -> None:
+    """Those that the script deals to replicas of its own may not follow other numbers of microbatches."""
+    left, own = (
+        GlobalBatches(cast(Any, range(100)), BATCH),
+        GlobalBatches(cast(Any, range(100)), BATCH, replicas=3),
+    )
+    for batches, by_session in (([left], True), ([own], False), ([left, own], False), ([], False)):
+        left.dealt = False
+        dealt = DealtBatches(batches, cast(BatchCheck, None))
+        dealt.deal(3, 0, sharded=False)
+        assert dealt.by_session == by_session

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 from immutables import Map
 
-from swift_ft.errors import CheckpointError, DivergenceError, JobEndedError, RecoveryError
+from swift_ft.errors import (
+    CheckpointError,
+    DivergenceError,
+    IncompleteStateError,
+    JobEndedError,
+    RecoveryError,
+    UnsupportedError,
+)
 from swift_ft.faults import failpoints
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
@@ -949,13 +956,15 @@ def who_has_stopped_goes_on_if_the_change_is_given_up(core: Core) -> None:
 
 @check
 def what_cannot_be_offered_ends_the_change(core: Core) -> None:
-    for error in (RecoveryError("no room"), CheckpointError("no room")):
+    kinds = (RecoveryError, CheckpointError, UnsupportedError, IncompleteStateError)
+    for error in [kind("no room") for kind in kinds]:
         around = live(core, offer=error)
         around.state = a_state(pending=4, next=3)
         said = around.says(around.core.stops_for_layout())
         assert said[1:4] == ["offer 4 to 3", "append ChangeGivenUp", "wait for others"]
         reason = f"worker {RANK} cannot hand its state over: no room"
         assert around.events == [ev.ChangeGivenUp(world=3, reason=reason)]
+        assert said[-1] == "-> False", "the present world does not go on"
     around = live(core, offer=OSError("x"))
     around.state = a_state(pending=4, next=3)
     with pytest.raises(OSError, match="x"):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from immutables import Map
 
+from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import CheckpointError, UnsupportedError
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.worlds import Change, OfferedState, World
-from swift_ft.runtime.worlds.handover import _nearest
+from swift_ft.runtime.worlds.handover import Handover, _nearest
 
 OFFERED = {
     rank: OfferedState(rank, machine=f"machine {rank}", address=f"host-{rank}:1", digest="")
@@ -70,3 +73,38 @@ def test_after_a_loss_a_replica_stands_in_for_a_lost_worker() -> None:
     context: Any = SimpleNamespace(machine="machine 0", rank=0, world_size=2)
     found = _nearest(State(), change, context)
     assert found == {0: OFFERED[0], 1: OFFERED[3], 2: OFFERED[0], 3: OFFERED[3]}
+
+
+def test_after_a_loss_the_nearest_is_read_though_as_many_offer_as_follow() -> None:
+    """Of four replicas the second is lost: the next world's three workers have other ranks than before."""
+    offered = {rank: OFFERED[rank] for rank in (0, 2, 3)}
+    held = Map(dict.fromkeys(range(4), ("model",)))
+    change = Change(World(), 0, offered=Map(offered), held=held, sources=(0, 2, 3))
+    for rank, machine in enumerate((0, 2, 3)):
+        context: Any = SimpleNamespace(machine=f"machine {machine}", rank=rank, world_size=3)
+        assert {offer.rank for offer in _nearest(State(), change, context).values()} == {machine}
+
+
+class Counter:
+    """Of the script, with a value to save."""
+
+    value: Any = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.value is None:
+            raise KeyError("value")
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize(("value", "kind"), [(lambda: 0, UnsupportedError), (None, CheckpointError)])
+def test_a_state_that_cannot_be_saved_is_not_offered(value: Any, kind: type[Exception]) -> None:
+    """A worker's core answers each with the end of the change."""
+    counter, nobody = Counter(), cast(Any, None)
+    context: Any = SimpleNamespace(rank=1)
+    handover = Handover(context, TrainingState({"counter": counter}), nobody, nobody, nobody)
+    counter.value = value
+    with pytest.raises(kind, match="value"):
+        handover.offer(State(), 4)
