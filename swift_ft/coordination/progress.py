@@ -58,7 +58,7 @@ def standing(ranks: Iterable[int], progress: Mapping[int, Mapping[str, Any]]) ->
 
 
 def without_places(progress: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """What workers say of their progress alone. That one was asked for its place is none."""
+    """The progress of workers alone: one that was asked where it stands has made none by that."""
     return {
         rank: {name: fact for name, fact in facts.items() if name != STANDS}
         for rank, facts in progress.items()

@@ -128,7 +128,7 @@ def test_an_error_that_comes_again_ends_the_run_at_once(
 
 
 def test_a_run_whose_machines_all_fail_their_health_checks_says_why(tmp_path: Path) -> None:
-    flags = ["--health-checks", "disk,tests.support.health:never_good"]
+    flags = ["--spares", "0", "--health-checks", "disk,tests.support.health:never_good"]  # one would wait
     script = [str(SCRIPT), str(tmp_path / "store"), str(tmp_path), "each time"]
     done = run_cluster(tmp_path, machines=2, script=script, flags=flags)
     assert done.code == 1

@@ -29,7 +29,7 @@ class LateWorkers:
     Args:
         membership: this machine's, with the state of the job.
         heard: what the workers say, and what is shown of them.
-        config: of the job.
+        config: the job's.
         now: a monotonic clock, in seconds.
     """
 
@@ -77,7 +77,7 @@ class LateWorkers:
     def _show(self, local_rank: int, rank: int) -> None:
         """Show where a worker is, or that it has not said so: else the note of a dead one may be there."""
         heard, iteration = self._heard, self._heard.iteration(local_rank) or 0
-        # One that cannot be heard may have become another program, which the question would end.
+        # One that cannot be heard may have become another program, which the signal would end.
         stack = heard.stacks.get(local_rank) if heard.hears(local_rank) else None
         places = stack.ask(timings.STACK_S) if stack is not None else []
         before = heard.shown.get(rank, {"iteration": iteration, "mode": _BEGINS, "at": time.time()})

@@ -78,7 +78,8 @@ def test_machines_of_a_domain_that_is_lost_often_wait_behind_all_others() -> Non
 
 @pytest.mark.parametrize("located", [True, False])
 def test_a_machine_whose_late_worker_says_where_it_is_works(located: bool) -> None:
-    state = reduce(step, [OPENED, joined("a.0"), joined("b.0"), joined("c.0")], State())
+    began: list[ev.Event] = [OPENED, joined("a.0"), joined("b.0"), joined("c.0")]
+    state = reduce(step, began, State())
     for number in range(3):
         name = "b.0" if number == 0 else f"c.{number - 1}"
         late = ev.DeadlinePassed(

@@ -125,7 +125,12 @@ def test_what_names_no_process_is_of_none_there_either(tmp_path: Path) -> None:
 def test_a_thread_s_number_is_its_process_s(kernel: Kernel) -> None:
     """The kernel names a thread that crashes. By then its process is gone."""
     held, ended = threading.Event(), threading.Event()
-    thread = threading.Thread(target=lambda: (held.set(), ended.wait(60)))
+
+    def hold() -> None:
+        held.set()
+        ended.wait(60)
+
+    thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(60)
     kernel.log.look([os.getpid(), 4711])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,12 +32,11 @@ class Late:
         self.clock = Clock()
         self.asked: list[int] = []
         self.place: list[str] = [PLACE]
-        self.heard: Any = WorkerChannels(selectors.DefaultSelector())
-        self.heard._channels = dict.fromkeys(range(2))
-        self.heard.stacks = {
-            local_rank: SimpleNamespace(ask=lambda _, one=local_rank: self.ask(one))
-            for local_rank in range(2)
-        }
+        self.heard = WorkerChannels(selectors.DefaultSelector())
+        for local_rank in range(2):
+            channel: Any = None
+            stack: Any = SimpleNamespace(ask=partial(self.ask, local_rank))
+            self.heard._channels[local_rank], self.heard.stacks[local_rank] = channel, stack
         self.follower = SimpleNamespace(state=State())
         self.go_on(ev.JobOpened(machines=2, workers_per_machine=2))
         self.go_on(ev.MachineJoined(machine="A"), ev.MachineJoined(machine="B"))
@@ -47,7 +47,7 @@ class Late:
         for event in events:
             self.follower.state = step(self.follower.state, event)
 
-    def ask(self, local_rank: int) -> list[str]:
+    def ask(self, local_rank: int, _limit_s: float) -> list[str]:
         self.asked.append(local_rank)
         return self.place
 
@@ -56,8 +56,7 @@ class Late:
         self.late.look({0: 2, 1: 3})
         self.clock.now += seconds
         self.late.look({0: 2, 1: 3})
-        shown: dict[int, Any] = self.heard.shown
-        return shown
+        return self.heard.shown
 
 
 def test_those_that_have_not_reported_are_asked_before_the_deadline() -> None:
