@@ -47,6 +47,10 @@ SILENCE_SHARES = (0.95, 0.975, 1.0)
 """By a watcher's turn, the share of the allowed silence after which it reports. The first one leaves the
 others time to read its report, and all are done when the silence has lasted as long as allowed."""
 
+TOGETHER_BEATS = 3
+"""Heartbeats within which machines that fall silent do so at once: a busy one may send two of them too late
+(decision 77)."""
+
 END_STEP_S = 0.05
 """Between two watchers' reports of the end of a connection: the second one reads the first one's report."""
 
@@ -71,6 +75,10 @@ HEARTBEAT_LOOKS = 4
 
 STACK_S = 0.2
 """The time in which a worker that holds the interpreter has to write where it is, before its loss is told."""
+
+LATE_LOOKS = 4
+"""Looks of an agent at a worker that all others wait for, in the time for which they wait. It asks where that
+one is, and the last answer has to arrive before the time is over."""
 
 STOPPED_LOOKS = 10
 """Looks of an agent at a stopped worker, in the time for which it may be stopped, which is a machine's."""

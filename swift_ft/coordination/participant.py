@@ -9,17 +9,18 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
+from swift_ft.config.option import flag_of
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.agent_channel import tell_agent
 from swift_ft.coordination.archive import JournalArchiver
 from swift_ft.coordination.follower import Follower
 from swift_ft.coordination.journal import EventLog
-from swift_ft.coordination.progress import ProgressBoard, places_of
+from swift_ft.coordination.progress import ProgressBoard, places_of, standing, without_places
 from swift_ft.coordination.recovery_trace import RecoveryTrace
 from swift_ft.errors import JobEndedError, SwiftError
 from swift_ft.observe.spans import recorder
@@ -28,6 +29,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
+from swift_ft.recovery.waits import Limit
 
 _logger = logging.getLogger(__name__)
 
@@ -276,12 +278,12 @@ class Participant:
 
         Each phase has a deadline of its own, which begins with the phase.
         """
-        config = self.context.config
         watched: tuple[int, Phase, dict[int, Any]] | None = None
         while True:
             state = self.state
             recovering = state.phase == Phase.RECOVERING
-            limit_s = config.replay_timeout_s if recovering else config.report_timeout_s
+            limit = Limit.REPLAY if recovering else Limit.REPORT
+            limit_s: float = getattr(self.context.config, limit)
             begun = (state.generation, state.phase)
 
             def over(now: State, begun: tuple[int, Phase] = begun) -> bool:
@@ -295,20 +297,32 @@ class Participant:
                 continue
             state = self.state
             progress = self._progress.read_all(state.shape.machines)
-            seen = (state.generation, state.phase, progress if recovering else {})
+            seen = (state.generation, state.phase, without_places(progress) if recovering else {})
             if seen == watched or (watched is None and not recovering):
-                reason = f"no answer within {limit_s:g} s while {state.phase}"
-                if missing := state.missing():
-                    self.append(
-                        ev.DeadlinePassed(
-                            generation=state.generation,
-                            phase=state.phase,
-                            machines=missing,
-                            reason=reason,
-                            evidence=places_of(state.missing_ranks(), progress)[:_MOST_PLACES],
-                        )
-                    )
+                self._report_late(state, progress, f"within {limit_s:g} s ({flag_of(limit)})")
             watched = seen
+
+    def _report_late(self, state: State, progress: Mapping[int, Mapping[str, Any]], within: str) -> None:
+        """Report the machines that the phase waits for, if any, and where their workers stand.
+
+        Args:
+            state: the job.
+            progress: of all workers, by rank.
+            within: the time that they had, in words.
+        """
+        members, late = state.membership.members, state.missing_ranks()
+        if machines := state.missing():
+            at = {members.get(state.slot_of_rank(rank)) for rank in standing(late, progress)}
+            self.append(
+                ev.DeadlinePassed(
+                    generation=state.generation,
+                    phase=state.phase,
+                    machines=machines,
+                    reason=f"no answer {within} while {state.phase}",
+                    evidence=places_of(late, progress)[:_MOST_PLACES],
+                    located=tuple(machine for machine in machines if machine in at),
+                )
+            )
 
 
 class ActiveGeneration:

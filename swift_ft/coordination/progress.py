@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from swift_ft.coordination.agent_channel import AgentChannel
@@ -23,6 +24,47 @@ STANDS = "stands"
 """Of a worker's progress: where it has stood for too long."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """The place of a worker in an iteration that takes too long.
+
+    Attributes:
+        iteration: its number.
+        place: the line of the script, and what it has called.
+        waits: for other workers.
+        stack: lines of the program, the innermost first.
+        backward: it is in torch's engine, which may wait for the gradients of others.
+    """
+
+    iteration: int
+    place: str
+    waits: bool
+    stack: tuple[str, ...]
+    backward: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Stand:
+        """The inverse of :meth:`to_dict`."""
+        return cls(**{**data, "stack": tuple(data["stack"])})
+
+
+def standing(ranks: Iterable[int], progress: Mapping[int, Mapping[str, Any]]) -> list[int]:
+    """Those of some workers whose progress says that they have stood at one place for too long."""
+    return [rank for rank in ranks if STANDS in progress.get(rank, {})]
+
+
+def without_places(progress: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The progress of workers alone: one that was asked where it stands has made none by that."""
+    return {
+        rank: {name: fact for name, fact in facts.items() if name != STANDS}
+        for rank, facts in progress.items()
+    }
+
+
 def places_of(ranks: Iterable[int], progress: Mapping[int, Mapping[str, Any]]) -> tuple[str, ...]:
     """Places at which some workers have stood for too long, in words, of those that have said so.
 
@@ -30,7 +72,7 @@ def places_of(ranks: Iterable[int], progress: Mapping[int, Mapping[str, Any]]) -
         ranks: their numbers, in the order of the words.
         progress: see :meth:`ProgressReader.read`.
     """
-    stands = [(rank, progress[rank][STANDS]) for rank in ranks if STANDS in progress.get(rank, {})]
+    stands = [(rank, progress[rank][STANDS]) for rank in standing(ranks, progress)]
     return tuple(
         f"worker {rank} is {' < '.join([stand['place'], *stand['stack'][1:]])}" for rank, stand in stands
     )

@@ -42,7 +42,7 @@ from swift_ft.launch.signals import (
     stopped_by,
 )
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.job_state import Verdict
+from swift_ft.recovery.job_state import State, Verdict
 
 _logger = logging.getLogger(__name__)
 
@@ -54,6 +54,8 @@ _LATER_S = 1.0
 """Delay of a machine that no slot waits for: its fork takes a core from those that recover (decision 73)."""
 _STORE, _PASSED = "store", "passed"
 """The session's store, and points for faults: machines tell them to the supervisor."""
+_MOST_REFUSED = 2
+"""Reasons in a verdict: each machine has said its own."""
 _STOPPED = range(129, 256)
 """Exit codes of a machine that a signal stopped, and that has handed over."""
 
@@ -301,7 +303,7 @@ class Cluster:
     def _result(self) -> ClusterResult:
         excerpt = Excerpt()
         follower = Follower(self._journal(), on_entries=excerpt.on_entries, on_snapshot=excerpt.on_snapshot)
-        verdict = follower.state.verdict or Verdict(False, "all machines ended before the job did", 1)
+        verdict = follower.state.verdict or Verdict(False, _why_none_is_left(follower.state), 1)
         told: dict[str, list[str]] = {_STORE: [], _PASSED: []}
         for line in self._told():
             what, _, value = line.partition(" ")
@@ -316,6 +318,14 @@ class Cluster:
             while part := os.read(self._told_r, select.PIPE_BUF):
                 text += part
         return text.decode().splitlines()
+
+
+def _why_none_is_left(state: State) -> str:
+    """Why all machines ended before the job did, as far as the journal knows."""
+    refused = sorted(state.membership.refused.items())
+    why = "; ".join(reason for _, reason in refused[:_MOST_REFUSED])
+    more = f"; and {len(refused) - _MOST_REFUSED} more" if len(refused) > _MOST_REFUSED else ""
+    return "all machines ended before the job did" + (f": {why}{more}" if why else "")
 
 
 def _networks(job: MachineJob) -> Networks | None:

@@ -181,6 +181,8 @@ def cause_of(event: ev.Event) -> Cause:
             return Cause(said)
         case ev.ScriptFailed():
             return Cause.SCRIPT
+        case ev.DeadlinePassed(machines=late, located=located) if {*late} <= {*located}:
+            return Cause.SCRIPT
         case ev.CommunicationFailed():
             return Cause.NETWORK
         case ev.CheckpointDamaged():

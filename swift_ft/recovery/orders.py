@@ -18,6 +18,8 @@ all its watchers, and is found by the next ones."""
 
 _KEPT_OUT_S = 10.0
 _KEPT_OUT_AT_MOST_S = 300.0
+_MOST_DOUBLINGS = 5
+"""After these the longest time is reached, however often a machine is lost in a run of weeks."""
 
 
 class WorkerOrder(StrEnum):
@@ -205,7 +207,8 @@ def _kept_out_s(state: State, machine: str) -> float:
     if len(membership.members) == state.shape.machines:
         domain = membership.losses.get(identity, Losses(0)).domain
         times = max(times, membership.often_lost(machine, domain) - 1)
-    return min(_KEPT_OUT_S * 2 ** (times - 2), _KEPT_OUT_AT_MOST_S) if times > 1 else 0.0
+    doubled_s = _KEPT_OUT_S * 2 ** min(times - 2, _MOST_DOUBLINGS)
+    return min(doubled_s, _KEPT_OUT_AT_MOST_S) if times > 1 else 0.0
 
 
 def commit_due(state: State, rank: int) -> int | None:

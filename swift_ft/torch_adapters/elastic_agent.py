@@ -137,11 +137,6 @@ class MachineLogs(DefaultLogsSpecs):
     shown: tuple[dict[int, str], dict[int, str]] = ({}, {})
     generation = 0
 
-    @property
-    def folder(self) -> str:
-        """The folder of ``--log-dir``; empty without one."""
-        return "" if self._root_log_dir == os.devnull else str(self._root_log_dir)
-
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """``<log_dir>/<run_id>/machine-<slot>/attempt_<generation>/<local_rank>/stdout.log``."""
         if self._root_log_dir != os.devnull:

@@ -74,9 +74,26 @@ def test_a_hang_that_a_timeout_of_torch_ends_is_located(tmp_path: Path) -> None:
     assert done.code == 0, done.output[-3000:]
     assert (tmp_path / "struck").exists()
     assert len(done.events("CommunicationFailed")) == len(done.events("DeadlinePassed")) == 1
-    assert (incident["cause"], incident["slots"]) == ("machine", [1])
+    assert (incident["cause"], incident["slots"]) == ("script", [1])
     (place,) = incident["evidence"]
     assert re.fullmatch(r"worker 1 is at goes_wrong.py:\d+ \(go_wrong\) < goes_wrong.py:\d+ .*", place)
+
+
+@pytest.mark.parametrize("how", ["late", pytest.param("late after a loss", marks=pytest.mark.thorough)])
+def test_a_script_that_is_late_before_its_session_is_no_broken_machine(tmp_path: Path, how: str) -> None:
+    done, incident = run(tmp_path, how, "--report-timeout", "6")
+    assert done.code == 0, done.output[-3000:]
+    assert (tmp_path / "late").exists()
+    (passed,) = done.events("DeadlinePassed")
+    (place,) = passed["evidence"]
+    assert re.fullmatch(r"worker 1 is at goes_wrong.py:\d+ \(begin_late\)", place)
+    assert passed["located"] == passed["machines"]
+    assert passed["reason"] == "no answer within 6 s (--report-timeout) while agreeing"
+    if how == "late":
+        assert (incident["cause"], incident["slots"], incident["evidence"]) == ("script", [1], [place])
+    else:
+        assert passed["reason"] in incident["others"]
+    assert not done.last_state().membership.losses
 
 
 @pytest.mark.parametrize(
@@ -108,6 +125,17 @@ def test_an_error_that_comes_again_ends_the_run_at_once(
     assert (
         "ValueError: sample 5 has no label (twice, after 5 iterations: another restart would meet it" in last
     )
+
+
+def test_a_run_whose_machines_all_fail_their_health_checks_says_why(tmp_path: Path) -> None:
+    flags = ["--spares", "0", "--health-checks", "disk,tests.support.health:never_good"]  # one would wait
+    script = [str(SCRIPT), str(tmp_path / "store"), str(tmp_path), "each time"]
+    done = run_cluster(tmp_path, machines=2, script=script, flags=flags)
+    assert done.code == 1
+    last = done.output.rstrip().splitlines()[-1]
+    assert "all machines ended before the job did: machine m-" in last
+    assert "never_good: its door is open. Repair it" in last
+    assert len(done.events("HealthCheckFailed")) == 2
 
 
 def test_a_machine_that_fails_its_health_checks_stays_out(tmp_path: Path) -> None:

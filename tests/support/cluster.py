@@ -74,6 +74,10 @@ class ClusterRun:
         """The events of one kind."""
         return [event for event in self.report["events"] if event["event"] == kind]
 
+    def last_state(self) -> State:
+        """The protocol's state at the end."""
+        return functools.reduce(step, map(event_from_dict, self.report["events"]), State())
+
     def last_plan(self) -> Plan:
         """The last plan of the protocol."""
         state, plan = State(), None

@@ -8,6 +8,11 @@ from pathlib import Path
 from swift_ft.extend import HealthFacts
 
 
+def never_good(_: HealthFacts) -> str:
+    """No machine takes part."""
+    return "its door is open"
+
+
 def good_until_lost(facts: HealthFacts) -> str:
     """A machine that was lost once is not taken again."""
     return "its third fan stands still" if facts.after_loss else ""

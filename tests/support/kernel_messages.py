@@ -20,11 +20,12 @@ class Kernel:
 
     Args:
         path: where it is made.
+        same_numbers: processes here have the numbers that are in its messages.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, same_numbers: bool = True) -> None:
         os.mkfifo(path)
-        self.log = KernelLog(path)
+        self.log = KernelLog(path, same_numbers)
         self._file = os.open(path, os.O_WRONLY)
 
     def say(self, *texts: str) -> None:

@@ -30,6 +30,7 @@ from swift_ft.launch.agent.run_end import RunEnd
 from swift_ft.launch.agent.source_watch import SourceWatch
 from swift_ft.launch.agent.status import AgentStatus, WorkerFacts
 from swift_ft.launch.detection.kernel_log import KernelLog
+from swift_ft.launch.detection.late_workers import LateWorkers
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
@@ -119,6 +120,7 @@ class MachineAgent(ElasticAgent):
             heartbeat_timeout_s=settings.config.heartbeat_timeout_s,
             machine_silence_s=settings.config.machine_silence_s,
         )
+        self._late = LateWorkers(spec.rdzv_handler, self._heard, settings.config)
         self._next = NextWorld(
             self,
             settings,
@@ -185,7 +187,7 @@ class MachineAgent(ElasticAgent):
     def _pause_s(self) -> float:
         """Until something may be due that no event tells of."""
         deadlines = [at for at in (self._rejoin_at, self._guests.due_at) if at is not None]
-        pauses = self._watch.pause_s, self._next.pause_s
+        pauses = self._watch.pause_s, self._next.pause_s, self._late.pause_s
         return max(0.0, min([*pauses, *(at - time.monotonic() for at in deadlines)]))
 
     def _worker_facts(self) -> list[WorkerFacts]:
@@ -269,7 +271,7 @@ class MachineAgent(ElasticAgent):
             return
         state = membership.follower.state
         others, workers = sorted(state.membership.addresses.values()), state.shape.workers_per_machine
-        facts = facts_of(membership.machine, self._logs.folder, others, workers, after_loss=after_loss)
+        facts = facts_of(membership.machine, others, workers, after_loss=after_loss)
         try:
             pass_gate(config.health_checks, facts)
         except UnhealthyMachineError as error:
@@ -477,6 +479,7 @@ class MachineAgent(ElasticAgent):
         processes = self._processes if self._settings.kind != "program" else None
         ranks = {worker.local_rank: worker.global_rank for worker in self.workers}
         self._watch.check(processes, ranks, self._read_standby)
+        self._late.look(ranks)
 
     def _report_sessionless(self, state: State) -> None:
         """Workers without a session cannot report their own status when a generation begins."""

@@ -6,6 +6,8 @@ gone                    noticed by                                            fi
 a machine               three others: its connection ends, or it is silent    sentinel.py, neighbour_watch.py
 a worker                its agent: its process ends or is stopped, or its     worker_watch.py, which hears it
                         heartbeats stay out                                   by worker_channels.py
+a worker's answer       all others, by a deadline; its agent asks where it    late_workers.py
+                        is
 the rendezvous store    each machine: it does not answer                      store_watch.py
 a whole run             a launcher that would go on with it: no sign of life  abandoned_runs.py
                         in the store, and no answer of any machine

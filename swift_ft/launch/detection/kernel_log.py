@@ -8,13 +8,16 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.recovery.causes import Cause
 
 _LOG = Path("/dev/kmsg")
+_NAMESPACE = Path("/proc/self/ns/pid")
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""The inode of the namespace of processes whose numbers the kernel writes (PROC_PID_INIT_INO)."""
 _RECORD_BYTES = 8192
 _MOST_RECORDS = 1000
 """In one look, where another program writes without end."""
@@ -52,22 +55,34 @@ _PROCESS = re.compile(r"\bpid=(\d+)|:(\d+) due to|\w\[(\d+)\]|[Pp]rocess (\d+) "
 class KernelLog:
     """The messages since it was made, of which some explain a loss. None where the log may not be read.
 
+    A container has numbers of its own for its processes: those in the messages tell it nothing.
+
     May be used from any thread.
 
     Args:
         path: of the kernel's log, whose records are read one at a time.
+        same_numbers: whether this machine's processes have the kernel's own numbers; None to find that out.
     """
 
-    def __init__(self, path: Path = _LOG) -> None:
+    def __init__(self, path: Path = _LOG, same_numbers: bool | None = None) -> None:
         self._lock = threading.Lock()
         self._recent: deque[tuple[float, Cause, str]] = deque(maxlen=100)  # guarded by the lock
+        self._threads: dict[int, frozenset[int]] = {}  # by process; replaced as a whole
+        self._same_numbers = _is_first() if same_numbers is None else same_numbers
         self._file = -1
         with contextlib.suppress(OSError):  # in a container, as a rule
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._file, 0, os.SEEK_END)
 
-    def look(self) -> None:
-        """Note what is new. Call it from time to time: the kernel keeps only so many messages."""
+    def look(self, pids: Iterable[int] | None = None) -> None:
+        """Note what is new. Call it from time to time: the kernel keeps only so many messages.
+
+        Args:
+            pids: the processes that run here, as they may be asked for later; None for those known already.
+        """
+        if pids is not None and self._file >= 0 and self._same_numbers:
+            # What the kernel says of a thread has the thread's number, and names no process.
+            self._threads = {pid: _threads_of(pid) or self._threads.get(pid, frozenset()) for pid in pids}
         with self._lock:
             for _ in range(_MOST_RECORDS if self._file >= 0 else 0):
                 try:
@@ -97,7 +112,7 @@ class KernelLog:
         found = [
             text
             for cause, text in self._lately()
-            if cause in causes and not (_is_of_one(cause, text) and _process_in(text) != pid)
+            if cause in causes and not (_is_of_one(cause, text) and self._is_of_another(text, pid))
         ]
         return tuple(f"the kernel said: {text}" for text in found[-_MOST:])
 
@@ -109,13 +124,20 @@ class KernelLog:
             cause: by the signal. One from outside comes of a device only if that is lost for good.
         """
         for blamed, text in reversed(self._lately()):
-            if pid and _process_in(text) not in (0, pid):
+            if pid and _process_in(text) and self._is_of_another(text, pid):
                 continue
             if cause == Cause.NATIVE and _is_error(blamed, text):
                 return blamed
             if cause == Cause.SIGNAL and _is_fatal(blamed, text):
                 return blamed
         return cause
+
+    def _is_of_another(self, text: str, pid: int) -> bool:
+        """Whether a message is neither of a process nor of a thread of it. False if that is not known."""
+        named = _process_in(text)
+        if named and not self._same_numbers:
+            return False
+        return named != pid and named not in self._threads.get(pid, ())
 
     def forget(self) -> None:
         """Let what was said explain no later failure. A link alone may be why several machines are lost."""
@@ -136,6 +158,22 @@ class KernelLog:
             if self._file >= 0:
                 os.close(self._file)
                 self._file = -1
+
+
+def _is_first() -> bool:
+    """Whether this process is in the first namespace."""
+    try:
+        return _NAMESPACE.stat().st_ino == _FIRST_NAMESPACE
+    except OSError:
+        return True
+
+
+def _threads_of(pid: int) -> frozenset[int]:
+    """The numbers of a process's threads; none if it is gone."""
+    try:
+        return frozenset(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return frozenset()
 
 
 def _is_of_one(cause: Cause, text: str) -> bool:

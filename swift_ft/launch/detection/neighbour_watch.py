@@ -98,9 +98,10 @@ class NeighbourWatch:
         """Watch no machine any more, and be watched by none."""
         self._sentinel.close()
 
-    def _own_links(self) -> tuple[str, ...]:
-        """Errors of this machine's links: another one that it does not hear may live."""
-        return tuple(f"at the reporter, {text}" for text in self._kernel_log.evidence(causes=[Cause.NETWORK]))
+    def _own_faults(self, lost: LostMachine) -> tuple[str, ...]:
+        """Signs that this machine's own link is at fault: another one that it does not hear may live."""
+        links = (f"at the reporter, {text}" for text in self._kernel_log.evidence(causes=[Cause.NETWORK]))
+        return (*links, *(["the reporter heard no other machine, either"] if lost.deaf else ()))
 
     def _report(self, lost: LostMachine) -> None:
         """Called in a thread of the sentinel."""
@@ -108,6 +109,9 @@ class NeighbourWatch:
             state, reporter = self._membership.follower.state, self._membership.machine
             if lost.machine not in state.membership.fenced and state.phase != Phase.ENDED:
                 recorder.begin(recorder.now() - lost.known_ns)
+                faults = self._own_faults(lost)
+                # The end of a connection came over that link. Where nothing did, who is cut off is not known.
+                blamed = Cause.NETWORK if faults and (lost.silent or lost.deaf) else ""
                 with recorder.span("detect", machine=lost.machine, known_ns=lost.known_ns):
                     self._membership.journal.append(
                         ev.MachineLost(
@@ -115,7 +119,8 @@ class NeighbourWatch:
                             reason=lost.reason,
                             reporter=reporter,
                             silent=lost.silent,
-                            evidence=self._own_links(),
+                            cause=blamed,
+                            evidence=faults,
                         )
                     )
         except (RendezvousLostError, FencedError) as error:

@@ -9,7 +9,7 @@ and asks the kernel for its state (:class:`StoppedWorkers`); the rendezvous stor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -27,12 +27,14 @@ class LostMachine:
         machine: its name.
         reason: why, in words.
         silent: it said nothing, though its connection lived. It may only have been frozen.
+        deaf: the watcher has heard none of the others since, either. Its own link may be at fault.
         known_ns: for how long its end is known by now, in nanoseconds: others report it first.
     """
 
     machine: str
     reason: str
     silent: bool = False
+    deaf: bool = False
     known_ns: int = field(default=0, compare=False)
 
 
@@ -49,6 +51,7 @@ class WatchedMachine:
         trouble: why it cannot be reached, as far as is known.
         ended: why it can never be heard again; empty while it can.
         ended_at: since when.
+        put_off: it fell silent with all others, and has one more silence.
         over: it said goodbye, or was reported.
     """
 
@@ -60,7 +63,12 @@ class WatchedMachine:
     trouble: str = "timed out"
     ended: str = ""
     ended_at: float = 0.0
+    put_off: bool = False
     over: bool = False
+
+    def hear(self, at: float) -> None:
+        """Note that it was heard."""
+        self.heard_at, self.put_off = at, False
 
     def end(self, reason: str, now: float) -> None:
         """Note that it can never be heard again."""
@@ -72,9 +80,10 @@ class WatchedMachine:
         if self.ended:
             return self.ended_at + self.turn * timings.END_STEP_S
         shares = timings.SILENCE_SHARES
+        silences = shares[min(self.turn, len(shares) - 1)]
         if not self.connected:
-            return self.heard_at + silence_s * (timings.FIRST_CONTACT + self.turn / len(shares))
-        return self.heard_at + silence_s * shares[min(self.turn, len(shares) - 1)]
+            silences = timings.FIRST_CONTACT + self.turn / len(shares)
+        return self.heard_at + silence_s * (silences + self.put_off)
 
     def as_lost(self, now: float) -> LostMachine:
         """The report of it."""
@@ -82,8 +91,35 @@ class WatchedMachine:
             return LostMachine(self.machine, self.ended, known_ns=round((now - self.ended_at) * 1e9))
         if self.connected:
             reason = f"its agent was silent for {now - self.heard_at:.1f} s"
-            return LostMachine(self.machine, reason, silent=True)
-        return LostMachine(self.machine, f"its agent cannot be reached ({self.trouble})")
+            return LostMachine(self.machine, reason, silent=True, deaf=self.put_off)
+        reason = f"its agent cannot be reached ({self.trouble})"
+        return LostMachine(self.machine, reason, deaf=self.put_off)
+
+
+def silent_with(
+    silent: WatchedMachine, watched: Iterable[WatchedMachine], within_s: float
+) -> list[WatchedMachine]:
+    """The machines that fell silent at once with one that did, if a watcher hears no other one; else none.
+
+    That looks the same to it whether they are gone or its own link is. A machine that was silent before says
+    nothing about that link, nor one that has yet to be reached, unless none was.
+
+    Args:
+        silent: the machine.
+        watched: all that the watcher watches.
+        within_s: how far apart "at once" may be.
+    """
+    others = [
+        one for one in watched if one is not silent and (one.connected or one.ended or not silent.connected)
+    ]
+    signs = [one.ended_at if one.ended else one.heard_at for one in others]
+    if any(at > silent.heard_at + within_s for at in signs):
+        return []
+    return [
+        one
+        for one, at in zip(others, signs, strict=True)
+        if not one.ended and at >= silent.heard_at - within_s
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- workers

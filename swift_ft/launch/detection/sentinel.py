@@ -2,7 +2,8 @@
 
 A killed agent's connection ends within milliseconds; a silent one (power, network, SIGSTOP) misses its
 heartbeats. Each machine has several watchers. They report in turn, so that one loss is one event, and the
-death of a watcher leaves no gap.
+death of a watcher leaves no gap. A watcher that hears none of its machines any more may be the one whose link
+is gone: it waits for one more silence.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.launch.detection.awake_clock import AwakeClock
-from swift_ft.launch.detection.policy import LostMachine, WatchedMachine
+from swift_ft.launch.detection.policy import LostMachine, WatchedMachine, silent_with
 from swift_ft.network import Channel, JobSecret, Port, connect
 from swift_ft.network.messages import encoded
 
@@ -124,10 +125,20 @@ class Sentinel:
     def _judge(self, now: float) -> None:
         """Report machines for which it is time. What they sent has been read before."""
         for watched in self._watched.values():
-            if not watched.over and now >= watched.due_at(self._silence_s):
-                watched.over = True
-                self._hang_up(watched.machine)
-                self._lost.put(watched.as_lost(now))
+            if watched.over or now < watched.due_at(self._silence_s) or self._put_off(watched):
+                continue
+            watched.over = True
+            self._hang_up(watched.machine)
+            self._lost.put(watched.as_lost(now))
+
+    def _put_off(self, silent: WatchedMachine) -> bool:
+        """Give a machine one more silence, once, if all others fell silent with it: these have it, too."""
+        if silent.ended or silent.put_off:
+            return False
+        others = silent_with(silent, self._watched.values(), timings.TOGETHER_BEATS * self._beat_s)
+        for one in (silent, *others):
+            one.put_off = bool(others)
+        return silent.put_off
 
     def _order(self, what: Callable[[], None]) -> None:
         """Have the sentinel's thread do something."""
@@ -166,7 +177,8 @@ class Sentinel:
         if watched.over or self._watched.get(watched.machine) is not watched:
             line.close()
             return
-        watched.connected, watched.heard_at = True, self._clock.awake_s
+        watched.connected = True
+        watched.hear(self._clock.awake_s)
         self._lines[watched.machine] = line
 
     def _listen(self, watched: WatchedMachine, line: Channel, looked_s: float) -> None:
@@ -184,7 +196,7 @@ class Sentinel:
             watched.end("its agent's connection ended", self._clock.awake_s)
             self._hang_up(watched.machine)
         elif messages:
-            watched.heard_at = max(looked_s, self._clock.awake_s - line.quiet_s())
+            watched.hear(max(looked_s, self._clock.awake_s - line.quiet_s()))
 
     def _hang_up(self, machine: str) -> None:
         if (line := self._lines.pop(machine, None)) is not None:

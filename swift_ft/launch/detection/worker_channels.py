@@ -128,6 +128,10 @@ class WorkerChannels:
         """Number of workers that can be heard and hold no session."""
         return len(self._channels) - len(self.sessions)
 
+    def hears(self, local_rank: int) -> bool:
+        """Whether a worker's channel is open."""
+        return local_rank in self._channels
+
     def ages(self) -> dict[int, float]:
         """Seconds since each running worker was heard last."""
         return self.heartbeats.ages(time.monotonic())

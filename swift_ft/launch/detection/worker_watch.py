@@ -226,7 +226,7 @@ class WorkerWatch:
             read_exits: notes in `processes` which have ended.
         """
         self.oom_kills.look()
-        self._kernel_log.look()
+        self._kernel_log.look(processes.pids().values() if processes is not None else ())
         state = self._membership.follower.state
         silence_s = self._heartbeat_timeout_s * state.patience
         silent = self._heard.silent(silence_s)

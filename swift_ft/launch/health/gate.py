@@ -163,11 +163,9 @@ def _unhealthy(facts: HealthFacts, why: str) -> UnhealthyMachineError:
     )
 
 
-def facts_of(
-    machine: str, log_dir: str, others: Sequence[str], workers: int, *, after_loss: bool
-) -> HealthFacts:
+def facts_of(machine: str, others: Sequence[str], workers: int, *, after_loss: bool) -> HealthFacts:
     """The facts of this machine."""
-    return HealthFacts(machine, after_loss, log_dir or tempfile.gettempdir(), tuple(others), workers)
+    return HealthFacts(machine, after_loss, tempfile.gettempdir(), tuple(others), workers)
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ from swift_ft.program.own_code import CodeLine, place_in
 SIGNAL = signal.SIGRTMIN + 9
 """Asks a worker for its stack. No library is known to use it."""
 
+_FATAL = "Fatal Python error"
+"""Before what a process has written as it died, and not as it was asked."""
 _BEGIN = "(most recent call first)"
 _OUTERMOST = re.compile(r" in (<module>|_run_module_as_main)\n\Z|  \.\.\.\n\Z")
 """The last line of a main thread's stack: of a script, of a module, or of one that is too deep."""
@@ -59,12 +61,12 @@ class StackFile:
         Args:
             limit_s: how long to wait for it.
         """
-        before = len(self._stacks())
+        before = os.fstat(self._file).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, SIGNAL)
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
-            stacks = self._stacks()[before:]
+            stacks = _stacks_in(self._written(before))
             if stacks and _OUTERMOST.search(stacks[0]):  # it is written piece by piece
                 return _place(stacks[0])
             time.sleep(_POLL_S)
@@ -75,16 +77,23 @@ class StackFile:
 
         Empty if it wrote nothing.
         """
-        stacks = self._stacks()
-        return _place(stacks[-1]) if stacks else []
+        written = self._written(max(0, os.fstat(self._file).st_size - _MOST_BYTES))
+        _, died, last = written.rpartition(_FATAL)
+        # From Python 3.14 on another stack follows, of C, without a line of Python.
+        places = [place for stack in _stacks_in(last if died else "") if (place := _place(stack))]
+        return places[-1] if places else []
 
     def close(self) -> None:
         """Give the file up."""
         os.close(self._file)
 
-    def _stacks(self) -> list[str]:
-        """The texts of all stacks so far, in the order of time."""
-        return os.pread(self._file, _MOST_BYTES, 0).decode(errors="replace").split(_BEGIN)[1:]
+    def _written(self, since: int) -> str:
+        return os.pread(self._file, _MOST_BYTES, since).decode(errors="replace")
+
+
+def _stacks_in(text: str) -> list[str]:
+    """The texts of all stacks in it, in the order of time."""
+    return text.split(_BEGIN)[1:]
 
 
 def _place(text: str) -> list[str]:

@@ -189,7 +189,8 @@ class GroupAwaited:
 class DeadlinePassed:
     """Machines did not answer before the deadline of a phase. The event counts in that phase only.
 
-    ``evidence`` says where their workers have stood for long.
+    ``evidence`` says where their workers have stood for long; ``located`` are the machines of those that have
+    said so, which work: it is their script that takes too long.
     """
 
     generation: int
@@ -197,3 +198,4 @@ class DeadlinePassed:
     machines: tuple[str, ...]
     reason: str
     evidence: tuple[str, ...] = ()
+    located: tuple[str, ...] = ()

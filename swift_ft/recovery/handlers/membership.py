@@ -97,7 +97,9 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
         return state
     # Several watchers report one loss, which counts once.
     if event.reporter and event.machine not in state.membership.fenced:
-        membership = state.membership.silence(event.machine)
+        membership = state.membership
+        if not _blames_the_link(event):
+            membership = membership.silence(event.machine)
         if event.silent:
             membership = membership.fell_silent(event.machine)
         state = replace(state, membership=membership)
@@ -174,13 +176,18 @@ def _is_failure(event: ev.MachineLost) -> bool:
     return not (event.on_request or event.starts_again)
 
 
+def _blames_the_link(event: ev.MachineLost) -> bool:
+    """Whether another machine, whose own link may be at fault, does not hear this one."""
+    return bool(event.reporter) and cause_of(event) == Cause.NETWORK
+
+
 def _charge(state: State, event: ev.MachineLost) -> State:
     """Count a loss for the machine, if it may be broken. Its program's errors would meet it anywhere."""
     membership, slot = state.membership, state.slot_of(event.machine)
     is_there = slot not in membership.exited if slot is not None else event.machine in membership.spares
     if not is_there or event.machine in membership.hosts:
         return state
-    if not _is_failure(event) or cause_of(event) not in _OF_THE_MACHINE:
+    if not _is_failure(event) or cause_of(event) not in _OF_THE_MACHINE or _blames_the_link(event):
         return state
     return replace(state, membership=membership.note_loss(event.machine))
 
@@ -307,7 +314,9 @@ def deadline_passed(state: State, event: ev.DeadlinePassed) -> State:
         state = note_machine(state, machine, event.reason)
     for machine in late:
         if state.phase != Phase.ENDED and machine not in state.membership.fenced:
-            state = _lose_with_guests(state, ev.MachineLost(machine=machine, reason=event.reason))
+            cause = Cause.SCRIPT if machine in event.located else ""
+            lost = ev.MachineLost(machine=machine, reason=event.reason, cause=cause)
+            state = _lose_with_guests(state, lost)
     return state
 
 

@@ -4,42 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from swift_ft.coordination.progress import STANDS
+from swift_ft.coordination.progress import STANDS, Stand
 from swift_ft.units import named
 
 MOST_FRAMES = 6
 """Of the stack of a worker that does not wait for others. Notes of many workers share a key of the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stand:
-    """The place of a worker in an iteration that takes too long.
-
-    Attributes:
-        iteration: its number.
-        place: the line of the script, and what it has called.
-        waits: for other workers.
-        stack: lines of the program, the innermost first.
-        backward: it is in torch's engine, which may wait for the gradients of others.
-    """
-
-    iteration: int
-    place: str
-    waits: bool
-    stack: tuple[str, ...]
-    backward: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Stand:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**{**data, "stack": tuple(data["stack"])})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from itertools import islice
 from types import FrameType
 
-from swift_ft.coordination.progress import STANDS, ProgressBoard
+from swift_ft.coordination.progress import STANDS, ProgressBoard, Stand
 from swift_ft.costs.slow_links import LinkSample
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.observe.waits import FIRST_S, Announcements
 from swift_ft.runtime.script.script_line import frames_of, lines_of, place_of
-from swift_ft.runtime.slowness.hang_report import MOST_FRAMES, Stand, grouped, in_words
+from swift_ft.runtime.slowness.hang_report import MOST_FRAMES, grouped, in_words
 from swift_ft.runtime.worker.part import Part, StepInfo
 from swift_ft.torch_adapters.comm_errors import is_backward, is_communication
 from swift_ft.torch_adapters.link_times import LinkTimes

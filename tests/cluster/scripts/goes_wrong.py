@@ -21,6 +21,7 @@ from swift_ft.runtime.slowness import part
 
 STORE, FOLDER, HOW = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 AT = 5
+STRUCK = FOLDER / "struck"
 
 if HOW == "hangs":  # seconds, where it is a minute
     part._FOR_OTHERS_S = 15.0
@@ -30,6 +31,17 @@ rank = dist.get_rank()
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Linear(6, 6))
 optimizer = swift_ft.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9))
+
+
+def begin_late() -> None:
+    """Worker 1 does, once: in a replacement after the loss of the first one, or at the start."""
+    mark = FOLDER / "late"
+    if rank == 1 and HOW.startswith("late") and not mark.exists() and (HOW == "late" or STRUCK.exists()):
+        mark.touch()
+        time.sleep(600)
+
+
+begin_late()
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
 session.attach_ddp(model)
 
@@ -45,21 +57,20 @@ def go_wrong() -> None:
         raise ValueError(f"sample {AT} has no label")
     if HOW == "bad sample":
         Labels()[AT]
-    mark = FOLDER / "struck"
-    if mark.exists():
+    if STRUCK.exists() or HOW == "late":
         return
-    mark.touch()
+    STRUCK.touch()
     if HOW == "no memory":
         torch.empty(1 << 46)
     if HOW == "holds":
         sum(range(10**12))  # without letting the interpreter go
-    if HOW == "stuck":
-        signal.pause()
+    while HOW == "stuck":
+        signal.pause()  # which ends with a signal: its agent asks where it is
     if HOW == "hangs":
         time.sleep(28)
         return
     print("the tape is torn", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), {"segfault": signal.SIGSEGV, "killed": signal.SIGKILL}[HOW])
+    os.kill(os.getpid(), signal.SIGSEGV if HOW == "segfault" else signal.SIGKILL)
 
 
 def wait_for_the_others() -> None:

@@ -8,8 +8,11 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from immutables import Map
 
-from swift_ft.launch.cluster import Cluster
+from swift_ft.launch.cluster import Cluster, _why_none_is_left
+from swift_ft.recovery.job_state import State
+from swift_ft.recovery.membership import Membership
 
 
 def without_cluster(**facts: Any) -> Any:
@@ -27,6 +30,22 @@ def test_networks_are_removed_though_the_store_cannot_be_closed() -> None:
     networks.remove.assert_called_once()
     assert os.read(read, 1) == b""
     os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        ({}, "all machines ended before the job did"),
+        ({"m-1.0": "its disk"}, "all machines ended before the job did: its disk"),
+        (
+            {f"m-{number}.0": f"disk {number}" for number in (3, 1, 2, 4)},
+            "all machines ended before the job did: disk 1; disk 2; and 2 more",
+        ),
+    ],
+)
+def test_a_run_without_a_machine_says_why(refused: dict[str, str], words: str) -> None:
+    state = State(membership=Membership(refused=Map(refused)))
+    assert _why_none_is_left(state) == words
 
 
 def test_a_store_that_ends_with_the_machines_is_no_more_killed() -> None:

@@ -28,6 +28,7 @@ REASONS = {
         "coordination/etcd/client.py:EtcdClient._call",
         "coordination/follower.py:Follower.wait_for",
         "coordination/participant.py:Participant.wait_for",
+        "launch/health/checks.py:disk",  # in a process of its own
         "launch/processes/standby.py:Standby.receive",
         "logging/writing/disk_budget.py:DiskBudget.wait_until_fits",
         "logging/writing/copier.py:BufferPool.wait_for_room",

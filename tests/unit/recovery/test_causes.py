@@ -26,6 +26,12 @@ def lost(**facts: object) -> ev.MachineLost:
     return ev.MachineLost(machine="m", reason="gone", **facts)  # type: ignore[arg-type]
 
 
+def late(*machines: str, located: tuple[str, ...]) -> ev.DeadlinePassed:
+    return ev.DeadlinePassed(
+        generation=1, phase="agreeing", machines=machines, reason="late", located=located
+    )
+
+
 def test_a_person_is_told_what_to_do_for_every_cause() -> None:
     assert {*ADVICE} == {*Cause}
 
@@ -44,6 +50,8 @@ def test_a_person_is_told_what_to_do_for_every_cause() -> None:
         (ev.ReplayFailed(rank=0, generation=1, reason="torn"), Cause.STORE),
         (ev.ReplayFailed(rank=0, generation=1, reason="unlike", diverged=True), Cause.MACHINE),
         (ev.DeadlinePassed(generation=1, phase="agreeing", machines=("m",), reason="late"), Cause.MACHINE),
+        (late("m", located=("m",)), Cause.SCRIPT),
+        (late("m", "n", located=("n",)), Cause.MACHINE),
         (ev.JobClosed(reason="closed"), Cause.RUNTIME),
     ],
 )

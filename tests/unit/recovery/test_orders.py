@@ -30,7 +30,9 @@ def after_losses(count: int, reporter: str = "good.0", cause: str = "") -> State
     return reduce(step, events, State())
 
 
-@pytest.mark.parametrize(("losses", "wait_s"), [(1, 0), (2, 10), (3, 20), (6, 160), (7, 300), (30, 300)])
+@pytest.mark.parametrize(
+    ("losses", "wait_s"), [(1, 0), (2, 10), (3, 20), (6, 160), (7, 300), (30, 300), (2000, 300)]
+)
 def test_a_machine_that_others_lose_sight_of_stays_away_for_longer_and_longer(
     losses: int, wait_s: float
 ) -> None:
@@ -72,6 +74,25 @@ def test_machines_of_a_domain_that_is_lost_often_wait_behind_all_others() -> Non
     # Both losses were of one machine: the others of its rack are as good as any.
     once = reduce(step, [OPENED, joined("a.0"), *often_lost("m", 2, "rack"), joined("c.0")], State())
     assert step(step(once, spare), joined("p.0")).membership.waiting() == ["o.0", "p.0"]
+
+
+@pytest.mark.parametrize("located", [True, False])
+def test_a_machine_whose_late_worker_says_where_it_is_works(located: bool) -> None:
+    began: list[ev.Event] = [OPENED, joined("a.0"), joined("b.0"), joined("c.0")]
+    state = reduce(step, began, State())
+    for number in range(3):
+        name = "b.0" if number == 0 else f"c.{number - 1}"
+        late = ev.DeadlinePassed(
+            generation=state.generation,
+            phase=state.phase,
+            machines=(name,),
+            reason="no answer",
+            located=(name,) if located else (),
+        )
+        state = step(step(state, joined(f"c.{number + 1}")), late)
+        assert name in state.membership.fenced
+    counted = {identity: losses.count for identity, losses in state.membership.losses.items()}
+    assert counted == ({} if located else {"b": 1, "c": 2})
 
 
 def test_two_reports_of_one_loss_count_once() -> None:

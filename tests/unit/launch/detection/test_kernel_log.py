@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,49 @@ def test_what_names_another_process_explains_nothing(text: str, kernel: Kernel) 
     assert kernel.log.evidence(pid=4711) == said(text)
 
 
+OF_A_DEVICE = "NVRM: Xid (PCI:0000:19:00): 119, pid=4711, name=python3, Timeout after 6s of waiting for RPC"
+
+
+@pytest.mark.parametrize("text", [OF_A_DEVICE, MEMORY])
+def test_numbers_of_another_namespace_exclude_nothing(text: str, tmp_path: Path) -> None:
+    """In a container a process has two numbers, and knows one."""
+    kernel = Kernel(tmp_path / "kmsg", same_numbers=False)
+    kernel.say(text, SEGFAULT)
+    assert kernel.log.hardware(17, Cause.NATIVE) not in (Cause.NATIVE, Cause.SIGNAL)
+    assert kernel.log.hardware(17, Cause.SIGNAL) == kernel.log.hardware(17, Cause.NATIVE)
+    assert kernel.log.evidence(17) == said(text, SEGFAULT)
+    kernel.log.close()
+
+
+def test_what_names_no_process_is_of_none_there_either(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path / "kmsg", same_numbers=False)
+    kernel.say("NVRM: Xid (PCI:0000:19:00): 45, pid='<unknown>', Preemptive Removal")
+    assert kernel.log.evidence(17) == ()
+    kernel.log.close()
+
+
+def test_a_thread_s_number_is_its_process_s(kernel: Kernel) -> None:
+    """The kernel names a thread that crashes. By then its process is gone."""
+    held, ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        held.set()
+        ended.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(60)
+    kernel.log.look([os.getpid(), 4711])
+    ended.set()
+    thread.join()
+    crash = SEGFAULT.replace("4711", str(thread.native_id))
+    kernel.say(crash)
+    assert kernel.log.evidence(os.getpid()) == said(crash)
+    assert kernel.log.evidence(4711) == ()
+    kernel.log.look([])
+    assert kernel.log.evidence(os.getpid()) == ()
+
+
 def test_what_is_old_explains_nothing(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel.say(XID)
     monkeypatch.setattr(timings, "KERNEL_MESSAGE_S", 0.0)
@@ -128,6 +172,8 @@ def test_the_real_kernel_s_word_on_a_crash() -> None:
     if not traced.exists() or traced.read_text().strip() == "0":
         skip_for_missing("a kernel that logs segmentation faults (debug.exception-trace)")
     log = KernelLog()
+    if not log._same_numbers:
+        skip_for_missing("the kernel's own numbers of processes: this is a container")
     crashed = subprocess.Popen([sys.executable, "-c", "import ctypes; ctypes.string_at(0)"])
     assert crashed.wait() < 0
     wait_until(lambda: bool(log.evidence(crashed.pid)), "the kernel's message")

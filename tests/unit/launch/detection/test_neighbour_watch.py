@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from swift_ft.launch.detection.neighbour_watch import NeighbourWatch, Ring
 from swift_ft.launch.detection.policy import LostMachine
 from swift_ft.network import JobSecret, Port
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.protocol import step
@@ -122,3 +124,38 @@ def test_the_reporter_s_own_link_may_be_at_fault(tmp_path: Path) -> None:
         (lost,) = neighbour.reports
     assert isinstance(lost, ev.MachineLost)
     assert lost.evidence == (f"at the reporter, the kernel said: {LINK}",)
+    assert lost.cause == Cause.NETWORK
+    assert_counts_for_nothing(lost)
+
+
+def assert_counts_for_nothing(lost: ev.MachineLost) -> None:
+    """The machine is lost, and comes back as good as before. That it was only silent is noted."""
+    state = step(joined(MACHINES), replace(lost, machine="m1", reporter="m0"))
+    assert "m1" in state.membership.fenced
+    assert (dict(state.membership.silenced), dict(state.membership.losses)) == ({}, {})
+    assert ("m1" in state.membership.silent) == lost.silent
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_one_that_hears_nobody_blames_no_machine(neighbour: Neighbour, silent: bool) -> None:
+    neighbour.watch._report(LostMachine("B", "it is silent", silent=silent, deaf=True))
+    (lost,) = neighbour.reports
+    assert isinstance(lost, ev.MachineLost)
+    assert (lost.cause, lost.evidence) == (Cause.NETWORK, ("the reporter heard no other machine, either",))
+    assert_counts_for_nothing(lost)
+
+
+def test_what_a_link_has_told_is_not_doubted(tmp_path: Path) -> None:
+    """The end of a connection came over it. Nor is a report without a sign of one's own fault."""
+    kernel = Kernel(tmp_path / "kmsg")
+    with closing(Neighbour(kernel.log)) as neighbour:
+        neighbour.watch._report(LOST)
+        kernel.say(LINK)
+        neighbour.watch._report(LostMachine("C", "its agent's connection ended"))
+        silent, ended = neighbour.reports
+    for lost in (silent, ended):
+        assert isinstance(lost, ev.MachineLost)
+        assert not lost.cause
+        state = step(joined(MACHINES), replace(lost, machine="m1", reporter="m0"))
+        assert dict(state.membership.silenced) == {"m1": 1}
+        assert state.membership.losses["m1"].count == 1

@@ -12,6 +12,7 @@ from swift_ft.launch.detection.policy import (
     StoreNews,
     StoreSilence,
     WatchedMachine,
+    silent_with,
 )
 
 # --------------------------------------------------------------------------------------------------- machines
@@ -42,6 +43,56 @@ def test_a_stall_of_half_the_time_leaves_room_for_a_loaded_host() -> None:
     stalled = WatchedMachine("m", "host:1", 0, heard_at=0.0, connected=True)
     assert stalled.due_at(1.0) - (0.5 + 0.1) > 0.3
     assert stalled.as_lost(0.95) == LostMachine("m", "its agent was silent for 0.9 s", silent=True)
+
+
+def heard(machine: str, at: float, *, connected: bool = True) -> WatchedMachine:
+    return WatchedMachine(machine, "host:1", 0, heard_at=at, connected=connected)
+
+
+def with_it(silent: WatchedMachine, *others: WatchedMachine) -> list[str]:
+    return [one.machine for one in silent_with(silent, [silent, *others], 0.3)]
+
+
+def test_machines_that_fall_silent_at_once() -> None:
+    a, b, c = heard("a", 10.0), heard("b", 10.2), heard("c", 9.8)
+    assert with_it(a, b, c) == ["b", "c"]
+    assert with_it(a) == []
+    assert with_it(a, b, heard("d", 10.9)) == [], "one of them is heard"
+    assert with_it(a, b, heard("d", 4.0)) == ["b"], "one was gone before"
+    assert with_it(a, heard("d", 4.0)) == [], "and says nothing of the link"
+
+
+def test_what_says_that_the_link_lives() -> None:
+    a, b = heard("a", 10.0), heard("b", 10.0)
+    ends = heard("d", 10.0)
+    ends.end("its agent's connection ended", 10.1)
+    assert with_it(a, b, ends) == ["b"], "it may have ended just before"
+    assert with_it(a, ends) == []
+    ends.ended_at = 10.6
+    assert with_it(a, b, ends) == []
+
+
+def test_one_that_was_never_reached_says_nothing_of_the_link_unless_none_was() -> None:
+    a, b = heard("a", 10.0), heard("b", 10.0)
+    dialled, other = heard("d", 10.5, connected=False), heard("e", 10.5, connected=False)
+    assert with_it(a, b, dialled) == ["b"]
+    assert with_it(a, dialled) == []
+    assert with_it(dialled, other) == ["e"]
+    assert with_it(dialled, other, heard("f", 12.0)) == []
+
+
+def test_one_that_is_put_off_has_one_more_silence_until_it_is_heard() -> None:
+    one = WatchedMachine("m", "host:1", 1, heard_at=10.0, connected=True)
+    before = one.due_at(1.0)
+    one.put_off = True
+    assert one.due_at(1.0) == pytest.approx(before + 1.0)
+    assert one.as_lost(12.0) == LostMachine("m", "its agent was silent for 2.0 s", silent=True, deaf=True)
+    one.hear(11.5)
+    assert one.due_at(1.0) == pytest.approx(before + 1.5)
+    assert not one.as_lost(12.6).deaf
+    one.put_off = True
+    one.end("its agent's connection ended", 11.6)
+    assert one.as_lost(11.6) == LostMachine("m", "its agent's connection ended")
 
 
 # ---------------------------------------------------------------------------------------- workers: heartbeats

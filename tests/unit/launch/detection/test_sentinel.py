@@ -115,6 +115,54 @@ def test_several_that_are_lost_at_once_are_all_found(made: Callable[..., Watcher
         assert {watcher.next_lost().machine for _ in others} == {"m0", "m1", "m2"}
 
 
+@contextlib.contextmanager
+def three_others(watcher: Watcher) -> Iterator[list[int]]:
+    """Processes of three machines that are watched, which are named m0, m1 and m2."""
+    with contextlib.ExitStack() as stack:
+        others = [stack.enter_context(other_process()) for _ in range(3)]
+        watcher.sentinel.watch({f"m{i}": address for i, (_, address) in enumerate(others)})
+        wait_until(lambda: len(watcher.sentinel._lines) == 3, "all connections")
+        yield [process.pid for process, _ in others]
+
+
+def test_all_that_fall_silent_at_once_are_put_off_once(made: Callable[..., Watcher]) -> None:
+    """Its own link may be gone. If it is not, none of them waits for longer than one more silence."""
+    watcher = made()
+    with three_others(watcher) as pids:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        lost = [watcher.next_lost() for _ in pids]
+    assert {one.machine for one in lost} == {"m0", "m1", "m2"}
+    assert all(one.silent and one.deaf for one in lost)
+    seconds = [float(one.reason.split()[-2]) for one in lost]  # its agent was silent for 2.0 s
+    assert min(seconds) >= 1.9
+
+
+def test_those_that_are_heard_again_meanwhile_are_not_lost(made: Callable[..., Watcher]) -> None:
+    watcher = made()
+    with three_others(watcher) as pids:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        watched = watcher.sentinel._watched
+        wait_until(lambda: all(watched[f"m{i}"].put_off for i in range(3)), "the delay")
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGCONT)
+        assert watcher.next_lost().machine == "m0"
+        assert not watched["m1"].over
+        assert not watched["m2"].over
+    assert {watcher.next_lost().reason for _ in pids[1:]} == {"its agent's connection ended"}
+
+
+def test_two_of_three_that_fall_silent_are_lost_at_once(made: Callable[..., Watcher]) -> None:
+    watcher = made()
+    with three_others(watcher) as pids:
+        for pid in pids[:2]:
+            os.kill(pid, signal.SIGSTOP)
+        lost = [watcher.next_lost() for _ in pids[:2]]
+        assert watcher.lost.empty()
+    assert {(one.machine, one.silent, one.deaf) for one in lost} == {("m0", True, False), ("m1", True, False)}
+
+
 def test_a_machine_that_says_goodbye_is_not_lost(made: Callable[..., Watcher]) -> None:
     leaving, other, watcher = made(DEADLINE_S), made(DEADLINE_S), made(DEADLINE_S)
     watcher.sentinel.watch({"leaving": leaving.address, "other": other.address})

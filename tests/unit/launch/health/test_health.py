@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import errno
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -181,8 +183,43 @@ def test_memory_that_the_kernel_has_found_bad(tmp_path: Path, monkeypatch: pytes
     assert "2 errors of memory" in checks.memory(facts(tmp_path))
 
 
-def test_a_disk_that_takes_nothing(tmp_path: Path) -> None:
+def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_DISK_FAILS_S", 0.0)
     assert "cannot be written" in checks.disk(facts(tmp_path / "gone"))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_an_error_of_a_disk_that_passes(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sync, tried = os.fsync, []
+
+    def fails_once(file: int) -> None:
+        tried.append(file)
+        if len(tried) == 1:
+            raise OSError(number, os.strerror(number))
+        sync(file)
+
+    monkeypatch.setattr(checks, "_DISK_PAUSE_S", 0.0)
+    monkeypatch.setattr(os, "fsync", fails_once)
+    assert checks.disk(facts(tmp_path)) == ""
+    assert len(tried) == 2
+
+
+def test_a_disk_that_keeps_something_else_is_not_asked_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That was no error of the system's, which another attempt could excuse."""
+    written = iter([b"written", b"read"])
+    monkeypatch.setattr(os, "urandom", lambda _: next(written))
+    monkeypatch.setattr(os, "fsync", lambda file: os.pwrite(file, b"changed", 0))
+    assert checks.disk(facts(tmp_path)) == f"a file in {tmp_path} is not what was written"
+
+
+def test_the_disk_that_is_checked_is_not_the_one_of_the_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All machines of a cluster share that, and would be kept out together."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert gate.facts_of("m-1.0", [], 8, after_loss=False).folder == str(tmp_path)
 
 
 def test_links_fail_where_most_do_not_answer(tmp_path: Path) -> None:
@@ -249,8 +286,9 @@ def test_a_torch_for_the_processor_expects_no_accelerator(
     assert checks.devices(replace(facts(tmp_path), workers=2)) == ""
 
 
-def test_a_check_is_told_how_many_workers_there_are(tmp_path: Path) -> None:
-    told = gate.facts_of("m-1.0", str(tmp_path), ["h:1"], 8, after_loss=False)
-    assert told == HealthFacts("m-1.0", after_loss=False, folder=str(tmp_path), others=("h:1",), workers=8)
+def test_a_check_is_told_how_many_workers_there_are() -> None:
+    told = gate.facts_of("m-1.0", ["h:1"], 8, after_loss=False)
+    folder = tempfile.gettempdir()
+    assert told == HealthFacts("m-1.0", after_loss=False, folder=folder, others=("h:1",), workers=8)
     with pytest.raises(UnhealthyMachineError, match="8 workers"):
         pass_gate(f"{__name__}:counts", told)

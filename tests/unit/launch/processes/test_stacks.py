@@ -79,7 +79,9 @@ def test_one_that_holds_the_interpreter_is_asked(tmp_path: Path) -> None:
 
         place = wait_until(held, "it does not hold the interpreter")
         assert process.poll() is None
-        assert stack.ask(60) == place  # and again
+        for _ in range(40):  # and again: all of it is more than is read at once
+            assert stack.ask(60) == place
+        assert stack.read() == []  # it has been asked, and has not died
 
 
 def test_one_that_dies_in_native_code_has_left_its_place(tmp_path: Path) -> None:
@@ -114,6 +116,43 @@ def test_a_stack_that_is_not_whole_is_waited_for() -> None:
         signal.signal(SIGNAL, before)
         stack.close()
     assert answers == [["at train.py:3 (step), in socket.send"]]
+
+
+PYTHON = """\
+Stack (most recent call first):
+  File "/home/me/train.py", line 3 in step
+  File "/home/me/train.py", line 9 in <module>
+"""
+OF_C = """\
+
+Current thread's C stack trace (most recent call first):
+  Binary file "/usr/bin/python3.14", at _Py_DumpStack+0x31 [0x55d0c1]
+  Binary file "/lib/libc.so.6", at +0x3c050 [0x7f3a10]
+
+Extension modules: torch._C, numpy._core._multiarray_umath (total: 2)
+"""
+FATAL = "Fatal Python error: Segmentation fault\n\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        (FATAL + PYTHON, ["at train.py:3 (step)"]),
+        (FATAL + PYTHON + OF_C, ["at train.py:3 (step)"]),  # from Python 3.14 on
+        (PYTHON, []),
+        (PYTHON.replace("3 in", "7 in") + FATAL + PYTHON + OF_C, ["at train.py:3 (step)"]),
+        (FATAL + "Stack (most recent call first):\n  <no Python frame>\n" + OF_C, []),
+        ("x" * (1 << 17) + FATAL + PYTHON, ["at train.py:3 (step)"]),
+    ],
+    ids=["alone", "with C", "asked and then killed", "asked before", "no line of Python", "after much"],
+)
+def test_the_place_of_a_death_is_that_of_its_last_stack_in_python(written: str, place: list[str]) -> None:
+    file = os.memfd_create("stack")
+    stack = StackFile(os.getpid(), file)
+    os.write(file, written.encode())
+    assert stack.read() == place
+    stack.close()
+    os.close(file)
 
 
 def test_one_that_is_stopped_is_not_waited_for(tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from swift_ft.coordination.progress import STANDS
-from swift_ft.runtime.slowness.hang_report import Stand, grouped, in_words
+from swift_ft.coordination.progress import STANDS, Stand
+from swift_ft.runtime.slowness.hang_report import grouped, in_words
 
 WAITS = Stand(7, "at train.py:40 (main), in torch.distributed.all_reduce", waits=True, stack=())
 LOADS = Stand(7, "at data.py:12 (load), in time.sleep", False, ("data.py:12 (load)", "train.py:31 (main)"))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from swift_ft.runtime.slowness.hang_report import Stand
+from swift_ft.coordination.progress import Stand
 from swift_ft.runtime.slowness.part import StallWatch
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 
