@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.rollback import CarriedGradients
+from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
 from swift_ft.errors import UnsupportedError
 
 
