@@ -27,6 +27,7 @@ from swift_ft.checkpoint.step.noted import NotedVariables
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
 from swift_ft.checkpoint.step.script import ScriptVariables
+from swift_ft.checkpoint.step.script_hooks import NotedHooks, ScriptHooks
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import BufferCopies
@@ -57,6 +58,7 @@ class _Moment:
     groups: HyperParameters
     buffers: BufferCopies
     variables: NotedVariables
+    hooks: NotedHooks
     parameters: ParameterCopies
 
 
@@ -88,6 +90,7 @@ class Rollback:
         self._outside = Outside(self._variables)
         self.carried = CarriedVariables(self._variables, self._outside)
         self._gradients = CarriedGradients()
+        self._script_hooks = ScriptHooks(state)
         self._hooks: list[Any] = []
 
     def watch(self) -> None:
@@ -131,6 +134,7 @@ class Rollback:
 
         Raises:
             IncompleteStateError: a module has changed that is not in the state.
+            UnsupportedError: a step has registered or removed hooks.
         """
         self.whole = whole
         if self._now is not None and iteration == self._now.iteration + 1:
@@ -159,12 +163,14 @@ class Rollback:
             HyperParameters(self._state.optimizers.values()),
             self._copies(before),
             variables,
+            self._script_hooks.note(),
             self._parameters.begin(named, variables.large, closely=closely, whole=whole),
         )
 
     def completed(self) -> None:
         """The step is complete."""
         self._parameters.completed()
+        self._script_hooks.completed()
 
     def may_be_given(self) -> None:
         """A recovery goes on: the state may be put in place, which is no change by the script."""
@@ -176,6 +182,7 @@ class Rollback:
         self._had_gradient = []
         self._parameters.forget()
         self._gradients.forget()
+        self._script_hooks.forget()
 
     def dirty(self) -> str | None:
         """Why the interrupted step can neither be repeated nor counted as done; None if it can."""
@@ -266,6 +273,7 @@ class Rollback:
         for scaler, stages in moment.scalers:
             put_stages(scaler, stages)
         moment.variables.put_back()
+        self._script_hooks.put_back(moment.hooks)
         moment.groups.put_back()  # after schedulers, which set rates
         self._undone_to = moment
 
