@@ -18,10 +18,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-_KEPT = (
-    *("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks"),
-    *("_post_accumulate_grad_hooks", "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
+_OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OF_OTHERS = (
+    *("_backward_hooks", "_post_accumulate_grad_hooks"),
+    *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
 )
+_KEPT = tuple(dict.fromkeys((*_OF_MODULES, *_OF_OTHERS)))
 
 _BESIDE = {
     "_forward_pre_hooks": ("_forward_pre_hooks_with_kwargs",),
@@ -56,8 +58,8 @@ class KeptHooks:
 
 
 def kept_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> Iterator[KeptHooks]:
-    """The dictionaries that are not empty: of a module without its parameters, of a parameter, an optimizer."""
-    for kind in _KEPT:
+    """The dictionaries of an owner that are not empty: of a module, without those of its parameters."""
+    for kind in _OF_MODULES if isinstance(owner, nn.Module) else _OF_OTHERS:
         if hooks := getattr(owner, kind, None):
             beside = (getattr(owner, name, None) for name in _BESIDE.get(kind, ()))
             yield KeptHooks(owner, kind, hooks, tuple(one for one in beside if one is not None))

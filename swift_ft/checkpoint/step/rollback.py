@@ -163,7 +163,7 @@ class Rollback:
             HyperParameters(self._state.optimizers.values()),
             self._copies(before),
             variables,
-            self._script_hooks.note(),
+            self._script_hooks.note(named),
             self._parameters.begin(named, variables.large, closely=closely, whole=whole),
         )
 

@@ -1,15 +1,15 @@
 """Hooks that a script has registered in the state's modules, their parameters and optimizers.
 
 One that a step registers or removes is there, or gone, in the repeated step. A replacement runs the script
-from its beginning, in a later step: what an earlier one has registered, it lacks. Hooks of libraries are their
-own matter: many register some as they are first called.
+from its beginning, in a later step: what an earlier one has registered, it lacks. Hooks of libraries are
+their own matter: many register some as they are first called.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
@@ -46,10 +46,9 @@ class _Noted:
     def put_back(self, now: KeptHooks) -> None:
         """Have the script's hooks of then, and those of others of now."""
         stays = {number for number, hook in now.hooks.items() if not is_own_hook(hook)} | {*self.own}
-        places = zip((self.hooks, *self.beside), (now.hooks, *now.beside), strict=True)
-        hooks, *beside = (
-            {n: one for n, one in {**then, **here}.items() if n in stays} for then, here in places
-        )
+        hooks = {n: hook for n, hook in {**self.hooks, **now.hooks}.items() if n in stays}
+        pairs = zip(self.beside, now.beside, strict=True)
+        beside = ({n: how for n, how in {**then, **here}.items() if n in stays} for then, here in pairs)
         now.fill(hooks, tuple(beside))
 
 
@@ -68,21 +67,23 @@ class ScriptHooks:
         self._state = state
         self._noted: NotedHooks = ()
         self._registered = -1
-        self._modules: Sequence[nn.Module] = ()
+        self._named: Mapping[str, nn.Parameter] | None = None
         self._first: _Kinds | None = None  # before the first step
         self._usual: _Kinds | None = None  # after it
         self._has_stepped = False
 
-    def note(self) -> NotedHooks:
+    def note(self, named: Mapping[str, nn.Parameter]) -> NotedHooks:
         """The present ones, for :meth:`put_back`. A look at each module only where one may have come or gone.
+
+        Args:
+            named: the state's parameters: the same mapping as long as its modules are the same.
 
         Raises:
             UnsupportedError: others than after the first step.
         """
-        modules = self._state.tree.modules()
-        may_be_others = self._registered != hooks_ever_registered() or modules is not self._modules
+        may_be_others = self._registered != hooks_ever_registered() or named is not self._named
         if may_be_others or any(one.hooks.keys() != one.kept.hooks.keys() for one in self._noted):
-            self._modules = modules
+            self._named = named
             self._noted = (*self._look(),)
             self._registered = hooks_ever_registered()
             self._check()
@@ -136,9 +137,9 @@ class ScriptHooks:
                 )
         elif others := _differing(now, self._usual):
             raise UnsupportedError(
-                f"A step has registered or removed hooks ({others}): a replacement, which runs the script from "
-                "its beginning, would not have done so. Register them before the first step, and let them ask "
-                "for step.index."
+                f"A step has registered or removed hooks ({others}): a replacement, which runs the script "
+                "from its beginning, would not have done so. Register them before the first step, and let "
+                "them ask for step.index."
             )
 
 
