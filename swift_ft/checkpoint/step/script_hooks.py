@@ -23,8 +23,8 @@ from swift_ft.torch_core.module_hooks import Hook, KeptHooks, hooks_ever_registe
 
 _logger = logging.getLogger(__name__)
 
-_Kinds = Counter[tuple[int, str, str]]
-"""How many hooks there are by ``id()`` of their owner, kind and name."""
+_Kinds = Counter[tuple[int | str, str, str]]
+"""How many hooks there are by owner (a parameter's name, or ``id()``), kind and name."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ScriptHooks:
             self._named = named
             self._noted = (*self._look(),)
             self._registered = hooks_ever_registered()
-            self._check()
+            self._check(named)
         elif self._has_stepped and self._usual is None:
             self._usual = self._first
         return self._noted
@@ -118,9 +118,10 @@ class ScriptHooks:
                 if any(map(is_own_hook, kept.hooks.values())):
                     yield _Noted.of(kept)
 
-    def _check(self) -> None:
+    def _check(self, named: Mapping[str, nn.Parameter]) -> None:
+        names = {id(parameter): name for name, parameter in named.items()}  # the tensor may be another one
         now = Counter(
-            (id(one.kept.owner), one.kept.kind, name_of(one.hooks[number]))
+            (names.get(id(one.kept.owner), id(one.kept.owner)), one.kept.kind, name_of(one.hooks[number]))
             for one in self._noted
             for number in one.own
         )

@@ -1,0 +1,20 @@
+"""A loss between `scaler.unscale_()` and `scaler.update()`: survivors unscale again in the repeated step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.cluster import assert_undisturbed
+from tests.support.habits import run_habit
+from tests.support.integrations import assert_same_files
+
+SCRIPT = Path(__file__).parent / "scripts" / "scales.py"
+
+
+def test_unscaled_and_interrupted(tmp_path: Path) -> None:
+    undisturbed = assert_undisturbed(run_habit(tmp_path / "undisturbed", SCRIPT, "none"))
+    run = run_habit(tmp_path / "disturbed", SCRIPT, "lost")
+    assert run.code == 0, run.output[-6000:]
+    (recovery,) = run.recoveries
+    assert recovery["mode"] == "replica", run.output[-3000:]
+    assert_same_files(run, undisturbed)
