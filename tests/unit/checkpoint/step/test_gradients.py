@@ -47,14 +47,14 @@ def test_carried_over(model: nn.Module, closely: bool) -> None:
 
 @pytest.mark.parametrize("closely", [True, False])
 def test_an_update_before_a_new_gradient(model: nn.Module, closely: bool) -> None:
-    """It is found where a step is looked at closely. Zeros, new gradients and other parts are no such thing."""
+    """It is found where a step is looked at closely. Zeros and new gradients are no such thing."""
     carried, optimizer = CarriedGradients(), torch.optim.SGD(model.parameters(), lr=0.1)
     named = dict(model.named_parameters())
     backward(model)
-    for zeroed in ("set to zero", "to none", "by a new gradient"):
+    for set_to_none in (False, True):
         carried.begin(named, closely=closely)
-        model.zero_grad(set_to_none=zeroed != "set to zero")
-        if zeroed != "set to zero":
+        model.zero_grad(set_to_none=set_to_none)
+        if set_to_none:
             backward(model)
         carried.before_update(optimizer)
         model.zero_grad()
@@ -64,17 +64,15 @@ def test_an_update_before_a_new_gradient(model: nn.Module, closely: bool) -> Non
         carried.before_update(optimizer)
 
 
-def test_gradients_that_are_not_held(model: nn.Module) -> None:
+def test_gradients_are_not_held(model: nn.Module) -> None:
     """A step that zeroes first of all has their memory back."""
     carried = CarriedGradients()
     backward(model)
     carried.begin(dict(model.named_parameters()), closely=True)
-    gradients = [
-        weakref.ref(parameter.grad) for parameter in model.parameters() if parameter.grad is not None
-    ]
+    gradients = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
     model.zero_grad()
     assert gradients
-    assert not any(gradient() is not None for gradient in gradients)
+    assert all(gradient() is None for gradient in gradients)
 
 
 def test_a_parameter_that_has_no_part_in_the_step(model: nn.Sequential) -> None:
