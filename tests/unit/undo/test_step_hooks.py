@@ -154,10 +154,10 @@ def test_a_hook_that_fails() -> None:
 
     def fails(one: Optimizer, *_: Any) -> None:
         decay(one)
-        raise OSError
+        raise OSError("a disk is full")
 
     optimizer.register_step_pre_hook(fails)
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="a disk"):
         step(optimizer)
     with pytest.raises(UndoError):
         optimizer.undo()
