@@ -26,7 +26,7 @@ from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import copy_all
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
 from swift_ft.torch_core.shards import local, note_changed
-from swift_ft.torch_core.tensors import write_back
+from swift_ft.torch_core.tensors import same_bits, write_back
 
 _logger = logging.getLogger(__name__)
 
@@ -63,15 +63,14 @@ class _Copy:
     def put_back(self) -> None:
         here = local(self.parameter)
         if here.data_ptr() == self.data.data_ptr() or here is not self.parameter:
-            write_back(here, self.value)
+            if not same_bits(here, self.value):  # else the step before can still be undone
+                write_back(here, self.value)
+                note_changed(self.parameter)
         else:
             write_back(self.data, self.value)
             self.parameter.data = self.data
-        note_changed(self.parameter)
         if self.state is None or self.optimizer is None:
             return
-        if isinstance(self.optimizer, UndoableOptimizer):
-            self.optimizer.forget([self.parameter])
         if not self.state:
             self.optimizer.state.pop(self.parameter, None)
             return
@@ -81,6 +80,11 @@ class _Copy:
             elif type(value) is list:  # L-BFGS keeps a history of tensors, which it does not write to
                 value[:] = copied
         self.optimizer.state[self.parameter] = {key: value for key, (value, _) in self.state.items()}
+
+    def forget_update(self) -> None:
+        """It needs no undo any more."""
+        if isinstance(self.optimizer, UndoableOptimizer):
+            self.optimizer.forget([self.parameter])
 
 
 def _copied(value: Any) -> Any:
@@ -96,21 +100,24 @@ class ParameterCopies:
         self._copies = copies
         copy_all([one.value for one in copies], [local(one.parameter) for one in copies])
 
-    def put_back(self, updated: Collection[torch.Tensor]) -> None:
+    def put_back(self, updated: Collection[torch.Tensor], *, undo_follows: bool = False) -> None:
         """As they were.
 
         Args:
             updated: parameters whose update is still to be undone, which needs the values that they have now.
+            undo_follows: of all of these, also of those of which there is a copy of all.
         """
         for one in self._copies:
-            if one.state is not None or one.parameter not in updated:
+            if one.parameter not in updated:
                 one.put_back()
+            elif one.state is not None and not undo_follows:
+                one.put_back()
+                one.forget_update()
 
     def put_back_undone(self) -> None:
-        """The updates are undone: what an undo rounds is as it was, too."""
+        """The updates are undone: what an undo rounds, or has begun from, is as it was, too."""
         for one in self._copies:
-            if one.state is None:
-                one.put_back()
+            one.put_back()
 
 
 class ParameterWatch:
@@ -128,6 +135,7 @@ class ParameterWatch:
         self._uncopied: set[torch.Tensor] = set()  # found in this step to change, and not copied as it began
         self._states = OptimizerState()
         self._states_uncopied: set[torch.Tensor] = set()  # parameters, as above
+        self._lost: set[torch.Tensor] = set()  # of the step before: no undo of it would lead back
         self._follows = False  # nobody but the script has changed anything since the last step
         self._expected: Fingerprint | None = None
         self._digests: dict[str, int] | None = None  # of all bits, in a step that is looked at closely
@@ -156,9 +164,8 @@ class ParameterWatch:
             whole: copy all of them, with what optimizers keep of them.
         """
         self._expected, self._digests = None, None  # nothing of an earlier step stays alive meanwhile
-        self._copied = {}
-        self._uncopied.clear()
-        self._states_uncopied.clear()
+        self._lost = self._uncopied | self._states_uncopied
+        self._states_uncopied = set()
         self._as_updated.clear()
         undoable = (o for o in self._state.optimizers.values() if isinstance(o, UndoableOptimizer))
         self._windows = {optimizer: optimizer.windows_opened for optimizer in undoable}
@@ -170,12 +177,13 @@ class ParameterWatch:
         for optimizer in self._state.optimizers.values():
             changed = self._states.note(optimizer)
             if self._follows:
+                self._lost |= {p for p in changed if self._copied.get(p) != _Kind.AFTER}
                 self._note(changed, _Kind.AFTER)
         self._follows = False
         self._stepped.clear()
         self._expect([*self._names], closely=closely)
         self._copied = dict.fromkeys(self._names, _Kind.AFTER) if whole else {**self._kinds}
-        self._uncopied.clear()  # found in the step before
+        self._uncopied = set()
         owners = self._owners() if self._copied else {}
         return ParameterCopies([_Copy.of(p, kind, owners.get(p)) for p, kind in self._copied.items()])
 
@@ -225,8 +233,14 @@ class ParameterWatch:
         found |= self._uncopied
         names = [name for tensor, name in self._names.items() if tensor in found]
         states = self._states_uncopied | {*self._states_changed(updated)}
-        of = (self._names.get(tensor, "a parameter that no module has") for tensor in states)
-        return names + sorted(f"an optimizer's state of {name}" for name in of)
+        return names + [f"an optimizer's state of {name}" for name in self._in_words(states)]
+
+    def lost(self) -> list[str]:
+        """As :meth:`unaccounted`, of the step before: no undo of its updates leads to where it began."""
+        return self._in_words(self._lost)
+
+    def _in_words(self, tensors: Iterable[torch.Tensor]) -> list[str]:
+        return sorted(self._names.get(tensor, "a parameter that no module has") for tensor in tensors)
 
     def _states_changed(self, updated: Collection[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Parameters whose state has changed since it was noted last, and of which there is no copy."""
@@ -271,8 +285,7 @@ class ParameterWatch:
         self._follows = False
         self._kinds.clear()
         self._copied = {}
-        self._uncopied.clear()
-        self._states_uncopied.clear()
+        self._uncopied, self._states_uncopied, self._lost = set(), set(), set()
         self._states.forget()
         self._as_updated.clear()
 

@@ -29,6 +29,7 @@ from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.script_hooks import NotedHooks, ScriptHooks
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import RecoveryError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.module_hooks import OwnHook
@@ -206,6 +207,9 @@ class Rollback:
 
     def back(self) -> None:
         """Roll back to the beginning of the step."""
+        self._back(undo_follows=False)
+
+    def _back(self, *, undo_follows: bool) -> None:
         assert self._now is not None
         updated = self._parameters.updated()
         with torch.no_grad():
@@ -214,14 +218,24 @@ class Rollback:
                 parameter.grad = torch.zeros_like(parameter) if had_gradient else None
         self._after = self._copies(before=self._now.buffers)
         self._now.buffers.restore()
-        self._now.parameters.put_back(updated)
+        self._now.parameters.put_back(updated, undo_follows=undo_follows)
         self._restore(self._now)
 
     def back_to(self, iteration: int) -> None:
-        """Roll back to the beginning of the last completed step. The caller undoes its update."""
+        """Roll back to the beginning of the last completed step. The caller undoes its update.
+
+        Raises:
+            RecoveryError: the script has changed what no undo takes back, and there was no copy yet.
+        """
         assert self._now is not None
-        if iteration == self._now.iteration:  # the next one has not begun
-            self.back()
+        is_last = iteration == self._now.iteration  # the next one has not begun
+        if changed := self._parameters.unaccounted() if is_last else self._parameters.lost():
+            raise RecoveryError(
+                f"the last step cannot be undone: it has changed {listed(changed)} outside of an optimizer's "
+                "step for the first time, so there is no copy yet"
+            )
+        if is_last:
+            self._back(undo_follows=True)
             return
         assert self._previous is not None
         assert iteration == self._previous.iteration

@@ -10,6 +10,7 @@ from torch import nn
 
 from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import RecoveryError
 from swift_ft.optim import wrap_optimizer
 
 
@@ -183,6 +184,56 @@ def test_state_that_changes_for_the_first_time(
     reason = training.rollback.dirty()
     assert reason is not None
     assert "an optimizer's state of model.trained.weight" in reason
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("change", [scale_state, clamp_data])
+def test_a_completed_step_is_undone(
+    training: Training, change: Callable[[Training], None], begun: bool
+) -> None:
+    """Its update was followed by what no undo takes back: a copy does."""
+    for _ in range(3):
+        training.begin()
+        training.compute()
+        training.update()
+        change(training)
+        training.complete()
+    training.begin()
+    before = training.bits()
+    training.compute()
+    training.update()
+    change(training)
+    training.complete()
+    if begun:
+        training.begin()
+        training.compute()
+        training.rollback.back()
+    assert len(training.optimizer.updated) == 2, "as it is reported"
+    training.rollback.back_to(training.iteration - 1)
+    training.optimizer.undo()
+    training.rollback.undone()
+    assert same(training.bits(), before)
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_completed_step_of_which_there_is_no_copy(training: Training, begun: bool, place: str) -> None:
+    for number in range(5):
+        training.begin()
+        if number == 4 and place == "before":
+            scale_state(training)
+        training.compute()
+        training.update()
+        if number == 4 and place == "after":
+            scale_state(training)
+        training.complete()
+    if begun:
+        training.begin()
+        training.rollback.back()
+    with pytest.raises(RecoveryError, match=r"cannot be undone: it has changed .*model.trained.weight"):
+        training.rollback.back_to(training.iteration - 1)
     training.rollback.close()
 
 
