@@ -32,7 +32,9 @@ def _read_after(code: CodeType, place: int) -> frozenset[str]:
     instructions = [*dis.get_instructions(code)]
     offsets = [one.offset for one in instructions]
     bits = {name: 1 << number for number, name in enumerate(code.co_varnames)}
-    reads, sets, following = [], [], []
+    reads: list[int] = []
+    sets: list[int] = []
+    following: list[list[int]] = []
     for number, one in enumerate(instructions):
         read, written = _names_of(one)
         reads.append(sum(bits.get(name, 0) for name in {*read}))
