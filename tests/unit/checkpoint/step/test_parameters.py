@@ -241,7 +241,7 @@ def test_state_that_others_put_in_place_is_no_change_by_the_script(training: Tra
     """As a recovery between two steps does. A look at state that there is not yet is none, either."""
     for _ in range(3):
         training.begin()
-        for parameter in training.model.parameters():
+        for parameter in training.trained.parameters():
             training.optimizer.state[parameter].get("exp_avg")
         training.compute()
         training.update()
