@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -39,7 +40,7 @@ class KeptHooks:
     """One dictionary of hooks.
 
     Attributes:
-        owner: a module, a parameter or an optimizer.
+        owner: a module, a tensor or an optimizer.
         kind: the name of the dictionary there.
         hooks: by number, in the order in which they are called.
         beside: dictionaries that say of some of them how they are called.
@@ -57,7 +58,7 @@ class KeptHooks:
             dictionary.update(content)
 
 
-def kept_hooks(owner: nn.Module | nn.Parameter | Optimizer) -> Iterator[KeptHooks]:
+def kept_hooks(owner: nn.Module | torch.Tensor | Optimizer) -> Iterator[KeptHooks]:
     """The dictionaries of an owner that are not empty: of a module, without those of its parameters."""
     for kind in _OF_MODULES if isinstance(owner, nn.Module) else _OF_OTHERS:
         if hooks := getattr(owner, kind, None):

@@ -91,6 +91,7 @@ class CarriedGradients:
                 gradient = parameter.grad
                 if noted is None or gradient is None or noted() is not gradient:
                     continue
+                assert gradient is not None  # mypy takes it for what the reference may give
                 if parameter not in self._stale:
                     continue  # a new one was added: buckets of DDP may be the very tensors of before
                 if version_of(gradient) == version and self._any(gradient):

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import UnsupportedError
@@ -112,8 +114,9 @@ class ScriptHooks:
         self._has_stepped = False
 
     def _look(self) -> Iterator[_Noted]:
-        parameters = self._state.named_parameters().values()
-        for owner in (*self._state.tree.modules(), *parameters, *self._state.optimizers.values()):
+        owners: list[nn.Module | torch.Tensor | Optimizer] = [*self._state.tree.modules()]
+        owners += [*self._state.named_parameters().values(), *self._state.optimizers.values()]
+        for owner in owners:
             for kept in kept_hooks(owner):
                 if any(map(is_own_hook, kept.hooks.values())):
                     yield _Noted.of(kept)

@@ -29,23 +29,24 @@ def shift(_: nn.Module, __: Any, output: torch.Tensor) -> torch.Tensor:
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+first, last = nn.Linear(6, 16), nn.Linear(16, 2)
+net = nn.Sequential(first, nn.Tanh(), last)
 model = DistributedDataParallel(net)
 optimizer = swift_ft.wrap_optimizer(torch.optim.SGD(model.parameters(), lr=1e-1))
-usual = net[2].register_forward_hook(shift)
+usual = last.register_forward_hook(shift)
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
 session.attach_ddp(model)
 for step in session.steps(ITERATIONS):
     if HABIT == "from step 3 on" and step.index == 3:
-        net[0].weight.register_hook(halve)
+        first.weight.register_hook(halve)
     if HABIT == "until step 3" and step.index == 3:
         usual.remove()
     if HABIT == "pruned in step 2" and step.index == 2:
-        prune.l1_unstructured(net[0], "weight", amount=0.5)
+        prune.l1_unstructured(first, "weight", amount=0.5)
     with step:
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step.index + rank))
         if HABIT == "within each step":
-            handles = [net[0].register_forward_hook(shift), net[0].weight.register_hook(halve)]
+            handles = [first.register_forward_hook(shift), first.weight.register_hook(halve)]
         if HABIT == "removed within each step":
             usual.remove()
         model(x).square().mean().backward()
@@ -53,7 +54,7 @@ for step in session.steps(ITERATIONS):
             for handle in handles:
                 handle.remove()
         if HABIT == "removed within each step":
-            usual = net[2].register_forward_hook(shift)
+            usual = last.register_forward_hook(shift)
         optimizer.step()
         optimizer.zero_grad()
 
