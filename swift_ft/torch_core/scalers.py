@@ -1,4 +1,4 @@
-"""Which gradients a ``GradScaler`` has unscaled in this step: no ``state_dict()`` of it tells.
+"""The gradients that a ``GradScaler`` has unscaled in this step, of which its ``state_dict()`` says nothing.
 
 It refuses to unscale those of an optimizer twice before its ``update()``, which an interrupted step does not
 reach.
@@ -19,7 +19,7 @@ Stages = Mapping[int, Mapping[str, Any]]
 
 
 def stages_of(scaler: GradScaler) -> Stages:
-    """Where each optimizer's gradients are now: empty after an ``update()``."""
+    """The present stage of each optimizer's gradients: empty after an ``update()``."""
     if not scaler.is_enabled():
         return {}
     return {number: dict(stage) for number, stage in scaler._per_optimizer_states.items()}

@@ -20,7 +20,7 @@ from swift_ft.torch_core.tensors import versions_of
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """What an optimizer holds at one moment, one list behind another for all its parameters.
+    """The state of an optimizer at one moment, one list behind another for all its parameters.
 
     Attributes:
         parameters: those that have state.
@@ -78,5 +78,5 @@ class OptimizerState:
             yield optimizer, _Note.of(optimizer).differing(noted)
 
     def forget(self) -> None:
-        """What optimizers hold is something else from now on."""
+        """The state is replaced: compare nothing with it."""
         self._notes.clear()

@@ -307,7 +307,7 @@ class ParameterWatch:
 
         Args:
             tensors: which ones. Those that no module has are left out.
-            found_as: of those whose state changes. Else it is told by whether their optimizer has stepped.
+            found_as: the kind; None if it depends on whether their optimizer has stepped.
         """
         owners: dict[torch.Tensor, Optimizer] | None = None
         for tensor in tensors:

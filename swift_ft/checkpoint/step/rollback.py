@@ -174,7 +174,7 @@ class Rollback:
         self._script_hooks.completed()
 
     def may_be_given(self) -> None:
-        """A recovery goes on: the state may be put in place, which is no change by the script."""
+        """A recovery goes on: if the state is put in place, it is not the script that changes it."""
         self._parameters.may_be_given()
 
     def forget(self) -> None:

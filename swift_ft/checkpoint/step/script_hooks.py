@@ -26,7 +26,7 @@ from swift_ft.torch_core.module_hooks import Hook, KeptHooks, hooks_ever_registe
 _logger = logging.getLogger(__name__)
 
 _Kinds = Counter[tuple[int | str, str, str]]
-"""How many hooks there are by owner (a parameter's name, or ``id()``), kind and name."""
+"""The number of hooks by owner (a parameter's name, or ``id()``), kind and name."""
 
 
 @dataclass(frozen=True)
