@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.torch_core.optimizers import (
     BOOKKEEPING,
+    has_step_hooks,
     is_patched_by_scheduler,
     mark_as_patched_by_scheduler,
     note_step_called,
@@ -26,6 +27,7 @@ from swift_ft.undo.registry import rule_for
 from swift_ft.undo.rules.lamb import Lamb
 from swift_ft.undo.rules.rule import Rule
 from swift_ft.undo.snapshot import WholeState
+from swift_ft.undo.step_hooks import CHANGED_BY_HOOKS, StepHooks
 from swift_ft.undo.update import GroupUpdate
 from swift_ft.undo.window import Window
 
@@ -47,6 +49,7 @@ class _Undo:
         windows_opened: the number of windows so far.
         residuals: memory for residuals.
         reason: why there is no window.
+        hooks: watches the hooks of the optimizer's own; None as long as it has none.
     """
 
     exact: bool = False
@@ -55,6 +58,7 @@ class _Undo:
     windows_opened: int = 0
     residuals: Residuals = field(default_factory=Residuals)
     reason: str = "no step was made yet"
+    hooks: StepHooks | None = None
 
 
 class UndoableOptimizer(Optimizer):
@@ -232,17 +236,38 @@ class UndoableOptimizer(Optimizer):
             )
         return rule
 
+    def _with_hooks(self, step: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A step with hooks of the optimizer's own, which may change what the update changes."""
+        undo = self._undo
+        hooks = undo.hooks = undo.hooks or StepHooks()
+        begun = undo.window is not None and not undo.window.complete  # by single updates
+        whole = WholeState(self, _NOT_STATE) if hooks.changing and not begun else None
+        hooks.begin(self, whole)
+        try:
+            return step(self, *args, **kwargs)
+        finally:
+            hooks.end(self)
+            if hooks.changing and whole is None and undo.window is not None:
+                undo.window.refuses = CHANGED_BY_HOOKS
+
     def _whole_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The work of ``step()`` between torch's hooks."""
         rule = rule_for(self._plain_class)
         window = self._undo.window
         if window is None or window.complete:
             self._close_window("the step was not completed")
-        if rule is None:
-            whole = WholeState(self, _NOT_STATE)  # a closure belongs to the step
+        hooks = self._undo.hooks
+        if hooks is not None:
+            hooks.update_begins(self)
+        whole = hooks.whole if hooks is not None else None
+        if rule is None or whole is not None:
+            whole = whole or WholeState(self, _NOT_STATE)  # a closure belongs to the step
             self._undo.window = Window(whole=whole, complete=True)
             self._undo.windows_opened += 1
-            return self._plain_step(self, *args, **kwargs)
+            result = self._plain_step(self, *args, **kwargs)
+            if hooks is not None:
+                hooks.update_ends(self)
+            return result
         loss = None
         closure = args[0] if args else kwargs.get("closure")
         if closure is not None:  # it computes the gradients that have to be recorded
@@ -251,6 +276,8 @@ class UndoableOptimizer(Optimizer):
         window = self._undo.window or self._open()
         self._apply(window, rule, None)
         window.complete = True
+        if hooks is not None:
+            hooks.update_ends(self)
         return loss
 
     def _apply(self, window: Window, rule: Rule, chosen: set[Tensor] | None) -> int:
@@ -354,11 +381,19 @@ def _make_class(kind: type[Optimizer]) -> type[UndoableOptimizer]:
     plain = plain_step(kind)
 
     @functools.wraps(plain)
-    def step(self: UndoableOptimizer, *args: Any, **kwargs: Any) -> Any:
+    def update(self: UndoableOptimizer, *args: Any, **kwargs: Any) -> Any:
         return self._whole_step(args, kwargs)
 
+    hooked = with_step_hooks(update)
+
+    @functools.wraps(hooked)  # with torch's mark on it
+    def step(self: UndoableOptimizer, *args: Any, **kwargs: Any) -> Any:
+        if not has_step_hooks(self):
+            return hooked(self, *args, **kwargs)
+        return self._with_hooks(hooked, args, kwargs)
+
     names = {
-        "step": with_step_hooks(step),
+        "step": step,
         "_plain_class": kind,
         "_plain_step": staticmethod(plain),
         "__module__": kind.__module__,

@@ -19,7 +19,7 @@ import torch
 
 from swift_ft.checkpoint.plain_classes import NOTHING_KNOWN, KnownClasses, NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder, restored
-from swift_ft.errors import UnsupportedError
+from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.tensors import Ranges
 
 _read_before: set[type] = set()
@@ -170,9 +170,20 @@ FetchRanges = Callable[[Sequence[tuple[StatePath, TensorKind, Ranges]]], Sequenc
 
 
 def tensor_at(nested: Mapping[str, Any], path: StatePath) -> torch.Tensor:
-    """The tensor at a path of a nested state."""
+    """The tensor at a path of a nested state.
+
+    Raises:
+        TopologyMismatchError: there is none.
+    """
     value: Any = nested
     for key in path:
+        if key not in value:
+            raise TopologyMismatchError(
+                f"The state that arrives has {'.'.join(map(str, path))}, and this process has nothing of "
+                "that name. A script that prunes, adds or renames parameters as it trains has to do so "
+                "before its first step, so that a replacement has them too.",
+                key=str(path[-1]),
+            )
         value = value[key]
     assert isinstance(value, torch.Tensor)
     return value

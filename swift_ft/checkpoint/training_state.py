@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from swift_ft.checkpoint.optimizer_groups import fit_groups, load_optimizer
@@ -30,6 +31,7 @@ from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimize
 from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state, plain_name
 from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained
+from swift_ft.torch_core.scalers import put_stages
 from swift_ft.torch_core.shards import Description, describe, local, note_changed, rebuilt
 from swift_ft.torch_core.tensors import same_bits
 
@@ -137,6 +139,8 @@ class TrainingState:
         for name, part in self.small.items():
             if name in saved["parts"] or not name.startswith("swift_ft."):  # else from before there was one
                 part.load_state_dict(copy.deepcopy(saved["parts"][name]))
+            if isinstance(part, GradScaler):
+                put_stages(part, {})  # the gradients that it has unscaled are gone
         set_host_random_state(saved["random"])
 
     # -------------------------------------------------------------------------------------- everything

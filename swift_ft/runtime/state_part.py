@@ -5,6 +5,7 @@ from __future__ import annotations
 from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.determinism import seed_step
+from swift_ft.recovery.job_state import State
 from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.fsdp import ShardedModels
@@ -48,6 +49,9 @@ class LocalState(Part):
     def start(self) -> None:
         self._completeness.watch()
         self._rollback.watch()
+
+    def open(self, state: State, begin: int) -> None:
+        self._rollback.may_be_given()
 
     def begin(self, step: StepInfo) -> None:
         self._sharded.begin()  # first of all: the others look at the parameters

@@ -13,6 +13,7 @@ model_state.py          how a module loads its state                test_model_s
 module_hooks.py         where modules and optimizers keep hooks     test_module_hooks.py
 shards.py               local tensors and specs of DTensors         test_shards.py
 optimizers.py           step hooks, Muon's kernels, scheduler marks  test_optimizers.py
+scalers.py              where scaled gradients are in a step        test_scalers.py
 ======================  ==========================================  ======================
 
 ``fingerprints.py`` and ``outputs.py`` use public parts only.

@@ -6,6 +6,7 @@ Private parts used (tested on torch 2.11 to 2.14):
   size. The inverse must run the same kernels, and they have no public name.
 - ``torch.optim.optimizer._default_to_fused_or_foreach``: which kernel a step picks if the user picked none.
 - ``Optimizer.profile_hook_step`` and the mark ``hooked``: how torch puts step hooks around a class's step.
+- ``_optimizer_step_pre_hooks``, ``_optimizer_step_post_hooks`` on an optimizer: the hooks of its own.
 - ``_init_group`` on an optimizer's class: makes the state of a step.
 - ``_wrapped_by_lr_sched`` on a step, ``_opt_called`` and ``_zero_grad_profile_name`` on an optimizer: how a
   learning rate scheduler notes that it patched the step, and that the step was called.
@@ -49,6 +50,12 @@ def with_step_hooks(step: Callable[..., Any]) -> Callable[..., Any]:
     hooked = Optimizer.profile_hook_step(step)
     hooked.hooked = True  # type: ignore[attr-defined]  # torch's mark
     return hooked
+
+
+def has_step_hooks(optimizer: Optimizer) -> bool:
+    """Whether an optimizer has hooks of its own around its step."""
+    kinds = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return any(getattr(optimizer, kind, None) for kind in kinds)
 
 
 def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:

@@ -15,7 +15,8 @@ Private parts used (tested on torch 2.11 to 2.14):
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""
+
+_COUNT = attrgetter("_version")
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -33,6 +36,17 @@ def version_of(tensor: torch.Tensor) -> int:
         return 0
     part: torch.Tensor | None = getattr(tensor, "_local_tensor", None)
     return tensor._version + (part._version if part is not None else 0)
+
+
+def versions_of(values: Sequence[Any]) -> list[int]:
+    """As :func:`version_of`, of many tensors at once; 0 in the place of anything else.
+
+    Of a ``DTensor`` it is the count of the whole, which an operation on it moves.
+    """
+    try:
+        return [*map(_COUNT, values)]
+    except (AttributeError, RuntimeError):  # one is no tensor, or an inference tensor
+        return [version_of(value) if isinstance(value, torch.Tensor) else 0 for value in values]
 
 
 def sparse_indices(tensor: torch.Tensor) -> torch.Tensor:

@@ -27,6 +27,7 @@ class Window:
         found_inf: the scaler's verdict on the gradients; where it is not 0 the kernel did nothing.
         zeros: gradients that replaced the ones in the window, with torch's count of in-place changes.
         complete: ``step()`` was called. If not, single updates of the next step are under way.
+        refuses: why nothing can be undone; empty if it can.
     """
 
     updates: list[GroupUpdate] = field(default_factory=list)
@@ -34,6 +35,7 @@ class Window:
     found_inf: Tensor | None = None
     zeros: dict[Tensor, tuple[Tensor, int]] = field(default_factory=dict)
     complete: bool = False
+    refuses: str = ""
 
     def params(self) -> set[Tensor]:
         """The parameters that are updated."""
@@ -66,6 +68,8 @@ class Window:
             UndoError: there is nothing to undo, or it cannot be undone; nothing was changed.
             UsageError: a parameter was not updated by this step.
         """
+        if self.refuses:
+            raise UndoError(self.refuses)
         if self.skipped():
             raise UndoError(
                 "The last step was skipped because a gradient was not finite: there is nothing to undo."

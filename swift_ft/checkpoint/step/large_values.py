@@ -42,20 +42,19 @@ class LargeValues:
 
     def _now(self) -> Iterator[tuple[str, Any]]:
         self._variables.look()
-        for namespace, name in self._variables.slots:
-            value: Any = namespace.variables.get(name)
-            path = f"{namespace.path}.{name}".lstrip(".")
+        found: list[tuple[str, Any, bool]] = [
+            (f"{one.path}.{name}".lstrip("."), one.variables.get(name), one.module is not None)
+            for one, name in self._variables.slots
+        ]
+        found += [(name, value, False) for (_, name), value in self._variables.of_loop().items()]
+        for path, value, in_module in found:
             if isinstance(value, CONTAINERS):
                 if id(value) in self._variables.unnoted or not is_looked_into(value):
                     yield path, value
                 continue
             if isinstance(value, torch.Tensor):
                 # Those in attributes of modules are watched as parameters are.
-                if (
-                    namespace.module is not None
-                    or value.grad_fn is not None
-                    or self._variables.is_protected(value)
-                ):
+                if in_module or value.grad_fn is not None or self._variables.is_protected(value):
                     continue
             elif not isinstance(value, np.ndarray) or isinstance(value, np.memmap):
                 continue

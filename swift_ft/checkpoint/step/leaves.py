@@ -67,9 +67,17 @@ class Leaves:
         self.unnoted: set[int] = set()
         self.beyond: list[Uncopied] = []
 
-    def add(self, value: Any, most_bytes: int) -> None:
-        """Copy a value now, unless it is of another kind, or too large."""
-        if id(value) not in self._found and (leaf := self._leaf_of(value, most_bytes)) is not None:
+    def add(self, value: Any, most_bytes: int, *, once_changed: bool = False) -> None:
+        """Copy a value now, unless it is of another kind, or too large.
+
+        Args:
+            value: see :data:`swift_ft.checkpoint.step.kinds.CONTAINERS` and the like.
+            most_bytes: of a tensor or an array.
+            once_changed: copy a tensor or an array only if it is one of the changing ones.
+        """
+        if id(value) in self._found:
+            return
+        if (leaf := self._leaf_of(value, most_bytes, once_changed=once_changed)) is not None:
             self._found[id(value)] = leaf
 
     def __iter__(self) -> Iterator[Leaf]:
@@ -80,10 +88,10 @@ class Leaves:
         """By the ``id()`` of the value."""
         return self._found
 
-    def _leaf_of(self, value: Any, most_bytes: int) -> Leaf | None:
+    def _leaf_of(self, value: Any, most_bytes: int, *, once_changed: bool) -> Leaf | None:
         if isinstance(value, torch.Tensor):
             may = value.grad_fn is None and is_copied(value, most_bytes)
-            return (self._without_copy(value) or _Tensor(value)) if may else None
+            return (self._without_copy(value, once_changed) or _Tensor(value)) if may else None
         if isinstance(value, CONTAINERS):
             if not (whole := self._takes(value)):
                 self.unnoted.add(id(value))
@@ -92,14 +100,16 @@ class Leaves:
             return _Generator(value)
         if isinstance(value, np.ndarray):
             may = value.nbytes <= most_bytes and value.flags.writeable
-            return (self._without_copy(value) or _Array(value)) if may else None
+            return (self._without_copy(value, once_changed) or _Array(value)) if may else None
         return None
 
-    def _without_copy(self, value: torch.Tensor | np.ndarray) -> Uncopied | None:
+    def _without_copy(self, value: torch.Tensor | np.ndarray, once_changed: bool) -> Uncopied | None:
         if value.nbytes <= _FEW_BYTES:
             return None
-        self._bytes -= value.nbytes
-        if self._bytes >= 0 or (self._changing is not None and id(value) in self._changing):
+        if not once_changed:
+            self._bytes -= value.nbytes
+        has_room = self._bytes >= 0 and not once_changed
+        if has_room or (self._changing is not None and id(value) in self._changing):
             return None
         self.beyond.append(Uncopied(value))
         return self.beyond[-1] if self._changing is not None else None

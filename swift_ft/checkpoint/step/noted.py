@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,12 +16,14 @@ from swift_ft.checkpoint.step.kinds import is_copied, is_understood
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, OfGraph, Uncopied
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, content_of
 from swift_ft.program.loop_frame import EPOCHS, loop_frames, set_variables
+from swift_ft.program.read_later import read_later
 from swift_ft.units import format_bytes
 
 OPAQUE: Any = object()
 """In the place of a value that is of no kind that could be put back."""
 OF_LOOP_BYTES = 2**16
-"""Larger tensors that the loop's own variables hold are batches and results, as a rule."""
+"""Larger tensors and arrays that the loop's own variables hold are batches and results, as a rule: they are
+noted where a step reads them before it sets others."""
 
 
 @dataclass
@@ -126,8 +129,15 @@ def variables_in(frames: Mapping[str, FrameType]) -> dict[tuple[str, str], Any]:
         for function, frame in frames.items()
         if frame.f_locals is not frame.f_globals  # a module's variables are a namespace
         for name, value in frame.f_locals.items()
-        if _is_small(value)
+        if is_understood(value) and (not is_large_of_loop(value) or name in read_later(frame))
     }
+
+
+def is_large_of_loop(value: Any) -> bool:
+    """Whether it is a tensor or an array that had better not be copied with each batch."""
+    if isinstance(value, torch.Tensor):
+        return not is_copied(value, OF_LOOP_BYTES)
+    return isinstance(value, np.ndarray) and value.nbytes > OF_LOOP_BYTES
 
 
 def noted_value(value: Any) -> Any:
@@ -157,9 +167,3 @@ def _is_other(now: Any, noted: Any) -> bool:
 
 def _taken_back(noted: Any) -> Any:
     return noted.tensor() if isinstance(noted, OfGraph) else noted
-
-
-def _is_small(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return is_copied(value, OF_LOOP_BYTES)
-    return is_understood(value)

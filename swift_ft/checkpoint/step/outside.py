@@ -124,8 +124,7 @@ class Outside:
             if not watched or isinstance(value, CONTAINERS):
                 yield from self._large_in(f"{namespace.path}.{name}".lstrip("."), value)
         for (_, name), value in self._variables.of_loop().items():
-            if isinstance(value, CONTAINERS):
-                yield from self._large_in(name, value)
+            yield from self._large_in(name, value)
 
     def _large_in(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, CONTAINERS):

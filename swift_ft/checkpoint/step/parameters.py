@@ -1,16 +1,17 @@
-"""Parameters that a step changes outside of an optimizer: how they are found, copied and put back.
+"""Parameters and their state that change outside of an optimizer's step: found, copied and put back.
 
 An optimizer's own update is undone (`undo/`), or comes after the last message. Of what changes a parameter
 elsewhere nothing is known: a momentum encoder in ``forward``, weight noise, the two passes of SAM, a clamp
-after ``optimizer.step()``. So all parameters have a fingerprint at the begin of a step. One that changes
-outside of an optimizer's step is copied at the beginning of each step from then on. Where a loss comes
-first, the fingerprint says so, and the state counts as one that cannot be put back.
+after ``optimizer.step()``. So all parameters have a fingerprint at the begin of a step, and what optimizers
+keep of them is noted by its counts of changes. One that changes outside of an optimizer's step is copied at
+the beginning of each step from then on. Where a loss comes first, the fingerprint says so, and the state
+counts as one that cannot be put back.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -19,12 +20,13 @@ import torch
 from torch.optim import Optimizer
 
 from swift_ft.checkpoint.state_digest import tensor_digests
+from swift_ft.checkpoint.step.optimizer_state import OptimizerState
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import copy_all
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
 from swift_ft.torch_core.shards import local, note_changed
-from swift_ft.torch_core.tensors import write_back
+from swift_ft.torch_core.tensors import same_bits, write_back
 
 _logger = logging.getLogger(__name__)
 
@@ -35,7 +37,7 @@ class _Kind(IntEnum):
     BEFORE = 1
     """Before it, or without any optimizer. The undo of the step still works."""
     AFTER = 2
-    """After it, so that the step cannot be undone: the optimizer's state of the parameter is copied, too."""
+    """After it, or its state does, so that no undo leads back: the optimizer's state of it is copied, too."""
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,14 @@ class _Copy:
     def put_back(self) -> None:
         here = local(self.parameter)
         if here.data_ptr() == self.data.data_ptr() or here is not self.parameter:
-            write_back(here, self.value)
+            if not same_bits(here, self.value):  # else the step before can still be undone
+                write_back(here, self.value)
+                note_changed(self.parameter)
         else:
             write_back(self.data, self.value)
             self.parameter.data = self.data
-        note_changed(self.parameter)
         if self.state is None or self.optimizer is None:
             return
-        if isinstance(self.optimizer, UndoableOptimizer):
-            self.optimizer.forget([self.parameter])
         if not self.state:
             self.optimizer.state.pop(self.parameter, None)
             return
@@ -79,6 +80,11 @@ class _Copy:
             elif type(value) is list:  # L-BFGS keeps a history of tensors, which it does not write to
                 value[:] = copied
         self.optimizer.state[self.parameter] = {key: value for key, (value, _) in self.state.items()}
+
+    def forget_update(self) -> None:
+        """It needs no undo any more."""
+        if isinstance(self.optimizer, UndoableOptimizer):
+            self.optimizer.forget([self.parameter])
 
 
 def _copied(value: Any) -> Any:
@@ -94,21 +100,24 @@ class ParameterCopies:
         self._copies = copies
         copy_all([one.value for one in copies], [local(one.parameter) for one in copies])
 
-    def put_back(self, updated: Collection[torch.Tensor]) -> None:
+    def put_back(self, updated: Collection[torch.Tensor], *, undo_follows: bool = False) -> None:
         """As they were.
 
         Args:
             updated: parameters whose update is still to be undone, which needs the values that they have now.
+            undo_follows: of all of these, also of those of which there is a copy of all.
         """
         for one in self._copies:
-            if one.state is not None or one.parameter not in updated:
+            if one.parameter not in updated:
                 one.put_back()
+            elif one.state is not None and not undo_follows:
+                one.put_back()
+                one.forget_update()
 
     def put_back_undone(self) -> None:
-        """The updates are undone: what an undo rounds is as it was, too."""
+        """The updates are undone: what an undo rounds, or has begun from, is as it was, too."""
         for one in self._copies:
-            if one.state is None:
-                one.put_back()
+            one.put_back()
 
 
 class ParameterWatch:
@@ -122,6 +131,12 @@ class ParameterWatch:
         self._state = state
         self._sampler = Sampler()
         self._kinds: dict[torch.Tensor, _Kind] = {}
+        self._copied: dict[torch.Tensor, _Kind] = {}  # as this step began
+        self._uncopied: set[torch.Tensor] = set()  # found in this step to change, and not copied as it began
+        self._states = OptimizerState()
+        self._states_uncopied: set[torch.Tensor] = set()  # parameters, as above
+        self._lost: set[torch.Tensor] = set()  # of the step before: no undo of it would lead back
+        self._follows = False  # nobody but the script has changed anything since the last step
         self._expected: Fingerprint | None = None
         self._digests: dict[str, int] | None = None  # of all bits, in a step that is looked at closely
         self._stepped: set[int] = set()  # optimizers that have stepped in this step, by id()
@@ -149,7 +164,8 @@ class ParameterWatch:
             whole: copy all of them, with what optimizers keep of them.
         """
         self._expected, self._digests = None, None  # nothing of an earlier step stays alive meanwhile
-        self._stepped.clear()
+        self._lost = self._uncopied | self._states_uncopied
+        self._states_uncopied = set()
         self._as_updated.clear()
         undoable = (o for o in self._state.optimizers.values() if isinstance(o, UndoableOptimizer))
         self._windows = {optimizer: optimizer.windows_opened for optimizer in undoable}
@@ -158,10 +174,18 @@ class ParameterWatch:
             self._named = named
             self._names = {tensor: name for name, tensor in (*named.items(), *large.items())}
             self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
+        for optimizer in self._state.optimizers.values():
+            changed = self._states.note(optimizer)
+            if self._follows:
+                self._lost |= {p for p in changed if self._copied.get(p) != _Kind.AFTER}
+                self._note(changed, _Kind.AFTER)
+        self._follows = False
+        self._stepped.clear()
         self._expect([*self._names], closely=closely)
-        kinds = dict.fromkeys(self._names, _Kind.AFTER) if whole else self._kinds
-        owners = self._owners() if kinds else {}
-        return ParameterCopies([_Copy.of(p, kind, owners.get(p)) for p, kind in kinds.items()])
+        self._copied = dict.fromkeys(self._names, _Kind.AFTER) if whole else {**self._kinds}
+        self._uncopied = set()
+        owners = self._owners() if self._copied else {}
+        return ParameterCopies([_Copy.of(p, kind, owners.get(p)) for p, kind in self._copied.items()])
 
     def look(self) -> None:
         """In the middle of a step: where it is looked at closely, note what has changed."""
@@ -173,10 +197,15 @@ class ParameterWatch:
     def before_update(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
         self.look()
+        if changed := {*self._states.note(optimizer)}:
+            changed -= self.updated()  # by a wait-free one, as far as it has
+            self._states_uncopied |= {p for p in changed if self._copied.get(p) != _Kind.AFTER}
+            self._note(changed, _Kind.AFTER)
         self._stepped.add(id(optimizer))
 
     def after_update(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped: what it holds has changed as it should."""
+        self._states.note(optimizer)
         if isinstance(optimizer, UndoableOptimizer) and optimizer in self._samplers:
             # An undo begins from these values. A write through `.data` moves no count that it could see.
             held = [p for group in optimizer.param_groups for p in group["params"] if p in self._names]
@@ -199,9 +228,29 @@ class ParameterWatch:
         if self._expected is None:
             return []
         updated = self.updated()
-        found = {tensor for tensor in self._differing() if tensor not in updated | self._kinds.keys()}
+        found = {tensor for tensor in self._differing() if tensor not in updated | self._copied.keys()}
         found |= {tensor for tensor in self._changed_since_update() if tensor in updated}
-        return [name for tensor, name in self._names.items() if tensor in found]
+        found |= self._uncopied
+        names = [name for tensor, name in self._names.items() if tensor in found]
+        states = self._states_uncopied | {*self._states_changed(updated)}
+        return names + [f"an optimizer's state of {name}" for name in self._in_words(states)]
+
+    def lost(self) -> list[str]:
+        """As :meth:`unaccounted`, of the step before: no undo of its updates leads to where it began."""
+        return self._in_words(self._lost)
+
+    def _in_words(self, tensors: Iterable[torch.Tensor]) -> list[str]:
+        return sorted(self._names.get(tensor, "a parameter that no module has") for tensor in tensors)
+
+    def _states_changed(self, updated: Collection[torch.Tensor]) -> Iterator[torch.Tensor]:
+        """Parameters whose state has changed since it was noted last, and of which there is no copy."""
+        for optimizer, changed in self._states.changed():
+            by_itself = updated if id(optimizer) not in self._stepped else ()  # a wait-free one
+            yield from (
+                tensor
+                for tensor in changed
+                if tensor not in by_itself and self._copied.get(tensor) != _Kind.AFTER
+            )
 
     def _changed_since_update(self) -> set[torch.Tensor]:
         """Parameters that changed after their optimizer's step, and have no copy for it."""
@@ -209,12 +258,13 @@ class ParameterWatch:
         for noted in self._as_updated.values():
             changed = {*Sampler().take(noted.tensors).differing(noted)}
             unlike |= {tensor: index in changed for index, tensor in enumerate(noted.tensors)}
-        return {tensor for tensor, one in unlike.items() if one and self._kinds.get(tensor) != _Kind.AFTER}
+        return {tensor for tensor, one in unlike.items() if one and self._copied.get(tensor) != _Kind.AFTER}
 
     def completed(self) -> None:
         """A step is complete: what has changed outside of optimizers is copied from the next one on."""
         if self._expected is None:
             return
+        self._follows = True
         if self._digests is not None:
             self._note(self._differing())
             return
@@ -225,10 +275,18 @@ class ParameterWatch:
             moved = [self._expected.tensors[index] for index in self._expected.moved()]
             self._note(tensor for tensor in moved if tensor not in stepped)
 
+    def may_be_given(self) -> None:
+        """From now on the state may be put in place by others, until the next step begins."""
+        self._follows = False
+
     def forget(self) -> None:
         """The tensors are others from now on."""
         self._expected, self._digests, self._named = None, None, None
+        self._follows = False
         self._kinds.clear()
+        self._copied = {}
+        self._uncopied, self._states_uncopied, self._lost = set(), set(), set()
+        self._states.forget()
         self._as_updated.clear()
 
     def _expect(self, tensors: Sequence[torch.Tensor], *, closely: bool) -> None:
@@ -244,17 +302,30 @@ class ParameterWatch:
             found |= {int(index) for index, digest in now.items() if self._digests[index] != digest}
         return [tensors[index] for index in sorted(found)]
 
-    def _note(self, tensors: Iterable[torch.Tensor]) -> None:
+    def _note(self, tensors: Iterable[torch.Tensor], found_as: _Kind | None = None) -> None:
+        """Copy parameters as each step begins, from the next one on.
+
+        Args:
+            tensors: which ones. Those that no module has are left out.
+            found_as: the kind; None if it depends on whether their optimizer has stepped.
+        """
         owners: dict[torch.Tensor, Optimizer] | None = None
         for tensor in tensors:
+            if tensor not in self._names:
+                continue
             owners = owners or self._owners()
             owner = owners.get(tensor)
-            kind = _Kind.AFTER if owner is not None and id(owner) in self._stepped else _Kind.BEFORE
+            stepped = owner is not None and id(owner) in self._stepped
+            kind = found_as or (_Kind.AFTER if stepped else _Kind.BEFORE)
+            if kind > self._copied.get(tensor, 0) and found_as is None:
+                self._uncopied.add(tensor)
             if kind > self._kinds.get(tensor, 0):
                 if tensor not in self._kinds:
+                    of_state = "" if found_as is None else "an optimizer's state of "
                     _logger.info(
-                        "%s changes outside of an optimizer's step: it is copied as each step begins "
+                        "%s%s changes outside of an optimizer's step: it is copied as each step begins "
                         "(%.2f MB)",
+                        of_state,
                         self._names[tensor],
                         tensor.nbytes / 1e6,
                         extra={"event": "parameter_copied", "parameter": self._names[tensor]},

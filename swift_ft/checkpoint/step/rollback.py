@@ -8,39 +8,34 @@ change outside of an optimizer's step. Between two steps gradients are zero, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.step.carried import CarriedVariables
+from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
 from swift_ft.checkpoint.step.noted import NotedVariables
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
 from swift_ft.checkpoint.step.script import ScriptVariables
+from swift_ft.checkpoint.step.script_hooks import NotedHooks, ScriptHooks
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import UnsupportedError
+from swift_ft.errors import RecoveryError
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.module_hooks import OwnHook
-from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import sparse_values
+from swift_ft.torch_core.scalers import Stages, put_stages, stages_of
 
 _FIRST_STEPS = 3
-
-
-_SAMPLE = 64
 
 
 class CheckStep(StrEnum):
@@ -60,9 +55,11 @@ class _Moment:
 
     iteration: int
     small: dict[str, Any]
+    scalers: list[tuple[GradScaler, Stages]]
     groups: HyperParameters
     buffers: BufferCopies
     variables: NotedVariables
+    hooks: NotedHooks
     parameters: ParameterCopies
 
 
@@ -94,6 +91,7 @@ class Rollback:
         self._outside = Outside(self._variables)
         self.carried = CarriedVariables(self._variables, self._outside)
         self._gradients = CarriedGradients()
+        self._script_hooks = ScriptHooks(state)
         self._hooks: list[Any] = []
 
     def watch(self) -> None:
@@ -137,6 +135,7 @@ class Rollback:
 
         Raises:
             IncompleteStateError: a module has changed that is not in the state.
+            UnsupportedError: a step has registered or removed hooks.
         """
         self.whole = whole
         if self._now is not None and iteration == self._now.iteration + 1:
@@ -161,15 +160,22 @@ class Rollback:
         self._now = _Moment(
             iteration,
             self._state.snapshot(),
+            [(one, stages_of(one)) for one in self._state.small.values() if isinstance(one, GradScaler)],
             HyperParameters(self._state.optimizers.values()),
             self._copies(before),
             variables,
+            self._script_hooks.note(named),
             self._parameters.begin(named, variables.large, closely=closely, whole=whole),
         )
 
     def completed(self) -> None:
         """The step is complete."""
         self._parameters.completed()
+        self._script_hooks.completed()
+
+    def may_be_given(self) -> None:
+        """A recovery goes on: if the state is put in place, it is not the script that changes it."""
+        self._parameters.may_be_given()
 
     def forget(self) -> None:
         """The tensors of the state are others from now on: no step before can be rolled back any more."""
@@ -177,6 +183,7 @@ class Rollback:
         self._had_gradient = []
         self._parameters.forget()
         self._gradients.forget()
+        self._script_hooks.forget()
 
     def dirty(self) -> str | None:
         """Why the interrupted step can neither be repeated nor counted as done; None if it can."""
@@ -200,6 +207,9 @@ class Rollback:
 
     def back(self) -> None:
         """Roll back to the beginning of the step."""
+        self._back(undo_follows=False)
+
+    def _back(self, *, undo_follows: bool) -> None:
         assert self._now is not None
         updated = self._parameters.updated()
         with torch.no_grad():
@@ -208,14 +218,24 @@ class Rollback:
                 parameter.grad = torch.zeros_like(parameter) if had_gradient else None
         self._after = self._copies(before=self._now.buffers)
         self._now.buffers.restore()
-        self._now.parameters.put_back(updated)
+        self._now.parameters.put_back(updated, undo_follows=undo_follows)
         self._restore(self._now)
 
     def back_to(self, iteration: int) -> None:
-        """Roll back to the beginning of the last completed step. The caller undoes its update."""
+        """Roll back to the beginning of the last completed step. The caller undoes its update.
+
+        Raises:
+            RecoveryError: the script has changed what no undo takes back, and there was no copy yet.
+        """
         assert self._now is not None
-        if iteration == self._now.iteration:  # the next one has not begun
-            self.back()
+        is_last = iteration == self._now.iteration  # the next one has not begun
+        if changed := self._parameters.unaccounted() if is_last else self._parameters.lost():
+            raise RecoveryError(
+                f"the last step cannot be undone: it has changed {listed(changed)} outside of an optimizer's "
+                "step for the first time, so there is no copy yet"
+            )
+        if is_last:
+            self._back(undo_follows=True)
             return
         assert self._previous is not None
         assert iteration == self._previous.iteration
@@ -264,7 +284,10 @@ class Rollback:
 
     def _restore(self, moment: _Moment) -> None:
         self._state.restore(moment.small)
+        for scaler, stages in moment.scalers:
+            put_stages(scaler, stages)
         moment.variables.put_back()
+        self._script_hooks.put_back(moment.hooks)
         moment.groups.put_back()  # after schedulers, which set rates
         self._undone_to = moment
 
@@ -299,82 +322,3 @@ class Rollback:
             for name, held in self._state.optimizers.items()
             if held is optimizer or getattr(held, "state", None) is optimizer.state
         }
-
-
-# Gradients at the beginning of a step: stale ones that the step zeroes, or ones that it adds to.
-#
-# ``optimizer.zero_grad()`` may be the last line of a step or the first one, before or after the forward pass.
-# In each case a parameter has no gradient, or zeros, when the first new one is about to be added. A script
-# that adds to the gradients of an earlier step would count them twice in a repeated one.
-
-
-class CarriedGradients:
-    """Looks at the gradient of each parameter just before a step first adds to it."""
-
-    def __init__(self) -> None:
-        self._stale: dict[torch.Tensor, torch.Tensor | None] = {}  # shards' own are held, to tell them again
-        self._handles: dict[nn.Parameter, RemovableHandle] = {}
-        self._closely = False
-
-    def begin(self, named: Mapping[str, nn.Parameter], *, closely: bool) -> None:
-        """A step begins.
-
-        Args:
-            named: all parameters, by the names that an error calls them.
-            closely: look at all elements of a gradient, not at a sample.
-        """
-        self._closely = closely
-        self._stale = {}
-        for name, parameter in named.items():
-            if parameter.grad is None:
-                continue
-            self._stale[parameter] = parameter.grad if isinstance(parameter, DTensor) else None
-            if parameter not in self._handles and parameter.requires_grad:
-                self._handles[parameter] = parameter.register_hook(
-                    lambda _, parameter=parameter, name=name: self._before_accumulation(parameter, name)
-                )
-
-    def before_update(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step. Nothing tells when FSDP adds to the gradient of a shard.
-
-        Raises:
-            UnsupportedError: it still has the very gradient of the step before.
-        """
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if not isinstance(parameter, DTensor):
-                    continue
-                stale = self._stale.pop(parameter, None)
-                if stale is not None and parameter.grad is stale and self._any(stale):
-                    raise UnsupportedError(
-                        "A sharded parameter has the gradient tensor of the step before. So gradients "
-                        "may be carried over, which a repeated step would count twice: call "
-                        "optimizer.zero_grad(), with its default set_to_none=True, inside `with step:`."
-                    )
-
-    def forget(self) -> None:
-        """The parameters are others from now on."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
-        self._stale.clear()
-
-    def _before_accumulation(self, parameter: nn.Parameter, name: str) -> None:
-        if parameter not in self._stale:
-            return  # it had none, or this is not the first time in this step
-        del self._stale[parameter]
-        if parameter.grad is not None and self._any(parameter.grad):
-            error = UnsupportedError(
-                f"The gradient of {name} is carried over from the step before, which a repeated step would "
-                "count twice: call optimizer.zero_grad() inside `with step:`, or put all backward passes of "
-                "an accumulation into one `with step:`."
-            )
-            step_failures.note(error)  # a schedule makes an error of its own of what a backward pass raises
-            raise error
-
-    def _any(self, gradient: torch.Tensor) -> bool:
-        here = local(gradient).detach()
-        if here.layout == torch.strided and not self._closely and here.is_contiguous():
-            flat = here.view(-1)
-            here = flat[:: max(1, flat.numel() // _SAMPLE)]
-        return bool((sparse_values(here) if here.layout == torch.sparse_coo else here).any())

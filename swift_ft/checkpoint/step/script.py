@@ -35,6 +35,7 @@ from swift_ft.checkpoint.step.noted import (
     OF_LOOP_BYTES,
     OPAQUE,
     NotedVariables,
+    is_large_of_loop,
     noted_cells,
     noted_value,
     variables_in,
@@ -155,6 +156,8 @@ class ScriptVariables:
         in_place += [one for one in self._heavy.containers if id(one) not in results]
         self._copy([*in_place, *inner], MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], OF_LOOP_BYTES, leaves)
+        large = [value for value in loop.values() if is_large_of_loop(value)]
+        self._copy(large, MOST_BYTES, leaves, once_changed=True)
         self.unnoted, self._beyond = leaves.unnoted, leaves.beyond
         self._heavy.noted(leaves.by_number)
         return NotedVariables(
@@ -230,11 +233,13 @@ class ScriptVariables:
             and not self.is_protected(value)
         }
 
-    def _copy(self, values: Iterable[Any], most_bytes: int, leaves: Leaves) -> None:
+    def _copy(
+        self, values: Iterable[Any], most_bytes: int, leaves: Leaves, *, once_changed: bool = False
+    ) -> None:
         for value in values:
             if type(value) in FIXED_EXACTLY or (isinstance(value, torch.Tensor) and self.is_protected(value)):
                 continue
-            leaves.add(value, most_bytes)
+            leaves.add(value, most_bytes, once_changed=once_changed)
 
     def is_protected(self, value: Any) -> bool:
         """Whether a value belongs to the large state, which is put back and travels in other ways.

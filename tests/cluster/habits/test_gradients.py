@@ -34,3 +34,10 @@ def test_carried_over(habit: str, tmp_path: Path) -> None:
     line = refusal(tmp_path, SCRIPT, habit)
     assert "is carried over from the step before" in line
     assert "optimizer.zero_grad()" in line
+
+
+def test_an_update_of_the_step_before(tmp_path: Path) -> None:
+    """Nothing is added to its gradients, and no checkpoint has them."""
+    line = refusal(tmp_path, SCRIPT, "delayed")
+    assert "is carried over from the step before: the optimizer steps with it" in line
+    assert "No checkpoint has gradients" in line

@@ -15,7 +15,15 @@ FAULTS = "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 it
 
 
 @pytest.mark.parametrize(
-    "habit", ["one tensor in two places", "an average of parameters", "keyed by parameters", "a long list"]
+    "habit",
+    [
+        "one tensor in two places",
+        "an average of parameters",
+        "keyed by parameters",
+        "a long list",
+        "a queue in a local variable",
+        "a ring in a local variable",
+    ],
 )
 def test_replicas(habit: str, tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, habit, inject=FAULTS)

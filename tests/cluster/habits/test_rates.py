@@ -22,6 +22,12 @@ HABITS = [
     "one index",
     "decay",
 ]
+OF_STATE = [
+    "momentum correction",
+    "momentum correction in each step",
+    "averages pruned after the update",
+    "averages renewed between",
+]
 
 
 @pytest.mark.parametrize("habit", HABITS)
@@ -33,6 +39,14 @@ def test_replicas(habit: str, tmp_path: Path) -> None:
         habit,
         inject=FAULTS,
     )
+
+
+@pytest.mark.parametrize("habit", OF_STATE)
+def test_state_that_is_changed_by_hand(habit: str, tmp_path: Path) -> None:
+    """In the backward pass of the very step in which the momentum is corrected, and of the next one."""
+    run = assert_put_back(tmp_path, SCRIPT, habit, inject=FAULTS)
+    said = "an optimizer's state of model.0.weight" in run.output and "for the first time" in run.output
+    assert said == (habit == "momentum correction"), "only there the first change comes with the loss"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from swift_ft.checkpoint.state_payload import (
     tensors_in,
     unpack,
 )
+from swift_ft.errors import TopologyMismatchError
 
 NESTED = {
     "models": {"model": {"weight": torch.ones(2, 3), "bias": torch.zeros(3, dtype=torch.bfloat16)}},
@@ -48,6 +49,12 @@ def test_a_header_is_the_one_of_before() -> None:
 def test_tensors_are_found_by_their_paths() -> None:
     for path, tensor in tensors_in(NESTED):
         assert tensor_at(NESTED, path) is tensor
+
+
+def test_a_tensor_of_which_this_process_knows_nothing() -> None:
+    """As one that the script of a lost worker had renamed."""
+    with pytest.raises(TopologyMismatchError, match=r"has models\.net\.weight_orig, and this process has"):
+        tensor_at({"models": {"net": {"weight": torch.ones(1)}}}, ("models", "net", "weight_orig"))
 
 
 def test_fresh_tensors_have_the_kinds_that_were_asked_for() -> None:

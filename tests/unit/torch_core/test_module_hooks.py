@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from swift_ft.torch_core.module_hooks import OwnHook, hooks_of
+from swift_ft.torch_core.module_hooks import OwnHook, hooks_ever_registered, hooks_of, kept_hooks
 
 
 class Session:
@@ -94,3 +94,28 @@ def test_all_hooks_are_found() -> None:
     net(torch.ones(1, 2, requires_grad=True)).sum().backward()
     optimizer.step()
     assert len(found) == len(names)
+
+
+def test_where_hooks_are_kept() -> None:
+    """Each dictionary that is not empty, with those that say how its hooks are called. They can be filled."""
+    layer, calls = nn.Linear(2, 2), list[dict[str, Any]]()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    assert [*kept_hooks(layer), *kept_hooks(layer.weight), *kept_hooks(optimizer)] == []
+    count = hooks_ever_registered()
+    handle = layer.register_forward_pre_hook(lambda _, args, kwargs: calls.append(kwargs), with_kwargs=True)
+    layer.weight.register_hook(lambda _: None)
+    layer.bias.register_post_accumulate_grad_hook(lambda _: None)
+    optimizer.register_step_post_hook(lambda *_: None)
+    assert hooks_ever_registered() == count + 4
+    (of_layer,), (of_weight,) = kept_hooks(layer), kept_hooks(layer.weight)
+    assert len([*kept_hooks(layer.bias), *kept_hooks(optimizer)]) == 2
+    assert (of_layer.owner, of_weight.owner) == (layer, layer.weight)
+    hooks, beside = dict(of_layer.hooks), tuple(map(dict, of_layer.beside))
+    handle.remove()
+    assert [*kept_hooks(layer)] == []
+    of_layer.fill(hooks, beside)
+    layer(input=torch.ones(2))
+    assert [kwargs.keys() for kwargs in calls] == [{"input"}]
+    handle.remove()
+    layer(input=torch.ones(2))
+    assert len(calls) == 1

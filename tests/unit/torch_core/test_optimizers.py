@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import StepLR
 from swift_ft.torch_core.optimizers import (
     BOOKKEEPING,
     contained,
+    has_step_hooks,
     is_patched_by_scheduler,
     makes_same_state,
     mark_as_patched_by_scheduler,
@@ -127,6 +128,19 @@ class Several(Optimizer):
 
 def one(size: int = 2) -> Optimizer:
     return AdamW([nn.Parameter(torch.ones(size))])
+
+
+def test_hooks_of_its_own() -> None:
+    optimizer = one()
+    assert not has_step_hooks(optimizer)
+    handles = [
+        optimizer.register_step_pre_hook(lambda *_: None),
+        optimizer.register_step_post_hook(lambda *_: None),
+    ]
+    for handle in handles:
+        assert has_step_hooks(optimizer)
+        handle.remove()
+    assert not has_step_hooks(optimizer)
 
 
 def test_a_container_of_optimizers_has_theirs() -> None:

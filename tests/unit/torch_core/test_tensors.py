@@ -18,6 +18,7 @@ from swift_ft.torch_core.tensors import (
     storage_id,
     storage_names,
     version_of,
+    versions_of,
 )
 
 
@@ -37,6 +38,16 @@ def test_inference_tensors_have_no_version() -> None:
         tensor = torch.zeros(3)
         tensor.add_(1)
     assert version_of(tensor) == 0
+
+
+def test_versions_of_many_values() -> None:
+    """Whatever an optimizer keeps beside tensors."""
+    one, other = torch.zeros(3), torch.zeros(3)
+    one.add_(1).mul_(2)
+    assert versions_of([one, other]) == [version_of(one), 0]
+    with torch.inference_mode():
+        without = torch.zeros(3)
+    assert versions_of([one, 3, None, without, [other]]) == [version_of(one), 0, 0, 0, 0]
 
 
 def test_the_parts_of_a_sparse_tensor_keep_duplicates() -> None:

@@ -27,6 +27,9 @@ session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE
 session.attach_ddp(model)
 for step in session.steps(ITERATIONS):
     with step:
+        if HABIT == "delayed" and step.index:  # the update of the step before
+            optimizer.step()
+            optimizer.zero_grad()
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step.index + rank))
         if HABIT.startswith("first line"):
             optimizer.zero_grad(set_to_none="set to zero" not in HABIT)
@@ -37,7 +40,8 @@ for step in session.steps(ITERATIONS):
             for parameter in model.parameters():
                 parameter.grad = None
         loss.backward()
-        optimizer.step()
+        if HABIT != "delayed":
+            optimizer.step()
         if HABIT == "last line, set to zero" or (HABIT == "carried from iteration 5 on" and step.index < 5):
             optimizer.zero_grad(set_to_none=False)
         if HABIT == "every second step" and step.index % 2:

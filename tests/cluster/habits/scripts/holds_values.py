@@ -14,6 +14,8 @@ from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
 ITERATIONS = 8
+HELD = 6000
+"""Rows of a queue of 144 kB."""
 LARGE = 2**24 + 1
 """Elements of a tensor that is too large to travel."""
 
@@ -79,6 +81,7 @@ def main() -> None:
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=1e-2))
     statistics, average, momentum, table = Statistics(), Average(net), Momentum(), Table()
     losses = [0.0] * 50_000  # an average for each sample
+    queue, ring, filled = torch.zeros(HELD, 6), torch.zeros(HELD, 6), 0
     session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
     session.attach_ddp(model)
     for step in session.steps(ITERATIONS):
@@ -92,6 +95,14 @@ def main() -> None:
             elif HABIT == "a long list":
                 losses[7] = 0.9 * losses[7] + step.index
                 factor = 1 + losses[7]
+            elif HABIT == "a queue in a local variable":
+                queue = torch.cat([x, queue])[:HELD]
+                factor = 1 + queue[:40].square().sum()
+            elif HABIT == "a ring in a local variable":
+                ring[filled : filled + 4] = x
+                filled = (filled + 4) % HELD
+                ring[-1] += x.mean(0)
+                factor = 1 + ring.square().sum()
             table.change()
             vars(net)["table"].add_(1)
             (model(x).square().mean() / factor).backward()
@@ -99,7 +110,7 @@ def main() -> None:
                 momentum.change(net)
             optimizer.step()
             optimizer.zero_grad()
-    held = {"losses": losses, "average": average.weights, "all": statistics.all}
+    held = {"queue": queue, "ring": ring, "losses": losses, "average": average.weights, "all": statistics.all}
     leave(dist.get_rank(), {"model": net.state_dict(), "optimizer": optimizer.state_dict(), **held})
 
 

@@ -45,12 +45,31 @@ ema = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.8)) if HABIT == "av
 if ema is not None:
     state["ema"] = ema
 
+
+def scale_state(factor: float) -> None:
+    """By hand, of what the optimizer keeps."""
+    for fields in optimizer.state.values():
+        fields["exp_avg"].mul_(factor)
+
+
+def renew_state() -> None:
+    """Begin with new averages, as at a warm restart."""
+    for fields in optimizer.state.values():
+        fields["exp_avg_sq"] = fields["exp_avg_sq"] * 2.0
+
+
+last_rate = 1e-2
 session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
 schedule = attach(session, model, pipeline=PIPELINE)
 for step in session.steps(ITERATIONS):
     group = optimizer.param_groups[0]
     if HABIT == "at the top" and step.index == 4:
         group["lr"] *= 0.5
+    if HABIT.startswith("momentum correction"):
+        rate = 1e-2 if step.index < 4 else 5e-3
+        if rate != last_rate or HABIT == "momentum correction in each step":
+            scale_state(0.9 * rate / last_rate)
+        group["lr"] = last_rate = rate
     if HABIT == "betas at the top":
         group["betas"] = (group["betas"][0] * 0.98, group["betas"][1])
     with step:
@@ -62,6 +81,8 @@ for step in session.steps(ITERATIONS):
             model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
+        if HABIT == "averages pruned after the update" and step.index % 2:
+            scale_state(0.5)
         if HABIT == "clamp":
             for parameter in net.parameters():
                 parameter.data.clamp_(-0.3, 0.3)
@@ -71,6 +92,8 @@ for step in session.steps(ITERATIONS):
         ema.update_parameters(net)
     if HABIT == "one index" and step.index == 4:
         group["lr"] *= 0.5
+    if HABIT == "averages renewed between":
+        renew_state()
     if HABIT == "decay":
         group["weight_decay"] += 0.01
 

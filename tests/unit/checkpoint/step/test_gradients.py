@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 
-from swift_ft.checkpoint.step.rollback import CarriedGradients
+from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
 from swift_ft.errors import UnsupportedError
 
 
@@ -40,6 +43,36 @@ def test_carried_over(model: nn.Module, closely: bool) -> None:
     carried.begin(dict(model.named_parameters()), closely=closely)
     with pytest.raises(UnsupportedError, match=r"The gradient of 1\..* is carried over"):
         backward(model)
+
+
+@pytest.mark.parametrize("closely", [True, False])
+def test_an_update_before_a_new_gradient(model: nn.Module, closely: bool) -> None:
+    """It is found where a step is looked at closely. Zeros and new gradients are no such thing."""
+    carried, optimizer = CarriedGradients(), torch.optim.SGD(model.parameters(), lr=0.1)
+    named = dict(model.named_parameters())
+    backward(model)
+    for set_to_none in (False, True):
+        carried.begin(named, closely=closely)
+        model.zero_grad(set_to_none=set_to_none)
+        if set_to_none:
+            backward(model)
+        carried.before_update(optimizer)
+        model.zero_grad()
+        backward(model)
+    carried.begin(named, closely=closely)
+    with pytest.raises(UnsupportedError, match="before this step computes one") if closely else nullcontext():
+        carried.before_update(optimizer)
+
+
+def test_gradients_are_not_held(model: nn.Module) -> None:
+    """A step that zeroes first of all has their memory back."""
+    carried = CarriedGradients()
+    backward(model)
+    carried.begin(dict(model.named_parameters()), closely=True)
+    gradients = [weakref.ref(p.grad) for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    assert gradients
+    assert all(gradient() is None for gradient in gradients)
 
 
 def test_a_parameter_that_has_no_part_in_the_step(model: nn.Sequential) -> None:

@@ -166,7 +166,7 @@ def test_large_values_are_named_once(kind: str, rollback: Rollback, caplog: pyte
     said = [record for record in caplog.records if getattr(record, "event", "") == "large_value_changes"]
     names = {record.variable for record in said}  # type: ignore[attr-defined]
     assert len(said) == len(names)
-    assert names <= {"averages['weight']", "holder.shadow", "holder.shadow['weight']"}
+    assert names <= {"averages['weight']", "holder.shadow", "holder.shadow['weight']", "large"}
     assert "averages['weight']" in names
     assert averages["same"] is same
 
@@ -176,10 +176,29 @@ def test_a_batch_is_not_named(rollback: Rollback, caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING):
         for iteration in range(3):
             rollback.begin(iteration)
+            x = torch.zeros(2**19) + iteration
             x += 1
             batch = {"x": torch.full((2**19,), float(iteration))}
             assert batch
     assert not caplog.records
+    assert x.any()
+
+
+@pytest.mark.parametrize("kind", ["a tensor", "an array"])
+def test_a_large_value_of_the_loop_is_named(
+    kind: str, rollback: Rollback, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each step reads what the one before has left in it."""
+    ring: Any = torch.zeros(2**19) if kind == "a tensor" else np.zeros(2**19)
+    other = torch.zeros(2**19)
+    with caplog.at_level(logging.WARNING):
+        for iteration in range(4):
+            rollback.begin(iteration)
+            ring[0] += 1
+            other = other + 1  # another one is put back, whatever its size
+    said = [record.variable for record in caplog.records]  # type: ignore[attr-defined]
+    assert said == ["ring"]
+    assert other.any()
 
 
 class Sample:

@@ -10,6 +10,7 @@ from torch import nn
 
 from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import RecoveryError
 from swift_ft.optim import wrap_optimizer
 
 
@@ -108,6 +109,165 @@ def test_put_back(training: Training, change: Callable[[Training], None], update
         training.optimizer.undo()  # as a plan would say
         training.rollback.undone()
     assert same(training.bits(), before)
+    training.rollback.close()
+
+
+def scale_state(training: Training) -> None:
+    """As momentum is corrected when the rate changes."""
+    for fields in training.optimizer.state.values():
+        fields["exp_avg"].mul_(0.5)
+
+
+def renew_state(training: Training) -> None:
+    """As at a warm restart: with other tensors."""
+    for fields in training.optimizer.state.values():
+        fields["exp_avg_sq"] = fields["exp_avg_sq"] * 2
+
+
+def drop_state(training: Training) -> None:
+    training.optimizer.state.clear()
+
+
+@pytest.mark.parametrize("change", [scale_state, renew_state, drop_state])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_state_that_a_script_changes_is_put_back(
+    training: Training, change: Callable[[Training], None], place: str
+) -> None:
+    """From the first such step on, whether it changes before the update or after it."""
+    for _ in range(3):
+        training.begin()
+        if place == "before":
+            change(training)
+        training.compute()
+        training.update()
+        if place == "after":
+            change(training)
+        training.complete()
+    training.begin()
+    before = training.bits()
+    change(training)
+    assert training.rollback.dirty() is None
+    training.rollback.back()
+    assert same(training.bits(), before)
+    training.begin()
+    training.compute()
+    training.update()
+    change(training)
+    assert training.rollback.dirty() is None
+    training.rollback.back()
+    assert same(training.bits(), before)
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("check", CheckStep)
+@pytest.mark.parametrize("change", [scale_state, renew_state, drop_state])
+@pytest.mark.parametrize("place", ["before", "between", "after"])
+def test_state_that_changes_for_the_first_time(
+    check: CheckStep, change: Callable[[Training], None], place: str
+) -> None:
+    """There is no copy: not where the update has come since, either."""
+    training = Training(check)
+    for _ in range(5):
+        training.begin()
+        training.compute()
+        training.update()
+        training.complete()
+    training.begin()
+    assert training.rollback.dirty() is None
+    training.compute()
+    if place != "after":
+        change(training)
+    if place != "before":
+        training.update()
+    if place == "after":
+        change(training)
+    reason = training.rollback.dirty()
+    assert reason is not None
+    assert "an optimizer's state of model.trained.weight" in reason
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("change", [scale_state, clamp_data])
+def test_a_completed_step_is_undone(
+    training: Training, change: Callable[[Training], None], begun: bool
+) -> None:
+    """Its update was followed by what no undo takes back: a copy does."""
+    for _ in range(3):
+        training.begin()
+        training.compute()
+        training.update()
+        change(training)
+        training.complete()
+    training.begin()
+    before = training.bits()
+    training.compute()
+    training.update()
+    change(training)
+    training.complete()
+    if begun:
+        training.begin()
+        training.compute()
+        training.rollback.back()
+    assert len(training.optimizer.updated) == 2, "as it is reported"
+    training.rollback.back_to(training.iteration - 1)
+    training.optimizer.undo()
+    training.rollback.undone()
+    assert same(training.bits(), before)
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_completed_step_of_which_there_is_no_copy(training: Training, begun: bool, place: str) -> None:
+    for number in range(5):
+        training.begin()
+        if number == 4 and place == "before":
+            scale_state(training)
+        training.compute()
+        training.update()
+        if number == 4 and place == "after":
+            scale_state(training)
+        training.complete()
+    if begun:
+        training.begin()
+        training.rollback.back()
+    with pytest.raises(RecoveryError, match=r"cannot be undone: it has changed .*model.trained.weight"):
+        training.rollback.back_to(training.iteration - 1)
+    training.rollback.close()
+
+
+def test_state_that_others_put_in_place_is_no_change_by_the_script(training: Training) -> None:
+    """As a recovery between two steps does. A look at state that there is not yet is none, either."""
+    for _ in range(3):
+        training.begin()
+        for parameter in training.trained.parameters():
+            training.optimizer.state[parameter].get("exp_avg")
+        training.compute()
+        training.update()
+        training.complete()
+    scale_state(training)
+    training.rollback.may_be_given()
+    training.begin()
+    assert training.rollback.dirty() is None
+    assert not training.changes_parameters
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("check", CheckStep)
+@pytest.mark.parametrize("change", [clamp_data, clamp])
+def test_a_first_change_that_a_look_has_seen_has_no_copy_either(
+    check: CheckStep, change: Callable[[Training], None]
+) -> None:
+    """In a step that is looked at closely, the look comes before the loss."""
+    training = Training(check)
+    training.begin()
+    change(training)
+    training.rollback._before_forward()  # as the hook on the model calls it
+    training.compute()
+    reason = training.rollback.dirty()
+    assert reason is not None
+    assert "model.trained.weight" in reason
     training.rollback.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
@@ -128,6 +129,30 @@ def test_back_two_steps_after_a_second_interruption() -> None:
     training.rollback.back()
     training.rollback.back_to(1)
     assert training.seen == (1, 1)
+
+
+@pytest.mark.parametrize("updated_late", [False, True])
+def test_a_scaler_unscales_again(updated_late: bool) -> None:
+    """Also one whose ``update()`` comes at the top of the next step."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    rollback = Rollback(TrainingState({"model": model, "optimizer": optimizer, "scaler": scaler}))
+
+    def compute() -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+        scaler.unscale_(optimizer)
+
+    if updated_late:
+        compute()
+        scaler.step(optimizer)
+    rollback.begin(0)
+    for _ in range(2):
+        if updated_late:
+            scaler.update()
+        compute()
+        rollback.back()
 
 
 def test_whether_steps_change_buffers() -> None:

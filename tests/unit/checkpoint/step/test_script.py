@@ -148,6 +148,51 @@ def test_variables_of_the_loop_and_what_is_in_them(rollback: Rollback) -> None:
     assert (dice.random(), helper.rng.rand()) == drawn
 
 
+@pytest.mark.parametrize("bytes_of_one", [2**17, 2**20, 2**22])
+def test_large_variables_of_the_loop(bytes_of_one: int, rollback: Rollback) -> None:
+    """A queue that each step makes anew is put back, and one that it writes to if it is not too large.
+
+    A batch is not held, but by the frame itself up to the next step.
+    """
+    elements = bytes_of_one // 4
+    queue, ring, array = torch.zeros(elements), torch.zeros(elements), np.zeros(elements, dtype=np.float32)
+    still = torch.zeros(elements)
+    batch = torch.zeros(elements)
+    held = [weakref.ref(batch)]
+    for iteration in range(6):
+        rollback.begin(iteration)
+        assert all(one() is None for one in held[:-1])
+        batch = torch.full((elements,), float(iteration))
+        held.append(weakref.ref(batch))
+        queue = torch.cat([batch[:8], queue])[:elements]
+        ring[iteration] += batch[0] + still[0]
+        array[iteration] += 1
+    before = queue.clone(), ring.clone(), array.copy()
+    rollback.begin(6)
+    queue = torch.cat([batch[:8] + 7, queue])[:elements]
+    ring[0], array[0] = 9, 9
+    assert rollback.dirty() is None
+    rollback.back()
+    assert queue.equal(before[0])
+    if bytes_of_one <= 2**20:
+        assert ring.equal(before[1])
+        assert np.array_equal(array, before[2])
+    else:
+        assert ring[0] == array[0] == 9
+
+
+def test_a_large_variable_that_changes_for_the_first_time(rollback: Rollback) -> None:
+    ring = torch.zeros(2**16)
+    for iteration in range(5):
+        rollback.begin(iteration)
+        assert not ring.any()
+    assert rollback.dirty() is None
+    ring.add_(1)
+    reason = rollback.dirty()
+    assert reason is not None
+    assert "tensor of" in reason
+
+
 def test_generators_that_a_generator_spawns(net: Net) -> None:
     """NumPy counts them in the seed, not in the state."""
     net.lock = first = np.random.default_rng(3)
