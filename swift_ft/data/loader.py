@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,10 +11,13 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.data.batch_source import random_numbers_of, samplers_of, set_epoch
+from swift_ft.data.forked_variables import ForkedVariables, in_line
 from swift_ft.data.loader_position import LoaderPosition
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 from swift_ft.torch_core.tensors import tensors_in, version_of
+
+_logger = logging.getLogger(__name__)
 
 _END = object()
 
@@ -32,6 +36,9 @@ class LoaderBatches:
 
     What the data set, a sampler or a ``collate_fn`` counts in itself as it gives batches goes with the place
     in the epoch: it is neither put back with a step nor handed to a replacement, which reads the epoch.
+
+    What the script sets in the data set counts at once without workers. Workers are forks of this process,
+    and get it with the next epoch: change it before an epoch's first batch.
 
     Args:
         loader: with the same batches in each pass over the same epoch. ``set_epoch`` of its sampler or its
@@ -68,6 +75,8 @@ class LoaderBatches:
         self._iterator: Iterator[Any] | None = None
         self._next = 0  # the batch that the iterator gives next
         self._position = LoaderPosition(loader)
+        self._forked: ForkedVariables | None = None  # what its workers have begun with
+        self._warned = False
 
     def __getitem__(self, index: int) -> Any:
         """The batch of an iteration, counted from 0. The first epoch is followed by the second, and so on."""
@@ -77,6 +86,8 @@ class LoaderBatches:
             return copied(self._kept[index].batch)
         if self._iterator is None or index != self._next or index % self._length == 0:
             self._seek(index)
+        else:
+            self._warn_of_late_change()
         while self._next < index:
             self._take()
         batch = self._take()
@@ -119,7 +130,23 @@ class LoaderBatches:
             if from_state:
                 self._loader.load_state_dict(state)
             self._iterator = iter(self._loader)
+        if getattr(self._loader, "num_workers", 0) and not self._warned:
+            asked = ("dataset", "collate_fn", "worker_init_fn")
+            self._forked = ForkedVariables(*(getattr(self._loader, name, None) for name in asked))
         self._next = place if from_state else start
+
+    def _warn_of_late_change(self) -> None:
+        """Say once that a change in the middle of an epoch would reach a replacement before its time."""
+        if self._forked is None or not (names := self._forked.changed()):
+            return
+        self._warned, self._forked = True, None
+        _logger.warning(
+            "%s changed in the middle of an epoch: the loader's processes get it with the next epoch, and "
+            "those of a replacement at once, whose batches would be others for the rest of the epoch. Change "
+            "it before an epoch's first batch, or leave out num_workers",
+            in_line(names),
+            extra={"event": "changed_within_epoch", "variables": names},
+        )
 
     def _finish(self) -> None:
         """An epoch is over: what an iterable data set does behind its last sample is done, too."""
@@ -131,6 +158,8 @@ class LoaderBatches:
         assert self._iterator is not None
         with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
             batch = next(self._iterator, _END)
+        if self._forked is not None and self._forked.changed():
+            self._forked.note()  # as the loader made a batch
         if batch is _END:
             raise UsageError(
                 f"The loader's epoch ended after {self._next % self._length} batches of {self._length}: its "
