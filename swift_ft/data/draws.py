@@ -79,7 +79,7 @@ def _global_state() -> tuple[Any, ...]:
 
 def _generators_of(sampler: Any) -> list[Any]:
     """Generators that a sampler holds, and those of samplers in it; none whose state cannot be set."""
-    todo, seen, found = [sampler], dict[int, Any](), []
+    todo, seen, found = [sampler], dict[int, Any](), list[Any]()
     while todo:
         one = todo.pop()
         if id(one) in seen:

@@ -146,8 +146,9 @@ class ByHand(Sampler[int]):
 class WithOwn(ByHand):
     def __init__(self, generator: Any) -> None:
         self.generators = {"first": generator}
+        super().__init__(self._drawn)
 
-    def draw(self, most: int) -> int:  # type: ignore[override]  # a method here
+    def _drawn(self, most: int) -> int:
         generator = self.generators["first"]
         name = {random.Random: "randrange", np.random.Generator: "integers"}.get(type(generator), "randint")
         return int(getattr(generator, name)(most))

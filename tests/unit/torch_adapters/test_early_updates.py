@@ -68,7 +68,10 @@ def clip(training: Training) -> None:
 
 
 def clip_before_each_step(training: Training) -> None:
-    training.optimizer.register_step_pre_hook(lambda *_: clip(training))
+    def before(*_: Any) -> None:
+        clip(training)
+
+    training.optimizer.register_step_pre_hook(before)
 
 
 def drop_one(training: Training) -> None:
@@ -97,6 +100,7 @@ CHANGES: dict[str, tuple[Make, Callable[[Training], None], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step:UserWarning")
 @pytest.mark.parametrize("view", [False, True])
 @pytest.mark.parametrize(("make", "change", "words"), CHANGES.values(), ids=CHANGES)
 def test_changes_after_the_updates(
