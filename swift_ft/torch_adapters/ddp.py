@@ -99,6 +99,7 @@ class DataParallelHook:
         self.group: dist.ProcessGroup = model.process_group
         if on_backward_ended is not None:
             _refuse_early_updates(model, self.group)
+            _refuse_unused(model)
         self.buffers = BufferSync(model)
         self._on_reduced = on_reduced
         self._iteration = 0
@@ -438,6 +439,15 @@ def _refuse_early_updates(model: DistributedDataParallel, group: dist.ProcessGro
         raise UnsupportedError(
             "wrap_optimizer(wait_free=True) updates parameters while others still travel, and over NCCL the "
             "host does not know then whether an average has arrived: leave wait_free out."
+        )
+
+
+def _refuse_unused(model: DistributedDataParallel) -> None:
+    """DDP leaves a parameter alone that no replica has used, which it knows when all buckets are there."""
+    if model.find_unused_parameters:
+        raise UnsupportedError(
+            "wrap_optimizer(wait_free=True) would also update parameters that no replica has used in a step, "
+            "by gradients of 0: leave out wait_free, or DistributedDataParallel(find_unused_parameters=True)."
         )
 
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import UsageError
+from swift_ft.errors import UnsupportedError, UsageError
 from swift_ft.optim import UndoableOptimizer, wrap_optimizer
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.torch_adapters.ddp import DataParallelHook
@@ -210,3 +210,10 @@ def test_sparse_gradients() -> None:
     net.table.weight.grad.mul_(0.5)  # type: ignore[union-attr]  # after a backward
     with pytest.raises(UsageError, match="gradients have changed since"):
         training.optimizer.step()
+
+
+def test_parameters_that_no_replica_may_have_used() -> None:
+    """A plain optimizer leaves them alone, and a weight decay would change them."""
+    net = layers()
+    with pytest.raises(UnsupportedError, match="by gradients of 0: leave out wait_free"):
+        Training(net, sgd, [*net.parameters()], find_unused_parameters=True)
