@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 
 from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.frozen import same
-from swift_ft.checkpoint.step.kinds import CONTAINERS, MOST_ELEMENTS, is_fixed
+from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, MOST_ELEMENTS, is_fixed
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, fingerprint_of
 from swift_ft.checkpoint.step.reach import MISSING, Namespace
 from swift_ft.data.script_variables import contents_of, objects_from
@@ -20,6 +22,9 @@ from swift_ft.program.own_code import is_own_class
 _NAMED = 5
 _MOST_OBJECTS = 1000
 """That are looked into: more are samples, as a rule."""
+_OBJECTS_KEPT, _ELEMENTS_KEPT, _LETTERS_KEPT = 32, 16, 256
+"""Of objects, tuples and strings whose values are kept with an epoch: they travel with the state."""
+_EPOCH = "epoch"
 _MOST_CONTENT = 2**14
 """Elements of all containers together: more are samples, and to compare them takes a millisecond."""
 
@@ -44,27 +49,103 @@ class ForkedVariables:
         room = _Room()
         self._noted = [
             (one, {name: _Noted(one.variables[name], room) for name in one.names()})
-            for one in self._namespaces()
+            for one in _namespaces_of(self._roots)
         ]
 
-    def changed(self) -> list[str]:
-        """Names of the variables that are others since the last note, with those of their classes."""
+    def changed(self, *, unless_small: bool = False) -> list[str]:
+        """Names of the variables that are others since the last note, with those of their classes.
+
+        Args:
+            unless_small: without those whose values :class:`EpochValues` keeps.
+        """
         found = []
-        for one, noted in self._noted:
+        for number, (one, noted) in enumerate(self._noted):
             kind = one.owner if isinstance(one.owner, type) else type(one.owner)
-            names = [
-                name for name, before in noted.items() if before.changed(one.variables.get(name, MISSING))
-            ]
+            now = one.variables
+            names = [name for name, before in noted.items() if before.changed(now.get(name, MISSING))]
+            if unless_small and number < _OBJECTS_KEPT:
+                names = [n for n in names if not all(map(_is_small, (noted[n].value, now.get(n, MISSING))))]
             names += [name for name in one.names() if name not in noted]
             found += [f"{kind.__name__}.{name}" for name in names]
         return found
 
-    def _namespaces(self) -> Iterator[Namespace]:
-        kinds: dict[type, None] = {}
-        for one in islice(objects_from(*self._roots), _MOST_OBJECTS):
-            yield Namespace("", one)
-            kinds |= dict.fromkeys(filter(is_own_class, type(one).__mro__))
-        yield from (Namespace("", kind) for kind in kinds)
+
+class EpochValues:
+    """Small values that a loader's processes have begun an epoch with, for those that begin later in it.
+
+    Such are those of a replacement: the script may have changed a value since the epoch began.
+
+    Args:
+        roots: as of :class:`ForkedVariables`, as the script has made them.
+
+    Attributes:
+        held: has those that the script has changed as its variables: so steps put them back, and a replacement
+            is given them. What the script has not changed, as the number of a rank, is as its script makes it.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self.held = SimpleNamespace()
+        self._roots = roots
+        self._made = {key: one.variables[name] for key, (one, name) in _places_of(roots)}
+        self._values: dict[str, Any] = {}
+
+    @contextmanager
+    def of(self, epoch: int) -> Iterator[None]:
+        """Within the block, in which processes begin, values are those of the epoch's begin, if it is known.
+
+        Args:
+            epoch: counted from 0.
+        """
+        places = dict(_places_of(self._roots))
+        known = {**self._made, **vars(self.held)}
+        later = []
+        if known.get(_EPOCH) == epoch:
+            for key in places.keys() & known.keys():
+                one, name = places[key]
+                if not _is_same(now := one.variables[name], known[key]):
+                    later.append((one, name, now))
+                    one.write(name, known[key])
+        begun = {key: one.variables[name] for key, (one, name) in places.items()}
+        changed = {key: v for key, v in begun.items() if not _is_same(v, self._made.get(key, MISSING))}
+        self._values = {_EPOCH: epoch, **changed}
+        try:
+            yield
+        finally:
+            for one, name, now in later:
+                one.write(name, now)
+            self.keep(epoch)
+
+    def keep(self, epoch: int) -> None:
+        """A batch of an epoch is asked for: the processes that make it have begun with the same values.
+
+        They are gone where the step was put back in which the epoch began, and that batch was there still.
+        """
+        if self._values.get(_EPOCH) == epoch and (held := vars(self.held)) != self._values:
+            held.clear()
+            held.update(self._values)
+
+
+def _places_of(roots: Iterable[Any]) -> Iterator[tuple[str, tuple[Namespace, str]]]:
+    """Variables with small values, by names that are the same in each process of a script."""
+    for number, one in enumerate(islice(_namespaces_of(roots), _OBJECTS_KEPT)):
+        for name in one.names():
+            if _is_small(one.variables[name]):
+                yield f"{number}.{name}", (one, name)
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return len(value) <= _ELEMENTS_KEPT and all(map(_is_small, value))
+    return type(value) in FIXED_EXACTLY and not (isinstance(value, str) and len(value) > _LETTERS_KEPT)
+
+
+def _namespaces_of(roots: Iterable[Any]) -> Iterator[Namespace]:
+    """Objects, and then their classes."""
+    kinds: dict[type, None] = {}
+    for one in islice(objects_from(*roots), _MOST_OBJECTS):
+        yield Namespace("", one)
+        kinds |= dict.fromkeys(filter(is_own_class, type(one).__mro__))
+    yield from (Namespace("", kind) for kind in kinds)
 
 
 def in_line(names: list[str]) -> str:
@@ -92,12 +173,12 @@ class _Noted:
     """A variable's value, and what was in it."""
 
     def __init__(self, value: Any, room: _Room) -> None:
-        self._value = value
+        self.value = value
         self._contents = [_Content(thing, room) for thing in contents_of(value, whole=True)]
 
     def changed(self, now: Any) -> bool:
         """Whether this is not the value that was noted, or other things are in it."""
-        return not _is_same(now, self._value) or any(content.changed for content in self._contents)
+        return not _is_same(now, self.value) or any(content.changed for content in self._contents)
 
 
 class _Content:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.habits import assert_put_back, run_habit
+from tests.support.habits import assert_put_back
 
 SCRIPT = Path(__file__).parent / "scripts" / "counts_samples.py"
 COUNTED = ["a stream", "a buffer", "a sampler", "a function for batches"]
@@ -16,6 +16,7 @@ SET = [
     "a level by index, by processes",
     "a level globally, by processes",
     "a level by processes, from an epoch on",
+    "a level by processes, within an epoch",
 ]
 
 
@@ -36,10 +37,3 @@ def test_a_pipeline(habit: str, tmp_path: Path) -> None:
 def test_the_first_step(tmp_path: Path) -> None:
     """It is noted before the loader has counted anything."""
     assert_put_back(tmp_path, SCRIPT, "a stream", inject="kill machine=1 iteration=0 point=reduce")
-
-
-def test_a_level_within_an_epoch_of_a_loader_with_processes(tmp_path: Path) -> None:
-    """They get it with the next epoch, as under torchrun. A replacement's would get it at once."""
-    run = run_habit(tmp_path, SCRIPT, "a level by processes, within an epoch")
-    assert run.code == 0, run.output[-6000:]
-    assert "Samples.level changed in the middle of an epoch" in run.output

@@ -190,20 +190,68 @@ def test_processes_go_on_where_the_script_changes_nothing(kind: Any, set_again: 
     batches.close()
 
 
+def loader_over(dataset: Levels) -> LoaderBatches:
+    return LoaderBatches(DataLoader(ConcatDataset([dataset]), 4, num_workers=1))
+
+
+def handed_over(batches: LoaderBatches, to: LoaderBatches) -> None:
+    """As a session does it with the variables of all objects."""
+    vars(to._options).update(vars(batches._options))
+
+
 def test_a_loader_whose_data_set_changes_in_the_middle_of_an_epoch(caplog: Any) -> None:
-    """Its processes get it with the next epoch, as they do without us. It is said once."""
-    dataset = Levels()
-    batches = LoaderBatches(DataLoader(dataset, 4, num_workers=1))
-    batches[0], batches[1]
+    """Its processes get it with the next epoch, as they do without us, and so do those of a replacement."""
+    dataset, made = Levels(), Levels()
+    dataset.place = made.place = "here"  # type: ignore[attr-defined]
+    batches = loader_over(dataset)
+    found = [batches[index].tolist() for index in (0, 1)]
+    dataset.level, dataset.scale.factor = 2.0, 3.0
+    found += [batches[index].tolist() for index in (2, 3)]
+    assert found[2] == [8.0, 9.0, 10.0, 11.0]
+    made.place = "there"  # type: ignore[attr-defined]
+    replacement = loader_over(made)
+    made.level, made.scale.factor = 2.0, 3.0
+    handed_over(batches, replacement)
+    assert [replacement[index].tolist() for index in (3, 2)] == [found[3], found[2]]
+    assert (made.level, made.scale.factor, made.place) == (2.0, 3.0, "there")  # type: ignore[attr-defined]
+    for one in (batches, replacement):
+        one[4], one[5]
+        assert one[6].tolist() == [0.0, 6.0, 12.0, 18.0]
+    dataset.level = made.level = 1.0
+    expected = batches[8].tolist()
+    again = Levels()
+    last = loader_over(again)
+    again.level, again.scale.factor = 1.0, 3.0
+    handed_over(batches, last)
+    assert last[8].tolist() == expected == [48.0, 54.0, 60.0, 66.0]
+    assert vars(last._options) == vars(batches._options)
     assert not caplog.records
+
+
+def test_the_step_in_which_an_epoch_began_is_put_back() -> None:
+    """Its batch is there still, and the values that the epoch has begun with are noted again."""
+    dataset = Levels()
+    batches = loader_over(dataset)
     dataset.level = 2.0
-    assert batches[2].tolist() == [8.0, 9.0, 10.0, 11.0]
-    dataset.level = 3.0
-    assert batches[3].tolist() == [12.0, 13.0, 14.0, 15.0]
+    batches[0]
+    noted = dict(vars(batches._options))
+    assert noted["epoch"] == 0
+    vars(batches._options).clear()
+    dataset.level = 1.0
+    assert batches[0].tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert vars(batches._options) == noted
+
+
+@pytest.mark.parametrize("change", [set_table, set_tensor, set_option, set_new])
+def test_what_is_not_kept_with_an_epoch_of_a_loader(change: Any, caplog: Any) -> None:
+    """It is said once."""
+    dataset = Levels()
+    batches = loader_over(dataset)
+    batches[0]
+    for index in (1, 2, 3):
+        change(dataset)
+        assert batches[index].tolist() == [4.0 * index + number for number in range(4)]
     assert [one.event for one in caplog.records] == ["changed_within_epoch"]
-    assert "Levels.level" in caplog.text
-    batches[4], batches[5]
-    assert batches[6].tolist() == [0.0, 3.0, 6.0, 9.0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
