@@ -79,8 +79,8 @@ class EpochValues:
         roots: as of :class:`ForkedVariables`, as the script has made them.
 
     Attributes:
-        held: has those that the script has changed as its variables: so steps put them back, and a replacement
-            is given them. What the script has not changed, as the number of a rank, is as its script makes it.
+        held: has those that the script has changed as its variables: so steps put them back, and a
+            replacement is given them. What has not changed, as the number of a rank, its script makes.
     """
 
     def __init__(self, *roots: Any) -> None:
