@@ -60,13 +60,12 @@ class ForkedVariables:
         """
         found = []
         for number, (one, noted) in enumerate(self._noted):
-            kind = one.owner if isinstance(one.owner, type) else type(one.owner)
             now = one.variables
             names = [name for name, before in noted.items() if before.changed(now.get(name, MISSING))]
             if unless_small and number < _OBJECTS_KEPT:
                 names = [n for n in names if not all(map(_is_small, (noted[n].value, now.get(n, MISSING))))]
             names += [name for name in one.names() if name not in noted]
-            found += [f"{kind.__name__}.{name}" for name in names]
+            found += [f"{_kind_of(one)}.{name}" for name in names]
         return found
 
 
@@ -130,7 +129,7 @@ def _places_of(roots: Iterable[Any]) -> Iterator[tuple[str, tuple[Namespace, str
     for number, one in enumerate(islice(_namespaces_of(roots), _OBJECTS_KEPT)):
         for name in one.names():
             if _is_small(one.variables[name]):
-                yield f"{number}.{name}", (one, name)
+                yield f"{number}.{_kind_of(one)}.{name}", (one, name)
 
 
 def _is_small(value: Any) -> bool:
@@ -146,6 +145,11 @@ def _namespaces_of(roots: Iterable[Any]) -> Iterator[Namespace]:
         yield Namespace("", one)
         kinds |= dict.fromkeys(filter(is_own_class, type(one).__mro__))
     yield from (Namespace("", kind) for kind in kinds)
+
+
+def _kind_of(one: Namespace) -> str:
+    kind = one.owner if isinstance(one.owner, type) else type(one.owner)
+    return kind.__name__
 
 
 def in_line(names: list[str]) -> str:
