@@ -6,6 +6,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -245,8 +246,8 @@ def test_replicas_that_divide_one_permutation() -> None:
 
 @pytest.mark.parametrize("drawing", ["weighted", "random, with a generator"])
 def test_replicas_that_would_draw_the_same(drawing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    group = SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2)
+    monkeypatch.setattr("swift_ft.data.draws.dist", group)
     batches = IndexedBatches(Squares(), 4, sampler=DRAWING[drawing](1))
     if drawing == "weighted":
         with pytest.raises(UsageError, match=r"rank=session.replica"):

@@ -317,7 +317,7 @@ def test_a_group_that_got_as_many_other_parameters(later: list[str], one: Proces
     one.optimizer.state.clear()
     one.step()
     other.step()
-    other.state.take_over(one.saved())
+    other.state.take_over(copy.deepcopy(one.saved()))  # which has its live tensors
     names = {parameter: name for name, parameter in one.net.named_parameters()}
     there = {parameter: name for name, parameter in other.net.named_parameters()}
     trained = [names[parameter] for parameter in one.group["params"]]
