@@ -34,7 +34,7 @@ class Levels(Dataset[float]):
         self.options = {"levels": [1.0, 1.0]}
         self.table = np.ones(2)
         self.tensor = torch.ones(2)
-        self.samples = list(range(5000))
+        self.samples: Any = list(range(5000))
         self.loaded = 0
         self.told: list[Any] = []
 

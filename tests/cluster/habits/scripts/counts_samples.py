@@ -102,7 +102,7 @@ class Weighted:
 
 def behind_others(*, processes: bool = False) -> Any:
     """What leads to the data set is no variable of the loop."""
-    dataset = ConcatDataset([Subset(Samples(), range(SAMPLES))])
+    dataset: Any = ConcatDataset([Subset(Samples(), range(SAMPLES))])
     return DataLoader(dataset, BATCH, num_workers=int(processes))
 
 

@@ -23,7 +23,8 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 if HABIT != "a plain optimizer":
     swift_ft.wrap_optimizer(optimizer, wait_free=True, exact=True)
 scaler = torch.amp.GradScaler("cpu", enabled="a scaler" in HABIT)
-session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
+state = {"model": model, "optimizer": optimizer, "scaler": scaler}
+session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
 session.attach_ddp(model)
 for step in session.steps(6):
     with step:

@@ -318,8 +318,8 @@ def test_a_group_that_got_as_many_other_parameters(later: list[str], one: Proces
     one.step()
     other.step()
     other.state.take_over(copy.deepcopy(one.saved()))  # which has its live tensors
-    names = {parameter: name for name, parameter in one.net.named_parameters()}
-    there = {parameter: name for name, parameter in other.net.named_parameters()}
+    names: dict[Any, str] = {parameter: name for name, parameter in one.net.named_parameters()}
+    there: dict[Any, str] = {parameter: name for name, parameter in other.net.named_parameters()}
     trained = [names[parameter] for parameter in one.group["params"]]
     assert [there[parameter] for parameter in other.group["params"]] == trained
     assert other.optimizer.param_groups[0] is other.group
