@@ -101,6 +101,8 @@ MEANINGS = {
     "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",
     "large_value_changes": "A tensor too large to be noted changes; neither the state nor a step has it.",
     "too_many_objects": "A script holds so many objects that what is in some of them is not noted.",
+    "loading_begins_again": "A data set has changed, and processes that load batches begin again with it.",
+    "changed_within_epoch": "A loader's data set has changed in mid-epoch. A replacement would differ.",
     "own_variables": "Variables that are unlike on all replicas are not taken over from one of them.",
     "variables_of_epoch_unlike": "Lines at the top of an epoch have set other values than those taken over.",
     "variable_not_taken": "A value has changed and cannot come with the state: it is another one here.",

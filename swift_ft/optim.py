@@ -22,6 +22,7 @@ from swift_ft.torch_core.optimizers import (
     plain_step,
     with_step_hooks,
 )
+from swift_ft.undo.early import EarlyUpdates
 from swift_ft.undo.exact import Residuals, step_with_residuals
 from swift_ft.undo.registry import rule_for
 from swift_ft.undo.rules.lamb import Lamb
@@ -50,6 +51,7 @@ class _Undo:
         residuals: memory for residuals.
         reason: why there is no window.
         hooks: watches the hooks of the optimizer's own; None as long as it has none.
+        early: the updates of the open window that a backward pass has made; None if there are none.
     """
 
     exact: bool = False
@@ -59,6 +61,7 @@ class _Undo:
     residuals: Residuals = field(default_factory=Residuals)
     reason: str = "no step was made yet"
     hooks: StepHooks | None = None
+    early: EarlyUpdates | None = None
 
 
 class UndoableOptimizer(Optimizer):
@@ -91,6 +94,11 @@ class UndoableOptimizer(Optimizer):
     def window_open(self) -> bool:
         """Whether the last step can still be undone, as far as it has updated anything."""
         return self._undo.window is not None
+
+    @property
+    def waits_for_step(self) -> bool:
+        """Whether a backward pass has updated parameters, and ``step()`` was not called since."""
+        return self._undo.early is not None
 
     @property
     def updated(self) -> tuple[Tensor, ...]:
@@ -168,6 +176,12 @@ class UndoableOptimizer(Optimizer):
             )
         return self._apply(window, rule, chosen)
 
+    def backward_ended(self) -> None:
+        """A backward pass that called :meth:`update` has ended: ``step()`` refuses changes from now on."""
+        window = self._undo.window
+        if window is not None and not window.complete:
+            self._undo.early = EarlyUpdates(self.param_groups, window.params())
+
     def undo_memory_bytes(self) -> int:
         """Bytes held for the undo besides parameters and state, with gradients that only the window holds."""
         window = self._undo.window
@@ -219,11 +233,11 @@ class UndoableOptimizer(Optimizer):
         return cast(_Undo, getattr(self, _OURS))
 
     def _close_window(self, reason: str) -> None:
-        self._undo.window = None
+        self._undo.window = self._undo.early = None
         self._undo.reason = reason
 
     def _open(self) -> Window:
-        self._undo.window = Window()
+        self._undo.window, self._undo.early = Window(), None
         self._undo.windows_opened += 1
         return self._undo.window
 
@@ -274,11 +288,23 @@ class UndoableOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         window = self._undo.window or self._open()
+        self._refuse_late_changes(window)
         self._apply(window, rule, None)
         window.complete = True
         if hooks is not None:
             hooks.update_ends(self)
         return loss
+
+    def _refuse_late_changes(self, window: Window) -> None:
+        early, self._undo.early = self._undo.early, None
+        updated = window.params() if early is not None else set()
+        if early is not None and (changed := early.changed(self, updated)) is not None:
+            raise UsageError(
+                f"wrap_optimizer(wait_free=True) has updated {len(updated)} parameters within the backward "
+                f"pass, and {changed}: step() comes too late for that. Leave wait_free out, or change "
+                "neither gradients nor a group's options between backward() and step().",
+                alike=True,
+            )
 
     def _apply(self, window: Window, rule: Rule, chosen: set[Tensor] | None) -> int:
         """Updates the ``chosen`` parameters, or all, that this step has not updated yet."""

@@ -7,8 +7,10 @@ Another optimizer may share the state.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -145,10 +147,14 @@ def fit_groups(
 ) -> None:
     """Give an optimizer the groups that it had when it was saved, if it has others.
 
+    Groups of the same sizes may hold other parameters: a script that trains one block after another gives the
+    optimizer each one's in turn.
+
     Args:
         name: what an error calls the optimizer.
         saved: the groups of its ``state_dict()``.
-        parameters: which it held then, in their order; None for one that this process does not know.
+        parameters: which it held then, in their order; None for one that this process does not know. Empty
+            where a checkpoint of an earlier version does not say it.
 
     Raises:
         TopologyMismatchError: it held parameters that this process does not know.
@@ -156,8 +162,12 @@ def fit_groups(
     groups = optimizer.param_groups
     sizes = [len(group["params"]) for group in saved]
     if sizes == [len(group["params"]) for group in groups]:
-        return
-    if len(parameters) != sum(sizes) or any(parameter is None for parameter in parameters):
+        now = [parameter for group in groups for parameter in group["params"]]
+        pairs = zip_longest(now, parameters[: len(now)])
+        parameters = [here if there is None else there for here, there in pairs]
+        if all(map(operator.is_, parameters, now)):
+            return
+    if len({*map(id, parameters)}) != sum(sizes) or any(parameter is None for parameter in parameters):
         raise TopologyMismatchError(
             f"{name} had groups of {sizes} parameters when it was saved, and has groups of "
             f"{[len(group['params']) for group in groups]} here: make it as it was, or put all modules whose "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
+import logging
 import os
 import signal
 import sys
@@ -17,7 +18,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from swift_ft.data.forked_variables import ForkedVariables, in_line
 from swift_ft.determinism import host_random_state, seed_host, set_host_random_state
+
+_logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -38,7 +42,9 @@ class BatchSource:
     """The batches of a map-style data set.
 
     With workers, the batches that follow the last one are loaded in advance. After a jump the workers begin
-    again from there, and no batch is loaded that is not asked for.
+    again from there, and no batch is loaded that is not asked for. So they do when the script has changed
+    something in the data set: a batch is made with what the data set has when it is asked for, by a worker,
+    by this process, or by a replacement's.
 
     Args:
         dataset: map-style: it has ``__getitem__`` and ``__len__``.
@@ -60,6 +66,8 @@ class BatchSource:
         self._num_workers = num_workers
         self._options = options
         self._ahead: Iterator[Any] | None = None
+        self._forked: ForkedVariables | None = None  # what the workers have begun with
+        self._warned = False
         self._next = 0  # the batch that comes next from the workers
         self._close_at_exit = partial(_close, weakref.ref(self))
 
@@ -73,13 +81,33 @@ class BatchSource:
             raise IndexError(f"Iterations count from 0, not {index}.")
         if self._num_workers == 0:
             return next(self._load([self._key_of(index)]))
+        self._end_outdated_workers()
         if self._ahead is not None and index == self._next - 1:  # repeated: the workers need not begin anew
-            return next(self._load([self._key_of(index)]))
-        if self._ahead is None or index != self._next:
-            self._ahead = None  # its workers end before others begin
-            self._ahead = self._load(_From(self._key_of, index), self._num_workers)
-        self._next = index + 1
-        return next(self._ahead)
+            batch = next(self._load([self._key_of(index)]))
+        else:
+            if self._ahead is None or index != self._next:
+                self._ahead = None  # its workers end before others begin
+                self._ahead = self._load(_From(self._key_of, index), self._num_workers)
+                self._forked = ForkedVariables(self._dataset.inner, *self._options.values())
+            self._next = index + 1
+            batch = next(self._ahead)
+        if self._forked is not None and self._forked.changed():
+            self._forked.note()  # a data set may count, or fetch in advance, as batches are made
+        return batch
+
+    def _end_outdated_workers(self) -> None:
+        """They are forks of this process: what it has changed in the data set since does not reach them."""
+        if self._ahead is None or self._forked is None or not (names := self._forked.changed()):
+            return
+        self._ahead = None
+        if not self._warned:
+            self._warned = True
+            _logger.warning(
+                "%s changed after the processes began that load batches: they begin again with it, which "
+                "takes time at each such change. Keep out of the data set what no sample depends on",
+                in_line(names),
+                extra={"event": "loading_begins_again", "variables": names},
+            )
 
     def close(self) -> None:
         """End the workers, and forget what they have loaded. The next batch starts them again."""
@@ -120,6 +148,11 @@ class _Seeded(Dataset[Any]):
 
     def __init__(self, dataset: Dataset[Any]) -> None:
         self._dataset = dataset
+
+    @property
+    def inner(self) -> Dataset[Any]:
+        """The data set itself."""
+        return self._dataset
 
     def __getitems__(self, key: BatchKey) -> list[Any]:
         with random_numbers_of(key.seeds[0]):

@@ -44,7 +44,8 @@ class GlobalBatches:
 
     What the data set draws at random (augmentation by torch, Python or NumPy) depends on the seed and the
     sample's place in the order, and not on who loads it. A data set that loads several samples at once
-    (``__getitems__``) draws by its first one.
+    (``__getitems__``) draws by its first one. What the script sets in the data set counts from the next batch
+    on, as in :class:`IndexedBatches`.
 
     Make it a part of ``Session(state)``: then the session deals its batches to the replicas, a run may be
     continued with more or fewer of them, and one with another data set, seed or batch is refused.

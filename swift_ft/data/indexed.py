@@ -7,6 +7,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler, IterableDataset, Sampler
 
 from swift_ft.data.batch_source import BatchKey, BatchSource, set_epoch
+from swift_ft.data.draws import Draws
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 
@@ -19,7 +20,12 @@ class IndexedBatches:
     workers start again from there, and no batch is loaded that is not asked for.
 
     What a dataset draws at random (augmentation by torch, Python or NumPy) depends on the seed, the batch and
-    the rank only, and leaves the random numbers of the training as they are.
+    the rank only, and leaves the random numbers of the training as they are. So does what a sampler draws: it
+    depends on the seed, the epoch and the rank, or for a generator of its own on how the script has seeded
+    that, instead of the rank.
+
+    What the script sets in the dataset counts from the next batch on. Where there are workers, they begin
+    again with it, so set it now and then only.
 
     Which samples make a batch depends on the number of replicas. :class:`GlobalBatches` stays the same.
 
@@ -30,16 +36,18 @@ class IndexedBatches:
         seed: of the order, and of what the dataset draws.
         num_replicas: among how many the dataset is divided: ``session.replicas``. The stages of one pipeline
             all get the same batches, so for a single pipeline it is 1.
-        rank: this worker's number among them: ``session.replica``.
+        rank: this worker's number among them: ``session.replica``. If left out, it is 0; a sampler that draws
+            at random is refused then where there are several workers.
         drop_last: drop the samples that do not fill a batch on every replica. Otherwise some samples are
             repeated, so that all replicas have as many, and the last batch of an epoch may be smaller.
-        sampler: replaces the ``DistributedSampler`` that the arguments above describe. If it has a
-            ``set_epoch``, its order may depend on that alone.
+        sampler: replaces the ``DistributedSampler`` that the arguments above describe. Its order may depend
+            on its ``set_epoch``, if it has one, and on what it draws at random.
         num_workers: processes that load batches; 0 to load them when they are asked for.
         options: further arguments of ``DataLoader``, such as ``collate_fn`` and ``pin_memory``.
 
     Raises:
-        UsageError: for an iterable-style dataset, or one that has not a single batch.
+        UsageError: for an iterable-style dataset, or one that has not a single batch; by a batch whose
+            sampler draws at random without a rank.
     """
 
     def __init__(
@@ -50,7 +58,7 @@ class IndexedBatches:
         shuffle: bool = False,
         seed: int = 0,
         num_replicas: int = 1,
-        rank: int = 0,
+        rank: int | None = None,
         drop_last: bool = False,
         sampler: Sampler[int] | None = None,
         num_workers: int = 0,
@@ -62,7 +70,12 @@ class IndexedBatches:
                 "StatefulDataLoader, and use swift_ft.data.LoaderBatches(loader)."
             )
         sampler = sampler or DistributedSampler(
-            dataset, num_replicas=num_replicas, rank=rank, shuffle=shuffle, seed=seed, drop_last=drop_last
+            dataset,
+            num_replicas=num_replicas,
+            rank=rank or 0,
+            shuffle=shuffle,
+            seed=seed,
+            drop_last=drop_last,
         )
         self._order = _Order(sampler, batch_size, drop_last, seed=seed, rank=rank)
         self._source = BatchSource(dataset, self._order.key, num_workers, options)
@@ -91,16 +104,17 @@ class _Order:
         batch_size: samples per batch.
         drop_last: whether an epoch's last batch must be full.
         seed: for what the dataset draws at random.
-        rank: the replica's.
+        rank: the replica's; None if the script has not said it.
     """
 
     def __init__(
-        self, sampler: Sampler[int], batch_size: int, drop_last: bool, *, seed: int, rank: int
+        self, sampler: Sampler[int], batch_size: int, drop_last: bool, *, seed: int, rank: int | None
     ) -> None:
         self._sampler = sampler
         self._batch_sampler = BatchSampler(sampler, batch_size, drop_last)
+        self._draws = Draws(sampler, seed, rank)
         self._seed = seed
-        self._rank = rank
+        self._rank = rank or 0
         self._epochs: dict[int, list[list[int]]] = {}  # the last two
 
     @property
@@ -113,6 +127,7 @@ class _Order:
         epoch, position = divmod(index, len(self._batch_sampler))
         if epoch not in self._epochs:
             self._epochs = {n: order for n, order in self._epochs.items() if n == epoch - 1}
-            set_epoch(self._sampler, epoch)
-            self._epochs[epoch] = list(self._batch_sampler)
+            with self._draws.of_epoch(epoch):
+                set_epoch(self._sampler, epoch)
+                self._epochs[epoch] = list(self._batch_sampler)
         return BatchKey(self._epochs[epoch][position], [derive_seed(self._seed, index, self._rank)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,12 +11,17 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.data.batch_source import random_numbers_of, samplers_of, set_epoch
+from swift_ft.data.forked_variables import EpochValues, ForkedVariables, in_line
 from swift_ft.data.loader_position import LoaderPosition
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 from swift_ft.torch_core.tensors import tensors_in, version_of
 
+_logger = logging.getLogger(__name__)
+
 _END = object()
+_OF_WORKERS = ("dataset", "collate_fn", "worker_init_fn")
+"""Attributes of a loader that may hold objects of the script."""
 
 
 class LoaderBatches:
@@ -32,6 +38,10 @@ class LoaderBatches:
 
     What the data set, a sampler or a ``collate_fn`` counts in itself as it gives batches goes with the place
     in the epoch: it is neither put back with a step nor handed to a replacement, which reads the epoch.
+
+    What the script sets in the data set counts at once without workers. Workers are forks of this process,
+    and get it with the next epoch, in a replacement, too, if it is a number or another small value. A warning
+    names what else was changed within an epoch.
 
     Args:
         loader: with the same batches in each pass over the same epoch. ``set_epoch`` of its sampler or its
@@ -68,15 +78,25 @@ class LoaderBatches:
         self._iterator: Iterator[Any] | None = None
         self._next = 0  # the batch that the iterator gives next
         self._position = LoaderPosition(loader)
+        self._asked: list[Any] = []  # by its workers
+        if getattr(loader, "num_workers", 0):
+            self._asked = [getattr(loader, name, None) for name in _OF_WORKERS]
+        self._forked: ForkedVariables | None = None  # what its workers have begun with
+        self._at_begin = EpochValues(*self._asked)
+        self._options = self._at_begin.held  # by this name reach() finds it
+        self._warned = False
 
     def __getitem__(self, index: int) -> Any:
         """The batch of an iteration, counted from 0. The first epoch is followed by the second, and so on."""
         if index < 0:
             raise IndexError(f"Iterations count from 0, not {index}.")
+        self._at_begin.keep(index // self._length)
         if index in self._kept and self._kept[index].unchanged:
             return copied(self._kept[index].batch)
         if self._iterator is None or index != self._next or index % self._length == 0:
             self._seek(index)
+        else:
+            self._warn_of_late_change()
         while self._next < index:
             self._take()
         batch = self._take()
@@ -118,8 +138,30 @@ class LoaderBatches:
             seed_generators(self._loader, seed)
             if from_state:
                 self._loader.load_state_dict(state)
-            self._iterator = iter(self._loader)
+            self._begin(start // self._length)
         self._next = place if from_state else start
+
+    def _begin(self, epoch: int) -> None:
+        """Begin to iterate. Workers begin with what the data set had as the first of this epoch began."""
+        if not self._asked:
+            self._iterator = iter(self._loader)
+            return
+        with self._at_begin.of(epoch):
+            self._iterator = iter(self._loader)
+        self._forked = None if self._warned else ForkedVariables(*self._asked)
+
+    def _warn_of_late_change(self) -> None:
+        """Say once that a large change within an epoch would reach a replacement before its time."""
+        if self._forked is None or not (names := self._forked.changed(unless_small=True)):
+            return
+        self._warned, self._forked = True, None
+        _logger.warning(
+            "%s changed in the middle of an epoch: the loader's processes get it with the next epoch, and "
+            "those of a replacement at once, whose batches would be others for the rest of the epoch. Change "
+            "it before an epoch's first batch, or leave out num_workers",
+            in_line(names),
+            extra={"event": "changed_within_epoch", "variables": names},
+        )
 
     def _finish(self) -> None:
         """An epoch is over: what an iterable data set does behind its last sample is done, too."""
@@ -131,6 +173,8 @@ class LoaderBatches:
         assert self._iterator is not None
         with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
             batch = next(self._iterator, _END)
+        if self._forked is not None and self._forked.changed():
+            self._forked.note()  # as the loader made a batch
         if batch is _END:
             raise UsageError(
                 f"The loader's epoch ended after {self._next % self._length} batches of {self._length}: its "

@@ -6,32 +6,27 @@ changes in it at other times belongs to the script's steps, as all its variables
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import MethodType
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.counted import Counted
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
-    GENERATORS,
     MOST_ELEMENTS,
     is_copied,
     is_object,
     is_understood,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaves, Uncopied
-from swift_ft.checkpoint.step.reach import MISSING, Namespace, passed_on
+from swift_ft.checkpoint.step.reach import MISSING, Namespace
 from swift_ft.data.batch_source import samplers_of
+from swift_ft.data.script_variables import contents_of, objects_from
 
 _MOST_BYTES = 2**16
 """Of a tensor or an array in such an object that is compared before and after each batch."""
@@ -41,8 +36,6 @@ _FIRST_BATCHES = 4
 """That are looked at closely: who counts does so from the first batch on, as a rule."""
 _SAMPLE = 64
 """Elements of a larger container that are compared in the others."""
-_DEPTH = 3
-"""Of containers in containers that are compared."""
 
 
 class LoaderPosition:
@@ -99,7 +92,7 @@ class LoaderPosition:
     def _count(self, one: Namespace, name: str, before: Any) -> None:
         self._counted.add(one.owner, name)
         for value in (before, one.variables.get(name, MISSING)):
-            for thing in _contents(value, whole=True):
+            for thing in contents_of(value, whole=True):
                 self._counted.things[id(thing)] = thing
 
     def _places(self) -> list[tuple[Namespace, str]]:
@@ -159,7 +152,7 @@ class _Variable(_Known):
         self._leaves = Leaves(None if counts else ())
         self._larger: list[Uncopied] = []
         self._samples: list[tuple[Any, list[Any]]] = []
-        for thing in _contents(self.value, whole=whole):
+        for thing in contents_of(self.value, whole=whole):
             if isinstance(thing, CONTAINERS) and len(thing) > MOST_ELEMENTS and not whole:
                 self._samples.append((thing, _sample_of(thing)))
             elif isinstance(thing, torch.Tensor) and not is_copied(thing, most_bytes):
@@ -192,27 +185,12 @@ def _may_be_read(array: np.ndarray) -> bool:
 
 def _objects_of(loader: Any) -> Iterator[Any]:
     """The objects of the script that a loader asks in this process."""
+    if is_object(loader):
+        return objects_from(loader)
     asked: tuple[Any, ...] = samplers_of(loader)
     if not getattr(loader, "num_workers", 0):
         asked += (getattr(loader, "dataset", None), getattr(loader, "collate_fn", None))
-    todo = deque([loader] if is_object(loader) else asked)
-    seen: dict[int, Any] = {}
-    while todo:
-        value = todo.popleft()
-        if id(value) in seen or isinstance(value, nn.Module | Optimizer):
-            continue
-        seen[id(value)] = value
-        if isinstance(value, functools.partial):
-            todo += (value.func, value.args, value.keywords)
-        elif isinstance(value, MethodType):
-            todo.append(value.__self__)
-        elif isinstance(value, (tuple, *CONTAINERS)):
-            todo += _content_of(value)
-        elif is_object(value):
-            yield value
-            todo += Namespace("", value).variables.values()
-        else:
-            todo += (one for _, one in passed_on(value))
+    return objects_from(*asked)
 
 
 def _sample_of(container: Any) -> list[Any]:
@@ -224,19 +202,3 @@ def _sample_of(container: Any) -> list[Any]:
 
 def _are_same(one: list[Any], other: list[Any]) -> bool:
     return one[0] == other[0] and all(map(operator.is_, one[1:], other[1:]))
-
-
-def _contents(value: Any, depth: int = _DEPTH, *, whole: bool) -> Iterator[Any]:
-    """All that may change in a value in place: itself and containers in it; whole: also what is in these."""
-    yield value
-    if depth and isinstance(value, CONTAINERS):
-        for inner in _content_of(value):
-            if isinstance(inner, CONTAINERS):
-                yield from _contents(inner, depth - 1, whole=whole)
-            elif whole and isinstance(inner, (torch.Tensor, np.ndarray, *GENERATORS)):
-                yield inner
-
-
-def _content_of(container: Any) -> tuple[Any, ...]:
-    few = len(container) <= MOST_ELEMENTS and not isinstance(container, bytearray)
-    return tuple(content_in(container)) if few else ()

@@ -73,8 +73,9 @@ class DataParallelHook:
         model: stock DDP, without a communication hook of its own, or another library's wrapper of it.
         on_reduced: called for each bucket whose all-reduce is complete.
         on_layout: called in the first averaged backward, with the buckets that DDP will use from then on.
-        fill_gradients: put averaged gradients in place before ``on_reduced``, so that an optimizer can
-            use them at once; otherwise DDP does it at the end of backward.
+        on_backward_ended: called at the end of each averaged backward. Averaged gradients are put in place
+            before ``on_reduced`` then, so that an optimizer can use them at once; without it, DDP does it at
+            the end of backward.
 
     Attributes:
         broken: why communication failed in this step; None if it did not.
@@ -90,19 +91,20 @@ class DataParallelHook:
         model: Any,
         on_reduced: OnReduced,
         on_layout: Callable[[Layout], None],
-        fill_gradients: bool = False,
+        on_backward_ended: Callable[[], None] | None = None,
     ) -> None:
         self.model = model = accepted_ddp(model)
         _note_failed_syncs()
         self.broken: str | None = None
         self.group: dist.ProcessGroup = model.process_group
-        if fill_gradients:
+        if on_backward_ended is not None:
             _refuse_early_updates(model, self.group)
+            _refuse_unused(model)
         self.buffers = BufferSync(model)
         self._on_reduced = on_reduced
         self._iteration = 0
         self._on_layout = on_layout
-        self._fill_gradients = fill_gradients
+        self._on_backward_ended = on_backward_ended
         self._layout_known = False
         self._order: list[int] = []
         self._aborted = threading.Event()  # since the step began
@@ -236,6 +238,8 @@ class DataParallelHook:
             hit(Point.REDUCE, self._iteration, index)
             if index == 0:  # the first in every backward
                 self._share_buffers()
+                if self._on_backward_ended is not None:
+                    _after_backward(self._on_backward_ended)
             gradients = bucket.buffer()
             gradients.mul_(1.0 / self.group.size())
             if outputs.are_watched():
@@ -361,20 +365,26 @@ class DataParallelHook:
     def _arrived(self, bucket: dist.GradBucket) -> None:
         if outputs.are_watched():
             self._show_average(bucket)
-        parameters = bucket.parameters()
-        if not self._fill_gradients:
+        if self._on_backward_ended is None:
             self._reduced(bucket)
             return
-        averages = bucket.gradients()
-        for parameter, average in zip(parameters, averages, strict=True):
-            if parameter.grad is None:
+        is_dense = bucket.buffer().layout == torch.strided
+        # A sparse gradient has a bucket to itself, which has no views.
+        averages = bucket.gradients() if is_dense else [bucket.buffer()]
+        of_each = [*zip(bucket.parameters(), averages, strict=True)]
+        for parameter, average in of_each:
+            if not is_dense:
+                parameter.grad = average
+            elif parameter.grad is None:
                 parameter.grad = average.clone()
             elif parameter.grad.data_ptr() != average.data_ptr():  # else it is a view of the bucket
                 parameter.grad.copy_(average)
         self._reduced(bucket)
-        for parameter, average in zip(parameters, averages, strict=True):
-            # DDP writes the averages once more: here, where no undo needs the old values.
-            parameter.grad = average
+        for parameter, average in of_each:
+            # DDP writes the averages once more: here, where no undo needs the old values. All views of a
+            # bucket count their changes in place together, and ``.data`` by itself: who clips another
+            # optimizer's gradients has not changed these.
+            parameter.grad = average.data
 
     def _reduced(self, bucket: dist.GradBucket) -> None:
         hit(Point.REDUCED, self._iteration, bucket.index())
@@ -429,6 +439,15 @@ def _refuse_early_updates(model: DistributedDataParallel, group: dist.ProcessGro
         raise UnsupportedError(
             "wrap_optimizer(wait_free=True) updates parameters while others still travel, and over NCCL the "
             "host does not know then whether an average has arrived: leave wait_free out."
+        )
+
+
+def _refuse_unused(model: DistributedDataParallel) -> None:
+    """DDP leaves a parameter alone that no replica has used, which it knows when all buckets are there."""
+    if model.find_unused_parameters:
+        raise UnsupportedError(
+            "wrap_optimizer(wait_free=True) would also update parameters that no replica has used in a step, "
+            "by gradients of 0: leave out wait_free, or DistributedDataParallel(find_unused_parameters=True)."
         )
 
 

@@ -24,7 +24,7 @@ from swift_ft.checkpoint.state_payload import (
 from swift_ft.checkpoint.step.carried import Place
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import store_keys
-from swift_ft.errors import RecoveryError, SwiftError, UndoError
+from swift_ft.errors import RecoveryError, SwiftError, UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Task
@@ -112,11 +112,12 @@ class Replicas:
 
     def attach_ddp(self, model: Any) -> nn.Module:
         """See :meth:`swift_ft.Session.attach_ddp`. Returns the module within DDP."""
+        early = any(optimizer.wait_free for optimizer in self._undoable().values())
         self._hook = DataParallelHook(
             model,
             self._reduced,
             on_layout=self._publish_layout,
-            fill_gradients=any(optimizer.wait_free for optimizer in self._undoable().values()),
+            on_backward_ended=self._backward_ended if early else None,
         )
 
         # Asked once: in a recovery there is no group, and who the replicas are stays known.
@@ -290,8 +291,17 @@ class Replicas:
 
         An optimizer that made no step has a window of an earlier iteration, which nothing can take back now.
         No undo brings back an average of the model (EMA), which changes with each update.
+
+        Raises:
+            UsageError: a wait-free optimizer has updated parameters, and its step was skipped.
         """
         optimizers = self._undoable()
+        if skipped := [name for name, optimizer in optimizers.items() if optimizer.waits_for_step]:
+            raise UsageError(
+                f"wrap_optimizer(wait_free=True) has updated parameters within the backward pass, and no "
+                f"{skipped[0]}.step() followed, as where a GradScaler skips one: leave wait_free out.",
+                alike=True,
+            )
         stepped = {name for name, o in optimizers.items() if o.windows_opened != self._windows.get(name)}
         for name in optimizers.keys() - stepped:
             optimizers[name].close_undo_window()
@@ -468,6 +478,10 @@ class Replicas:
                 optimizer.close_undo_window()
         for optimizer, own in self._wait_free:
             optimizer.update([p for p in parameters if p in own])
+
+    def _backward_ended(self) -> None:
+        for optimizer, _ in self._wait_free:
+            optimizer.backward_ended()
 
     def _undoable(self) -> dict[str, UndoableOptimizer]:
         return {n: o for n, o in self._state.optimizers.items() if isinstance(o, UndoableOptimizer)}

@@ -10,7 +10,14 @@ from tests.support.habits import assert_put_back
 
 SCRIPT = Path(__file__).parent / "scripts" / "counts_samples.py"
 COUNTED = ["a stream", "a buffer", "a sampler", "a function for batches"]
-SET = ["a level", "a level by index"]
+SET = [
+    "a level",
+    "a level by index",
+    "a level by index, by processes",
+    "a level globally, by processes",
+    "a level by processes, from an epoch on",
+    "a level by processes, within an epoch",
+]
 
 
 @pytest.mark.parametrize("habit", [*COUNTED, *SET])

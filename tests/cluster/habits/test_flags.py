@@ -14,6 +14,7 @@ HABITS = [
     "evaluation mode of a layer",
     "a dropout's p",
     "another group",
+    "as many other parameters",
     "an attribute",
     "a group that the script holds",
     "an enum of another file",

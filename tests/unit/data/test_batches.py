@@ -6,12 +6,21 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from swift_ft.checkpoint.step.counted import counted_in
 from swift_ft.data import IndexedBatches, LoaderBatches
@@ -117,6 +126,136 @@ def test_replicas_draw_different_noise() -> None:
     sampler = list(range(4))
     one, other = (IndexedBatches(Noise(), 4, sampler=sampler, rank=rank) for rank in (0, 1))  # type: ignore[arg-type]
     assert not same(one[0], other[0])
+
+
+# ------------------------------------------------------------------------------- samplers that draw at random
+
+
+class ByHand(Sampler[int]):
+    """Draws from a global generator, or from one of its own."""
+
+    def __init__(self, draw: Callable[[int], int]) -> None:
+        self.draw = draw
+
+    def __len__(self) -> int:
+        return 23
+
+    def __iter__(self) -> Iterator[int]:
+        yield from (self.draw(23) for _ in range(23))
+
+
+class WithOwn(ByHand):
+    def __init__(self, generator: Any) -> None:
+        self.generators = {"first": generator}
+        super().__init__(self._drawn)
+
+    def _drawn(self, most: int) -> int:
+        generator = self.generators["first"]
+        name = {random.Random: "randrange", np.random.Generator: "integers"}.get(type(generator), "randint")
+        return int(getattr(generator, name)(most))
+
+
+class Around(Sampler[int]):
+    """A sampler in a sampler, as libraries make one for several replicas."""
+
+    def __init__(self, inner: Any) -> None:
+        self.sampler = inner
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[int]:
+        yield from self.sampler
+
+
+def weights() -> list[float]:
+    return [1.0 + index % 3 for index in range(23)]
+
+
+DRAWING: dict[str, Callable[[int], Any]] = {
+    "weighted": lambda seed: WeightedRandomSampler(weights(), 23),
+    "weighted, with a generator": lambda seed: WeightedRandomSampler(
+        weights(), 23, generator=torch.Generator().manual_seed(seed)
+    ),
+    "random": lambda seed: RandomSampler(Squares()),
+    "random, with a generator": lambda seed: RandomSampler(
+        Squares(), generator=torch.Generator().manual_seed(seed)
+    ),
+    "by Python's": lambda seed: ByHand(lambda most: random.randrange(most)),
+    "by NumPy's": lambda seed: ByHand(lambda most: int(np.random.randint(most))),
+    "by one of Python": lambda seed: WithOwn(random.Random(seed)),
+    "by one of NumPy": lambda seed: WithOwn(np.random.default_rng(seed)),
+    "by an older one of NumPy": lambda seed: WithOwn(np.random.RandomState(seed)),
+    "within another": lambda seed: Around(
+        RandomSampler(Squares(), generator=torch.Generator().manual_seed(seed))
+    ),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
+def test_the_order_of_a_sampler_that_draws_does_not_depend_on_when_it_is_asked_for(
+    make: Callable[[int], Any], num_workers: int
+) -> None:
+    """A replacement asks for the first time in the middle of an epoch, in another step."""
+    straight = IndexedBatches(Squares(), 4, sampler=make(1), rank=1)
+    expected = [straight[index] for index in range(12)]
+    assert not same(expected[0], expected[6])  # another order in each epoch
+    random.seed(77)
+    np.random.seed(77)
+    torch.manual_seed(77)
+    drawn = [torch.rand(1).item(), random.random(), np.random.random()]
+    for first in (5, 8):
+        random.seed(77)
+        np.random.seed(77)
+        torch.manual_seed(77)
+        batches = IndexedBatches(Squares(), 4, sampler=make(1), rank=1, num_workers=num_workers)
+        for index in (first, first + 1, first - 1):
+            assert same(batches[index], expected[index]), index
+        assert drawn == [torch.rand(1).item(), random.random(), np.random.random()]
+        batches.close()
+
+
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
+def test_replicas_draw_different_samples(make: Callable[[int], Any]) -> None:
+    """By their rank, or as they have seeded a generator of the sampler's own."""
+    one, other = (IndexedBatches(Squares(), 4, sampler=make(rank), rank=rank) for rank in (0, 1))
+    assert [one[index]["name"] for index in range(3)] != [other[index]["name"] for index in range(3)]
+
+
+def test_replicas_that_divide_one_permutation() -> None:
+    """They have seeded a generator alike for it."""
+
+    class Divided(Sampler[int]):
+        def __init__(self, rank: int) -> None:
+            self.rank, self.generator = rank, torch.Generator().manual_seed(3)
+
+        def __len__(self) -> int:
+            return 10
+
+        def __iter__(self) -> Iterator[int]:
+            yield from torch.randperm(20, generator=self.generator)[self.rank :: 2].tolist()
+
+    both = [IndexedBatches(Squares(), 5, sampler=Divided(rank), rank=rank) for rank in (0, 1)]
+    for epoch in range(2):
+        names = [
+            name for batches in both for index in range(2) for name in batches[2 * epoch + index]["name"]
+        ]
+        assert sorted(names) == sorted(f"sample {index}" for index in range(20))
+
+
+@pytest.mark.parametrize("drawing", ["weighted", "random, with a generator"])
+def test_replicas_that_would_draw_the_same(drawing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = SimpleNamespace(is_initialized=lambda: True, get_world_size=lambda: 2)
+    monkeypatch.setattr("swift_ft.data.draws.dist", group)
+    batches = IndexedBatches(Squares(), 4, sampler=DRAWING[drawing](1))
+    if drawing == "weighted":
+        with pytest.raises(UsageError, match=r"rank=session.replica"):
+            batches[0]
+    else:  # the script has seeded it for each replica, or for all
+        batches[0]
+    IndexedBatches(Squares(), 4, sampler=DRAWING[drawing](1), rank=0)[0]
+    IndexedBatches(Squares(), 4, shuffle=True)[0]
 
 
 class Stream(IterableDataset[Any]):

@@ -20,6 +20,8 @@ from tests.support.habits import attach, leave
 STORE, HABIT = sys.argv[1:3]
 PIPELINE = sys.argv[3:] == ["pipeline"]
 SAMPLES, BATCH = 24, 4
+OF_LOADER = ["a level", "a level by processes, from an epoch on", "a level by processes, within an epoch"]
+CHANGES_AT = SAMPLES // BATCH if HABIT.endswith("from an epoch on") else 3
 
 
 def sample(index: int) -> Tensor:
@@ -98,9 +100,10 @@ class Weighted:
         return torch.stack(samples) * (self.calls % (SAMPLES // BATCH))
 
 
-def behind_others() -> Any:
+def behind_others(*, processes: bool = False) -> Any:
     """What leads to the data set is no variable of the loop."""
-    return DataLoader(ConcatDataset([Subset(Samples(), range(SAMPLES))]), BATCH)
+    dataset: Any = ConcatDataset([Subset(Samples(), range(SAMPLES))])
+    return DataLoader(dataset, BATCH, num_workers=int(processes))
 
 
 dist.init_process_group("gloo")
@@ -120,16 +123,25 @@ elif HABIT == "a sampler":
 elif HABIT == "a function for batches":
     weighted = Weighted()
     batches = swift_ft.data.LoaderBatches(DataLoader(Samples(), BATCH, collate_fn=weighted))
-elif HABIT == "a level":
-    batches = swift_ft.data.LoaderBatches(behind_others())
+elif HABIT in OF_LOADER:
+    batches = swift_ft.data.LoaderBatches(behind_others(processes="processes" in HABIT))
+elif "globally" in HABIT:
+    batches = swift_ft.data.GlobalBatches(
+        behind_others().dataset, BATCH, replicas=1, num_workers=int("processes" in HABIT)
+    )
 else:
-    batches = swift_ft.data.IndexedBatches(behind_others().dataset, BATCH, sampler=range(SAMPLES))  # type: ignore[arg-type]
+    batches = swift_ft.data.IndexedBatches(
+        behind_others().dataset,
+        BATCH,
+        sampler=range(SAMPLES),  # type: ignore[arg-type]
+        num_workers=int("processes" in HABIT),
+    )
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
 schedule = attach(session, model, pipeline=PIPELINE)
 
 
 def inner() -> Samples:
-    outer = batches._loader.dataset if HABIT == "a level" else batches._source._dataset._dataset
+    outer = batches._loader.dataset if HABIT in OF_LOADER else batches._source._dataset._dataset
     found: Samples = outer.datasets[0].dataset
     return found
 
@@ -138,7 +150,7 @@ for step in session.steps(10):
     with step:
         level = 1.0
         if "level" in HABIT:
-            if step.index == 3:
+            if step.index == CHANGES_AT:
                 inner().level = 2.0
             level = inner().level
         x = batches[step.index]

@@ -18,6 +18,7 @@ from tests.support.habits import attach, leave
 STORE, HABIT = sys.argv[1:3]
 PIPELINE = sys.argv[3:] == ["pipeline"]
 ITERATIONS, FROM = 8, 2
+FEW_FIRST = ["another group", "as many other parameters"]
 
 
 class Net(nn.Module):
@@ -50,6 +51,9 @@ def change(net: Net, optimizer: torch.optim.Optimizer) -> None:
         net.drop.p = 0.1
     elif HABIT == "another group":
         optimizer.add_param_group({"params": net.backbone.parameters(), "lr": 1e-3})
+    elif HABIT == "as many other parameters":
+        optimizer.state.clear()
+        group["params"] = [*net.backbone.parameters()]
     elif HABIT == "an attribute":
         net.temperature = 2.0
     elif HABIT == "an enum of another file":
@@ -68,7 +72,7 @@ unfreezes = HABIT == "unfreezing"  # DDP would wait for the gradients of what is
 model: nn.Module = net if PIPELINE else DistributedDataParallel(net, find_unused_parameters=unfreezes)
 if unfreezes:
     net.backbone.requires_grad_(False)
-trained = net.head.parameters() if HABIT == "another group" else net.parameters()
+trained = net.head.parameters() if HABIT in FEW_FIRST else net.parameters()
 optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(trained, lr=1e-2))
 group = optimizer.param_groups[0]
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)

@@ -302,6 +302,51 @@ def test_groups_that_were_added_and_held(one: Process, other: Process) -> None:
     assert {*other.optimizer.state} <= {*other.net.head.parameters()}
 
 
+PARAMETERS_LATER = {
+    "of another layer": ["backbone.weight", "backbone.bias"],
+    "of two layers": ["backbone.weight", "head.bias"],
+    "of that layer in another order": ["head.bias", "head.weight"],
+}
+
+
+@pytest.mark.parametrize("later", PARAMETERS_LATER.values(), ids=PARAMETERS_LATER)
+def test_a_group_that_got_as_many_other_parameters(later: list[str], one: Process, other: Process) -> None:
+    """As block-wise training does, with blocks that are alike: state belongs to parameters, not to places."""
+    one.step()
+    one.group["params"] = [one.net.get_parameter(name) for name in later]
+    one.optimizer.state.clear()
+    one.step()
+    other.step()
+    other.state.take_over(copy.deepcopy(one.saved()))  # which has its live tensors
+    names: dict[Any, str] = {parameter: name for name, parameter in one.net.named_parameters()}
+    there: dict[Any, str] = {parameter: name for name, parameter in other.net.named_parameters()}
+    trained = [names[parameter] for parameter in one.group["params"]]
+    assert [there[parameter] for parameter in other.group["params"]] == trained
+    assert other.optimizer.param_groups[0] is other.group
+    ours = {names[p]: state["exp_avg"] for p, state in one.optimizer.state.items() if names[p] in trained}
+    theirs = {there[p]: state["exp_avg"] for p, state in other.optimizer.state.items() if there[p] in trained}
+    assert ours.keys() == theirs.keys() == {*trained}
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    for process in (one, other):
+        process.net.zero_grad()
+        process.step()
+    for mine, theirs_ in zip(one.net.parameters(), other.net.parameters(), strict=True):
+        assert torch.equal(mine, theirs_)
+
+
+def test_a_checkpoint_that_does_not_name_an_optimizers_parameters(one: Process, other: Process) -> None:
+    """An earlier version wrote it."""
+    one.step()
+    saved = one.saved()
+    plain = one.state.unpack(saved["plain"]["bytes"].getvalue())
+    del plain["optimizers"]["optimizer"]["names"]
+    held = other.group["params"]
+    other.state.take_over(saved, plain)
+    assert other.group["params"] == held
+    for mine, theirs in zip(one.net.head.parameters(), other.net.head.parameters(), strict=True):
+        assert torch.equal(one.optimizer.state[mine]["exp_avg"], other.optimizer.state[theirs]["exp_avg"])
+
+
 def test_a_group_of_parameters_that_no_module_has(one: Process, other: Process) -> None:
     one.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     with pytest.raises(TopologyMismatchError, match=r"groups of \[2, 1\] parameters when it was saved"):
