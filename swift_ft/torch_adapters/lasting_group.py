@@ -119,6 +119,9 @@ class LastingGroup(dist.ProcessGroup):
         by_future: operations for which the script waits by futures.
         hooks: of the script, on the group.
         gathering: where members meet before a communicator forms; None where an abort ends the forming.
+        device: of this worker, where the script has named one, or its state is not on the current one.
+        bound_device_id: always None: torch would split other groups off this one, whose communicator ends
+            with each generation.
 
     Raises:
         RuntimeError: from an operation, if there is no group beneath: its generation has ended.
@@ -127,14 +130,15 @@ class LastingGroup(dist.ProcessGroup):
     interceptor: ClassVar[OperationInterceptor | None] = None
     waits: ClassVar[AbortableWaits | None] = None
     by_future: ClassVar[EndedOperations] = EndedOperations()
+    device: ClassVar[torch.device | None] = None
     supports_window = supports_reconfigure = False
+    bound_device_id = None
 
     def __init__(self, native: dist.ProcessGroup) -> None:
         super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the stub lacks it
         self._native: dist.ProcessGroup | None = native
         self._name, self._description = native.group_name, native.group_desc
         self._devices = native._device_types
-        self._bound_device = native.bound_device_id
         self.hooks = GroupHooks()
         self._batch: list[End] | None = None  # of its operations
         self.messages: dist.ProcessGroup | None = None
@@ -229,11 +233,6 @@ class LastingGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return self._devices
 
-    def _bound_device_id(self) -> torch.device | None:
-        return self._bound_device
-
-    bound_device_id = property(_bound_device_id)
-
 
 def beneath(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """The group of torch that carries what is not an operation of the script.
@@ -322,14 +321,17 @@ def unintercepted() -> Iterator[None]:
         LastingGroup.interceptor = interceptor
 
 
-def beginning() -> AbstractContextManager[None]:
+def beginning(on: dist.ProcessGroup | None = None) -> AbstractContextManager[None]:
     """Surrounds the beginning of an operation: of a group of the script, or beneath one.
+
+    Args:
+        on: the group, where it may be one of the script: that surrounds its own, once its members have met.
 
     Raises:
         RuntimeError: the groups were aborted, and nothing begins any more.
     """
     waits = LastingGroup.waits
-    if waits is None:
+    if waits is None or isinstance(on, LastingGroup):
         return contextlib.nullcontext()
     waits.begun()
     waits.raise_if_aborted()

@@ -32,7 +32,8 @@ from torch import nn
 
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.communication import begin, device_of, wait_for
+from swift_ft.torch_adapters.communication import begin, device_of, wait_on_host
+from swift_ft.torch_adapters.lasting_group import LastingGroup, beginning
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
@@ -170,7 +171,8 @@ class LayerAverages:
         ]
         self._under_way[number] = _Exchange(parameters, pieces)
         if operations := [*self._operations(number, pieces)]:
-            self._works += begin(operations)
+            with beginning(self._group):
+                self._works += begin(operations)
         hit(Point.REDUCING, self._iteration, number)
 
     def _trained(self, number: int, layer: nn.Module) -> list[nn.Parameter]:
@@ -204,7 +206,10 @@ class LayerAverages:
             RuntimeError: as torch does, if a peer is gone. Then no gradient has changed.
         """
         works, self._works = self._works, []
-        wait_for(works)
+        # On the host, also where it could run ahead of its device: this worker says that it can complete the
+        # iteration only if nothing of this was aborted.
+        exchanges = self._under_way.values()
+        wait_on_host(works, {one.device for exchange in exchanges for one in exchange.parameters})
         if outputs.are_watched():
             self._show_arrived()
         divisor = sum(self._counts) if self._scale else self._stack.pipelines
@@ -253,7 +258,14 @@ class LayerAverages:
         # Without it, a machine that is killed between the averages of two layers leaves one layer
         # updated everywhere and the other one nowhere (decision 17).
         done = torch.zeros(1, device=device_of(self._group) if self._group is not None else None)
-        wait_for([dist.all_reduce(done, group=self._group, async_op=True)])
+        with beginning(self._group):
+            work = dist.all_reduce(done, group=self._group, async_op=True)
+        assert work is not None
+        wait_on_host([work], [done.device])
+        # Another worker may update from now on. So a loss must not keep this one from it, as it would if its
+        # host waited once more, and an abort came first.
+        if LastingGroup.waits is not None:
+            LastingGroup.waits.unawaited = False
 
     def completes(self, iteration: int) -> bool:
         """Whether this worker can complete an iteration without others, since it has all averages."""
