@@ -193,7 +193,7 @@ class LastingGroup(dist.ProcessGroup):
         with beginning():
             work: Any = self._carrier("send")._end_coalescing(device)
         if work is not None:
-            return LastingWork(work, ends, on_host=device.type == "cpu")
+            return LastingWork(work, ends, on_host=holds_thread(device))
         _call_all(ends)
         return ServedWork([])  # nothing was left to begin, and scripts wait for what a batch gives
 
@@ -255,7 +255,8 @@ class LastingWork(dist.Work):
     Args:
         native: torch's.
         ends: called once, when a wait for it is over.
-        on_host: its tensors are in host memory: a wait for it blocks the thread, and gloo may not end it.
+        on_host: a wait for it holds the thread, and gloo may not end it. Elsewhere it returns at once, and
+            what an abort has ended later is found when the host waits for the device.
     """
 
     def __init__(self, native: dist.Work, ends: Sequence[End] = (), *, on_host: bool = False) -> None:
@@ -268,9 +269,11 @@ class LastingWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end."""
         try:
+            if not self._on_host:
+                _raise_if_aborted()
             ended = self._waited(timeout)
-            if LastingGroup.waits is not None:
-                LastingGroup.waits.raise_if_aborted()
+            if self._on_host:
+                _raise_if_aborted()
             if self._kept is not None:
                 _wait(self._kept, timedelta(0))
             ends, self._ends = self._ends, ()
@@ -338,6 +341,16 @@ def beginning(on: dist.ProcessGroup | None = None) -> AbstractContextManager[Non
     return waits.beginnings
 
 
+def holds_thread(device: torch.device) -> bool:
+    """Whether a wait for an operation on a device holds the thread that waits: elsewhere a stream waits."""
+    return device.type == "cpu"
+
+
+def _raise_if_aborted() -> None:
+    if LastingGroup.waits is not None:
+        LastingGroup.waits.raise_if_aborted()
+
+
 def is_over() -> bool:
     """Whether no operation of the script can succeed: its groups were aborted, or will be."""
     waits = LastingGroup.waits
@@ -396,13 +409,13 @@ def _wait(native: Any, timeout: timedelta) -> bool:
 
 
 def _on_host(group: LastingGroup, args: Sequence[Any]) -> bool:
-    """Whether an operation's tensors are in host memory; for one without tensors, whether its group is."""
+    """Whether a wait for an operation holds its thread: by its tensors, or by its group if it has none."""
     given: Any = args[0] if args else None
     while isinstance(given, list | tuple) and given:
         given = given[0]
     if isinstance(given, torch.Tensor):
-        return given.device.type == "cpu"
-    return all(device.type == "cpu" for device in group._device_types)
+        return holds_thread(given.device)
+    return all(holds_thread(device) for device in group._device_types)
 
 
 def _forwarded(name: str, to: str) -> Any:
