@@ -28,7 +28,6 @@ from tests.support.cluster import (
 
 Undisturbed = Callable[[str], ClusterRun]
 
-
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -64,20 +63,29 @@ KINDS = {
         ("--layers=2", "--microbatches=4", "--exact", "--swap", "--limit=20kB"),
     ),
     "layers": Kind(EVEN, 3, flags=tuple(ALONE), iterations=LONG),
+    "experts": Kind(EXAMPLES / "train_moe.py", 4, ("--layers=2",), mode="replica"),
+    "between steps": Kind(SCRIPTS / "between_steps.py", 4),
 }
+AHEAD = "nccl_like_ahead"
 
 
-def run(folder: Path, kind: str, inject: str = "", *flags: str) -> ClusterRun:
+def run(folder: Path, kind: str, inject: str = "", *flags: str, **options: Any) -> ClusterRun:
     one = KINDS[kind]
     script = training(folder, one.script, iterations=one.iterations)
     return over_nccl(
-        folder, *one.args, inject=inject, machines=one.machines, flags=[*one.flags, *flags], script=script
+        folder,
+        *one.args,
+        inject=inject,
+        machines=one.machines,
+        flags=[*one.flags, *flags],
+        script=script,
+        **options,
     )
 
 
-def over_nccl(folder: Path, *args: str, **options: Any) -> ClusterRun:
+def over_nccl(folder: Path, *args: str, backend: str = "nccl_like", **options: Any) -> ClusterRun:
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(BACKEND, "nccl_like")
+        environment.setenv(BACKEND, backend)
         return run_cluster(folder, *args, **options)
 
 
@@ -155,3 +163,43 @@ def test_a_memory_checkpoint(tmp_path: Path) -> None:
     undisturbed, killed = runs
     assert_identical(killed, undisturbed)
     assert [recovery["mode"] for recovery in killed.recoveries] == ["memory"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        ("pipeline", "machine=1 iteration=5 point=backward microbatch=7"),
+        ("pipeline", "machine=2 iteration=5 point=forward microbatch=2"),
+        ("hsdp", "machine=1 iteration=5 point=backward"),
+        ("experts", "machine=1 iteration=5 point=forward"),  # how many tokens come is read on the host
+        ("tensor parallel", "machine=3 iteration=5 point=backward microbatch=1"),
+    ],
+)
+def test_the_host_runs_ahead(kind: str, at: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """An abort leaves garbage, and no wait of an operation says so: as with GPUs."""
+    killed = run(tmp_path, kind, f"kill {at}", backend=AHEAD)
+    assert_identical(killed, undisturbed(kind))
+    assert_clean(killed)
+    assert len(killed.events("FaultInjected")) == 1
+    (recovery,) = killed.recoveries
+    assert recovery["mode"] == KINDS[kind].mode
+
+
+def test_no_log_has_what_an_abort_has_left(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The second loss leads back to the iteration that the first one has interrupted, in two logs."""
+    faults = [f"kill machine=2 iteration={number} point=forward microbatch=2" for number in (4, 5)]
+    killed = run(tmp_path, "pipeline", "; ".join(faults), "--spares", "2", backend=AHEAD)
+    assert_identical(killed, undisturbed("pipeline"))
+    assert len(killed.events("FaultInjected")) == 2
+    assert [recovery["mode"] for recovery in killed.recoveries] == ["replay", "replay"]
+
+
+def test_a_number_that_an_abort_has_left_between_two_steps(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """Each of three survivors reads another one. The script is not to blame for that."""
+    one = KINDS["between steps"]
+    script = training(tmp_path, one.script)
+    killed = over_nccl(tmp_path, "--die", "validate:4:1", machines=one.machines, script=script, backend=AHEAD)
+    assert_identical(killed, undisturbed("between steps"))
+    assert (tmp_path / "died").exists()
+    (recovery,) = killed.recoveries
+    assert (recovery["mode"], recovery["slots"]) == ("replay", [1])

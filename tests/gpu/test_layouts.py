@@ -15,6 +15,7 @@ from tests.gpu.on_one_gpu import OnOneGpu
         ("train_tensor_parallel", "machine=1 iteration=5 point=forward microbatch=4"),
         ("train_tensor_parallel", "machine=2 iteration=5 point=optimizer"),
         ("train_moe", "machine=1 iteration=5 point=optimizer"),
+        ("train_moe", "machine=1 iteration=5 point=forward"),  # survivors read how many tokens come: anything
         ("train_context_parallel", "machine=3 iteration=4 point=between"),
     ],
 )
