@@ -88,14 +88,14 @@ def wait_on_host(works: Sequence[dist.Work], devices: Iterable[torch.device]) ->
 
     Args:
         works: the operations.
-        devices: where their tensors are.
+        devices: where tensors are that have arrived, by these operations or by earlier ones.
 
     Raises:
         RuntimeError: as torch does, if a peer is gone, or because the group was aborted.
     """
     wait_for(works)
     waits = LastingGroup.waits
-    if works and waits is not None and waits.silent:
+    if waits is not None and waits.silent:
         wait_for_devices(waits, {*devices})
 
 

@@ -98,8 +98,8 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             name = f"{self._native.group_name}/{sender}-{receiver}"
             group = self._formed(name, sender, receiver)
             self._gather(name)
-            of_peer = self._to if sender == me else self._from
-            of_peer[peer] = group
+            way = self._to if sender == me else self._from
+            way[peer] = group
             for device in silent_devices(group):
                 nothing = [torch.zeros(1, device=device)]
                 work = group.send(nothing, 1, 0) if sender == me else group.recv(nothing, 0, 0)

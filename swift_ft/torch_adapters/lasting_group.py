@@ -269,11 +269,13 @@ class LastingWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end."""
         try:
-            if not self._on_host:
-                _raise_if_aborted()
+            waits = LastingGroup.waits
+            if waits is not None and not self._on_host:
+                waits.begun()  # nor has the host waited for it when this returns
+                waits.raise_if_aborted()
             ended = self._waited(timeout)
-            if self._on_host:
-                _raise_if_aborted()
+            if waits is not None and self._on_host:
+                waits.raise_if_aborted()
             if self._kept is not None:
                 _wait(self._kept, timedelta(0))
             ends, self._ends = self._ends, ()
@@ -346,11 +348,6 @@ def holds_thread(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def _raise_if_aborted() -> None:
-    if LastingGroup.waits is not None:
-        LastingGroup.waits.raise_if_aborted()
-
-
 def is_over() -> bool:
     """Whether no operation of the script can succeed: its groups were aborted, or will be."""
     waits = LastingGroup.waits
@@ -379,6 +376,8 @@ def _operation(name: str) -> Any:
             if on_end is None:
                 return ServedWork(operation.tensors)
             ends = [(on_end, operation)]
+        if name == "barrier":
+            _give_device(*args, **kwargs)
         self._meet(name, *args)
         with beginning():
             work = getattr(self._carrier(name), name)(*args, **kwargs)
@@ -392,6 +391,13 @@ def _operation(name: str) -> Any:
 
     communicate.__name__ = name
     return communicate
+
+
+def _give_device(opts: Any = None) -> None:
+    """Let a barrier be on this worker's device: torch asks the group, which names none, or takes any."""
+    device, given = LastingGroup.device, getattr(opts, "device", None)
+    if device is not None and given is not None and (given.type, given.index) == (device.type, None):
+        opts.device = device
 
 
 def _call(function: Callable[[], object]) -> None:

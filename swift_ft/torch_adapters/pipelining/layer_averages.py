@@ -208,7 +208,7 @@ class LayerAverages:
         works, self._works = self._works, []
         # On the host, also where it could run ahead of its device: this worker says that it can complete the
         # iteration only if nothing of this was aborted.
-        exchanges = self._under_way.values()
+        exchanges = self._under_way.values() if self._with_others else ()
         wait_on_host(works, {one.device for exchange in exchanges for one in exchange.parameters})
         if outputs.are_watched():
             self._show_arrived()

@@ -85,6 +85,38 @@ def test_a_worker_communicates_on_its_own_device(
     assert silent_devices(both) == silent_devices(nccl) == [torch.device(expected)]
 
 
+@pytest.mark.parametrize(
+    ("named", "given", "expected"),
+    [
+        ("cuda:1", "cuda", "cuda:1"),
+        (None, "cuda", "cuda"),
+        ("cuda:1", "cuda:0", "cuda:0"),
+        ("cuda:1", "cpu", "cpu"),
+    ],
+)
+def test_a_barrier_is_on_the_device_of_its_worker(
+    named: str | None, given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LastingGroup, "device", torch.device(named) if named else None)
+    seen: list[torch.device] = []
+
+    class Native(OverNccl):
+        group_name, group_desc = "0", ""
+
+        def rank(self) -> int:
+            return 0
+
+        size = rank
+
+        def barrier(self, opts: Any) -> None:
+            seen.append(opts.device)
+
+    native: Any = Native()
+    opts = SimpleNamespace(device=torch.device(given))
+    LastingGroup(native).barrier(opts=opts)  # type: ignore[call-overload]
+    assert seen == [torch.device(expected)]
+
+
 def test_no_abort_of_gloo_is_silent(group: dist.ProcessGroup) -> None:
     assert silent_devices(group) == []
 

@@ -14,7 +14,7 @@ from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import is_broken_communication, may_come_of_abort
 from swift_ft.torch_adapters.communication import wait_on_host
 from swift_ft.torch_adapters.device_waits import DeviceWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup, beginning
+from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork, beginning
 from swift_ft.torch_adapters.step_failures import step_failures
 
 
@@ -133,6 +133,16 @@ def test_unless_something_communicated_after_it(step: Step) -> None:
     assert step_failures.cause is not None
 
 
+def test_or_was_waited_for_after_it(step: Step) -> None:
+    """A wait on a device returns at once: the operation may have begun long before, and end later."""
+    step.device.idle.set()
+    step.optimizer.step()
+    LastingWork(_Done()).wait()  # type: ignore[arg-type]
+    step.waits.abort()
+    with pytest.raises(RuntimeError, match="aborted"):
+        step.on_device.finish()
+
+
 def test_each_update_waits_for_what_communicated_before_it(step: Step) -> None:
     """A discriminator and a generator have two backward passes and two updates in one step."""
     step.device.idle.set()
@@ -174,6 +184,10 @@ class _Done:
 
     def wait(self) -> None:
         """Return at once."""
+
+    def is_completed(self) -> bool:
+        """Not on the device."""
+        return False
 
 
 GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
