@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.test_experts_and_context import DEATH_AT, TRAININGS, WITH_DROPOUT, train
 from tests.cluster.test_layouts import ALONE, EVEN, LONG, LOST, moves
 from tests.support.cluster import (
     BACKEND,
@@ -25,6 +26,7 @@ from tests.support.cluster import (
     run_cluster,
     training,
 )
+from tests.support.integrations import assert_same_files
 
 Undisturbed = Callable[[str], ClusterRun]
 
@@ -63,7 +65,7 @@ KINDS = {
         ("--layers=2", "--microbatches=4", "--exact", "--swap", "--limit=20kB"),
     ),
     "layers": Kind(EVEN, 3, flags=tuple(ALONE), iterations=LONG),
-    "experts": Kind(EXAMPLES / "train_moe.py", 4, ("--layers=2",), mode="replica"),
+    "shared layers": Kind(EXAMPLES / "train_elastic.py", 4, ("--pipelines=2", "--exact"), mode="replica"),
     "between steps": Kind(SCRIPTS / "between_steps.py", 4),
 }
 AHEAD = "nccl_like_ahead"
@@ -170,9 +172,11 @@ def test_a_memory_checkpoint(tmp_path: Path) -> None:
     [
         ("pipeline", "machine=1 iteration=5 point=backward microbatch=7"),
         ("pipeline", "machine=2 iteration=5 point=forward microbatch=2"),
-        ("hsdp", "machine=1 iteration=5 point=backward"),
-        ("experts", "machine=1 iteration=5 point=forward"),  # how many tokens come is read on the host
+        ("hsdp", "machine=3 iteration=5 point=optimizer"),
+        ("hybrid", "machine=2 iteration=5 point=backward microbatch=3"),
         ("tensor parallel", "machine=3 iteration=5 point=backward microbatch=1"),
+        ("shared layers", "machine=1 iteration=5 point=forward microbatch=1"),
+        ("shared layers", "machine=2 iteration=5 point=reducing"),
     ],
 )
 def test_the_host_runs_ahead(kind: str, at: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
@@ -183,6 +187,18 @@ def test_the_host_runs_ahead(kind: str, at: str, tmp_path: Path, undisturbed: Un
     assert len(killed.events("FaultInjected")) == 1
     (recovery,) = killed.recoveries
     assert recovery["mode"] == KINDS[kind].mode
+
+
+def test_a_size_that_an_abort_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many tokens come to an expert is read on the host, and memory of that size is asked for."""
+    monkeypatch.setenv(BACKEND, AHEAD)
+    experts = TRAININGS["experts in two replicas"]
+    undisturbed = train(tmp_path / "undisturbed", experts, *WITH_DROPOUT)
+    death = {"rank": 1, "iteration": DEATH_AT, "point": "before all_to_all 1"}
+    killed = train(tmp_path / "killed", experts, *WITH_DROPOUT, death=death)
+    assert killed.code == 0, killed.output[-6000:]
+    assert [recovery["mode"] for recovery in killed.recoveries] == [experts.way], killed.output[-3000:]
+    assert_same_files(killed, undisturbed)
 
 
 def test_no_log_has_what_an_abort_has_left(tmp_path: Path, undisturbed: Undisturbed) -> None:

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from swift_ft.checkpoint import memory_copy
 from swift_ft.checkpoint.memory_copy import Block, digest_of, load_block, size_of, write_block
-from swift_ft.checkpoint.state_payload import tensors_in
+from swift_ft.checkpoint.state_payload import StatePayload, tensors_in
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError
 
@@ -148,12 +147,12 @@ def test_a_copy_waits_for_each_device_that_it_comes_from(gpus: int, monkeypatch:
     """Each runs on a stream of its own device, of which none needs to be the current one."""
     state = made()[0]
     block = write_block(state, None)
-    payload = memory_copy.StatePayload.of(state.to_save())
+    payload = StatePayload.of(state.to_save())
     tensors = {path: OnGpu(t, 3 + n % gpus) for n, (path, t) in enumerate(payload.tensors.items())}
     on_gpus = SimpleNamespace(
         header=payload.header, plain=payload.plain, kinds=payload.kinds, tensors=tensors
     )
-    monkeypatch.setattr(memory_copy.StatePayload, "of", lambda _: on_gpus)
+    monkeypatch.setattr(StatePayload, "of", lambda _: on_gpus)
     monkeypatch.setattr(Event, "waited", [], raising=False)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", str)

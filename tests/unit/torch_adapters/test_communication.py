@@ -113,7 +113,7 @@ def test_a_barrier_is_on_the_device_of_its_worker(
 
     native: Any = Native()
     opts = SimpleNamespace(device=torch.device(given))
-    LastingGroup(native).barrier(opts=opts)  # type: ignore[call-overload]
+    LastingGroup(native).barrier(opts=opts)
     assert seen == [torch.device(expected)]
 
 
