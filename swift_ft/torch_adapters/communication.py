@@ -63,7 +63,7 @@ def take_device(devices: Iterable[torch.device]) -> None:
     them the current one (``torch.cuda.set_device``).
 
     Args:
-        devices: of the state.
+        devices: those that have state.
     """
     found = sorted(
         (one for one in devices if one.type not in ("cpu", "meta")), key=lambda one: one.index or 0

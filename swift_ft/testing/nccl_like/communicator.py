@@ -29,7 +29,7 @@ class NcclLikeWork(dist.Work):
     Args:
         tensors: its result.
         filled: those that it writes into.
-        rank: of this member.
+        rank: this member.
 
     Attributes:
         leaves_garbage: an abort fills them, with something else on each member.
