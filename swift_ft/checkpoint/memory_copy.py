@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -40,18 +40,19 @@ class Block:
     Attributes:
         data: all of it, as bytes; longer than the copy.
         length: bytes of the copy.
-        ready: what the copy from a device waits for; None on the host.
+        under_way: the ends of copies, one on each device that still copies into it. The training thread puts
+            them in; who takes them out waits first.
     """
 
     data: torch.Tensor
     length: int
-    ready: Any = None
+    under_way: list[Any] = field(default_factory=list)
 
     def finish(self) -> None:
-        """Wait until the device has copied everything."""
-        if self.ready is not None:
-            self.ready.synchronize()
-            self.ready = None
+        """Wait until all devices have copied everything."""
+        for end in self.under_way:
+            end.synchronize()
+        self.under_way = []
 
     @property
     def view(self) -> memoryview:
@@ -94,11 +95,14 @@ def write_block(state: TrainingState, into: Block | None) -> Block:
     with torch.no_grad():
         for (at, kind), tensor in zip(_places(payload.kinds, begin), payload.tensors.values(), strict=True):
             _part(data, at, kind).copy_(tensor.detach(), non_blocking=True)
-    ready = None
-    if devices:
-        ready = torch.cuda.Event()
-        ready.record()
-    return Block(data, length, ready)
+    return Block(data, length, [_end_of_copies(device) for device in devices])
+
+
+def _end_of_copies(device: torch.device) -> torch.cuda.Event:
+    """Each copy runs on the current stream of the device that it comes from, whichever device is current."""
+    end = torch.cuda.Event()
+    end.record(torch.cuda.current_stream(device))
+    return end
 
 
 def load_block(state: TrainingState, block: Block) -> None:

@@ -200,8 +200,9 @@ class Assembly(Foundations):
         pipeline = self.attached.pipeline
         layers = self._new_layers()
         replays = self._new_replays(pipeline) if pipeline is not None else NoReplays()
-        hooks, checkpoints = self._new_hooks(pipeline), self._new_checkpoints(layers)
-        device = Device(DeviceWaits(self._group.waits, self._devices), self._is_connection_error)
+        on_device = DeviceWaits(self._group.waits, self._devices)
+        hooks, checkpoints = self._new_hooks(pipeline, on_device), self._new_checkpoints(layers)
+        device = Device(on_device, self._is_connection_error)
         self.attached.add_installed_parts()
         parts: list[Part] = [hooks, checkpoints, device, *self._own_parts(pipeline, layers)]
         parts += self.attached.parts
@@ -368,7 +369,7 @@ class Assembly(Foundations):
             rank=self._context.rank,
         )
 
-    def _new_hooks(self, pipeline: LoggedPipeline | None) -> HooksPart:
+    def _new_hooks(self, pipeline: LoggedPipeline | None, on_device: DeviceWaits) -> HooksPart:
         return HooksPart(
             self.status,
             self.between,
@@ -376,6 +377,7 @@ class Assembly(Foundations):
             self._progress,
             pipeline.aside if pipeline is not None else lambda _: None,
             self._is_connection_error,
+            on_device,
         )
 
     def _new_checkpoints(self, layers: Repartition | None) -> CheckpointsPart:

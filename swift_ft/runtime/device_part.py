@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from swift_ft.errors import first_line
 from swift_ft.runtime.worker.part import Part, StepInfo
+from swift_ft.torch_adapters.communication import take_device
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.step_failures import step_failures
 
@@ -25,6 +26,7 @@ class Device(Part):
         self._is_connection_error = is_connection_error
 
     def start(self) -> None:
+        take_device(self._waits.devices())
         self._waits.watch()
 
     def begin(self, step: StepInfo) -> None:

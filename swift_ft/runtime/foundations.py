@@ -197,7 +197,15 @@ class Foundations:
         peers = self._peers if store.remote else None  # else all read it where it is
         stays = self._settings.keep_logs is KeepLogs.ALL
         options = self._settings.log
-        return WorkerLog(store, self._context, options, peers, is_cancelled=is_cancelled, stays=stays)
+        return WorkerLog(
+            store,
+            self._context,
+            options,
+            peers,
+            is_cancelled=is_cancelled,
+            stays=stays,
+            in_doubt=lambda: self._group.waits.in_doubt,
+        )
 
     def _new_history(self) -> WorkHistory:
         return WorkHistory(self._context, self._records.write_history)

@@ -18,6 +18,8 @@ from swift_ft.runtime.epoch_top import EpochTop
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
+from swift_ft.torch_adapters.abortable_waits import ABORTED
+from swift_ft.torch_adapters.comm_errors import may_come_of_abort
 from swift_ft.torch_adapters.step_failures import step_failures
 
 _logger = logging.getLogger(__name__)
@@ -29,7 +31,8 @@ class Step:
     """One iteration. ``with step:`` suppresses the errors of a peer's death and no others.
 
     Whether the step is complete is asked of its communication: what failed has interrupted it, also if the
-    script has caught the error, or has raised another one in its place.
+    script has caught the error, or has raised another one in its place. So has an abort that raised nothing,
+    whatever the script made of the numbers that it read then.
 
     Attributes:
         index: the iteration, counted from 0. Look batches up by it, so that a repeated or replayed step sees
@@ -100,11 +103,15 @@ class Step:
         """End the step. The recovery begins outside of this block, whose traceback holds on to the group."""
         self._phases.end_step(failed=error is not None)
         self._batches.end()
-        if isinstance(error, RecoveryError):
+        # Nothing follows from what an abort has left: not that the script is wrong, nor that bits differ.
+        void = error is not None and may_come_of_abort(error)
+        if isinstance(error, RecoveryError) and not void:
             # Its traceback refers to the group's operations, whose connections have to end (decision 24).
             self._cause, self._failure = str(error), error.with_traceback(None)
         elif error is not None and self._is_connection_error(error):
             self._cause = first_line(error)
+        elif void:
+            self._cause, self.caught = ABORTED, step_failures.cause is not None
         # Not SystemExit or KeyboardInterrupt: with these the script means to end.
         elif error is None or isinstance(error, Exception):
             self._ask_communication(error)

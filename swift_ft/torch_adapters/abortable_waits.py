@@ -27,6 +27,8 @@ from swift_ft.torch_adapters.step_failures import step_failures
 _GRACE_S = 0.1
 """The longest time that a wait may take to end by itself after an abort, with the transport's own message."""
 
+ABORTED = "the group was aborted, and its operations gave nothing"
+
 
 class _Call:
     """One call that the other thread makes."""
@@ -107,6 +109,15 @@ class AbortableWaits:
         """Whether the connections were aborted, or will be."""
         return self._aborted or self._is_cancelled()
 
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an abort may have left anything in what this worker reads.
+
+        It is so before the first operation ends without its result, and until a wait for the device has shown
+        that all results are there.
+        """
+        return self.silent and self._aborted and self.unawaited
+
     def renew(self) -> None:
         """There are other connections, which no abort has ended."""
         with self._lock:
@@ -124,7 +135,7 @@ class AbortableWaits:
             RuntimeError: an abort may have ended it.
         """
         if self.silent and self._aborted:
-            raise RuntimeError("the group was aborted, and its operations gave nothing")
+            raise RuntimeError(ABORTED)
 
     def wait_or_abort(self, works: Sequence[dist.Work]) -> None:
         """Wait for operations.

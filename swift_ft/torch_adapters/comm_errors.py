@@ -66,6 +66,22 @@ def is_broken_communication(error: BaseException, in_backward: str | None = None
     return frame.name in _WAITS or (is_communication(frame.filename, frame.name) and _broke(root))
 
 
+def may_come_of_abort(error: BaseException) -> bool:
+    """Whether an error may come of what a silent abort has left: then it says nothing about the script.
+
+    Over NCCL nothing fails where the host reads a result: ``loss.item()`` gives any number, a size that was
+    to be received is anything, and the script raises what it thinks of it. So does a comparison of ours. An
+    exit counts if it says that something is wrong; one without a fault comes from elsewhere.
+
+    Args:
+        error: what was raised where operations had begun, and before the host knew that they were done.
+    """
+    waits = lasting_group.LastingGroup.waits
+    if waits is None or not waits.in_doubt:
+        return False
+    return isinstance(error, Exception) or (isinstance(error, SystemExit) and bool(error.code))
+
+
 def _broke(error: RuntimeError) -> bool:
     """Whether an error of a collective is one of its connections."""
     if is_of_transport(error) or lasting_group.is_over():

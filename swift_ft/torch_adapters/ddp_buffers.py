@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from swift_ft.torch_adapters.lasting_group import beginning
 from swift_ft.torch_adapters.versions.buffer_sync import keeps_buffers_equal
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.buffers import copy_all
@@ -84,7 +85,8 @@ class BufferSync:
         self._is_source = group.rank() == 0
         if self._is_source and outputs.are_watched():
             outputs.show(Output(_PLACE, {"buffers": self.flat}, tuple(dist.get_process_group_ranks(group))))
-        self._work = dist.broadcast(self.flat, group=group, group_src=0, async_op=True)
+        with beginning(group):
+            self._work = dist.broadcast(self.flat, group=group, group_src=0, async_op=True)
         return self._work
 
     def wait(self) -> None:

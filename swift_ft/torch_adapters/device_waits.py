@@ -37,7 +37,7 @@ class DeviceWaits:
 
     def __init__(self, waits: AbortableWaits, devices: Callable[[], Iterable[torch.device]]) -> None:
         self._waits = waits
-        self._devices = devices
+        self.devices = devices
         self._hook: Any = None
 
     def watch(self) -> None:
@@ -63,7 +63,7 @@ class DeviceWaits:
         waits = self._waits
         if not waits.silent or not waits.unawaited:
             return
-        wait_for_devices(waits, {*self._devices()})
+        wait_for_devices(waits, {*self.devices()})
         waits.unawaited = False
 
     def _before_update(self, *_: object) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from swift_ft.torch_adapters.communication import device_of
+from swift_ft.torch_adapters.communication import silent_devices
 from swift_ft.torch_adapters.lasting_group import beginning
 from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL
 from swift_ft.torch_adapters.versions.group_methods import those_of
@@ -98,13 +98,12 @@ class DirectedGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             name = f"{self._native.group_name}/{sender}-{receiver}"
             group = self._formed(name, sender, receiver)
             self._gather(name)
-            nothing = [torch.zeros(1, device=device_of(group))]
-            if sender == me:
-                self._to[peer] = group
-                group.send(nothing, 1, 0).wait()
-            else:
-                self._from[peer] = group
-                group.recv(nothing, 0, 0).wait()
+            way = self._to if sender == me else self._from
+            way[peer] = group
+            for device in silent_devices(group):
+                nothing = [torch.zeros(1, device=device)]
+                work = group.send(nothing, 1, 0) if sender == me else group.recv(nothing, 0, 0)
+                work.wait()
 
     def _formed(self, name: str, sender: int, receiver: int) -> dist.ProcessGroup:
         with self._lock:

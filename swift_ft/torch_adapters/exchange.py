@@ -38,13 +38,13 @@ def texts_of_all(text: str) -> list[str]:
 def _sum(value: int) -> torch.Tensor:
     total = torch.tensor([value], device=_device())
     if dist.get_world_size() > 1:
-        _wait(dist.all_reduce(total, async_op=True))
+        _wait(dist.all_reduce(total, async_op=True), total)
     return total
 
 
 def _gathered(own: torch.Tensor) -> list[torch.Tensor]:
     found = [torch.empty_like(own) for _ in range(dist.get_world_size())]
-    _wait(dist.all_gather(found, own, async_op=True))
+    _wait(dist.all_gather(found, own, async_op=True), own)
     return found
 
 
@@ -53,6 +53,6 @@ def _device() -> torch.device:
     return device_of(dist.group.WORLD)
 
 
-def _wait(work: dist.Work | None) -> None:
+def _wait(work: dist.Work | None, tensor: torch.Tensor) -> None:
     assert work is not None
-    wait_on_host([work])
+    wait_on_host([work], [tensor.device])

@@ -119,6 +119,9 @@ class LastingGroup(dist.ProcessGroup):
         by_future: operations for which the script waits by futures.
         hooks: of the script, on the group.
         gathering: where members meet before a communicator forms; None where an abort ends the forming.
+        device: of this worker, where the script has named one, or its state is not on the current one.
+        bound_device_id: always None: torch would split other groups off this one, whose communicator ends
+            with each generation.
 
     Raises:
         RuntimeError: from an operation, if there is no group beneath: its generation has ended.
@@ -127,14 +130,15 @@ class LastingGroup(dist.ProcessGroup):
     interceptor: ClassVar[OperationInterceptor | None] = None
     waits: ClassVar[AbortableWaits | None] = None
     by_future: ClassVar[EndedOperations] = EndedOperations()
+    device: ClassVar[torch.device | None] = None
     supports_window = supports_reconfigure = False
+    bound_device_id = None
 
     def __init__(self, native: dist.ProcessGroup) -> None:
         super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the stub lacks it
         self._native: dist.ProcessGroup | None = native
         self._name, self._description = native.group_name, native.group_desc
         self._devices = native._device_types
-        self._bound_device = native.bound_device_id
         self.hooks = GroupHooks()
         self._batch: list[End] | None = None  # of its operations
         self.messages: dist.ProcessGroup | None = None
@@ -189,7 +193,7 @@ class LastingGroup(dist.ProcessGroup):
         with beginning():
             work: Any = self._carrier("send")._end_coalescing(device)
         if work is not None:
-            return LastingWork(work, ends, on_host=device.type == "cpu")
+            return LastingWork(work, ends, on_host=holds_thread(device))
         _call_all(ends)
         return ServedWork([])  # nothing was left to begin, and scripts wait for what a batch gives
 
@@ -229,11 +233,6 @@ class LastingGroup(dist.ProcessGroup):
     def _device_types(self) -> list[torch.device]:
         return self._devices
 
-    def _bound_device_id(self) -> torch.device | None:
-        return self._bound_device
-
-    bound_device_id = property(_bound_device_id)
-
 
 def beneath(group: dist.ProcessGroup) -> dist.ProcessGroup:
     """The group of torch that carries what is not an operation of the script.
@@ -256,7 +255,8 @@ class LastingWork(dist.Work):
     Args:
         native: torch's.
         ends: called once, when a wait for it is over.
-        on_host: its tensors are in host memory: a wait for it blocks the thread, and gloo may not end it.
+        on_host: a wait for it holds the thread, and gloo may not end it. Elsewhere it returns at once, and
+            what an abort has ended later is found when the host waits for the device.
     """
 
     def __init__(self, native: dist.Work, ends: Sequence[End] = (), *, on_host: bool = False) -> None:
@@ -269,9 +269,13 @@ class LastingWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end."""
         try:
+            waits = LastingGroup.waits
+            if waits is not None and not self._on_host:
+                waits.begun()  # nor has the host waited for it when this returns
+                waits.raise_if_aborted()
             ended = self._waited(timeout)
-            if LastingGroup.waits is not None:
-                LastingGroup.waits.raise_if_aborted()
+            if waits is not None and self._on_host:
+                waits.raise_if_aborted()
             if self._kept is not None:
                 _wait(self._kept, timedelta(0))
             ends, self._ends = self._ends, ()
@@ -322,18 +326,26 @@ def unintercepted() -> Iterator[None]:
         LastingGroup.interceptor = interceptor
 
 
-def beginning() -> AbstractContextManager[None]:
+def beginning(on: dist.ProcessGroup | None = None) -> AbstractContextManager[None]:
     """Surrounds the beginning of an operation: of a group of the script, or beneath one.
+
+    Args:
+        on: the group, where it may be one of the script: that surrounds its own, once its members have met.
 
     Raises:
         RuntimeError: the groups were aborted, and nothing begins any more.
     """
     waits = LastingGroup.waits
-    if waits is None:
+    if waits is None or isinstance(on, LastingGroup):
         return contextlib.nullcontext()
     waits.begun()
     waits.raise_if_aborted()
     return waits.beginnings
+
+
+def holds_thread(device: torch.device) -> bool:
+    """Whether a wait for an operation on a device holds the thread that waits: elsewhere a stream waits."""
+    return device.type == "cpu"
 
 
 def is_over() -> bool:
@@ -364,6 +376,8 @@ def _operation(name: str) -> Any:
             if on_end is None:
                 return ServedWork(operation.tensors)
             ends = [(on_end, operation)]
+        if name == "barrier":
+            _give_device(*args, **kwargs)
         self._meet(name, *args)
         with beginning():
             work = getattr(self._carrier(name), name)(*args, **kwargs)
@@ -377,6 +391,13 @@ def _operation(name: str) -> Any:
 
     communicate.__name__ = name
     return communicate
+
+
+def _give_device(opts: Any = None) -> None:
+    """Let a barrier be on this worker's device: torch asks the group, which names none, or takes any."""
+    device, given = LastingGroup.device, getattr(opts, "device", None)
+    if device is not None and given is not None and (given.type, given.index) == (device.type, None):
+        opts.device = device
 
 
 def _call(function: Callable[[], object]) -> None:
@@ -394,13 +415,13 @@ def _wait(native: Any, timeout: timedelta) -> bool:
 
 
 def _on_host(group: LastingGroup, args: Sequence[Any]) -> bool:
-    """Whether an operation's tensors are in host memory; for one without tensors, whether its group is."""
+    """Whether a wait for an operation holds its thread: by its tensors, or by its group if it has none."""
     given: Any = args[0] if args else None
     while isinstance(given, list | tuple) and given:
         given = given[0]
     if isinstance(given, torch.Tensor):
-        return given.device.type == "cpu"
-    return all(device.type == "cpu" for device in group._device_types)
+        return holds_thread(given.device)
+    return all(holds_thread(device) for device in group._device_types)
 
 
 def _forwarded(name: str, to: str) -> Any:

@@ -121,6 +121,9 @@ class ScriptGroups:
                 "init_process_group(enable_reconfigure=True) has no place under a session, which forms all "
                 "groups anew after a loss: leave it out"
             )
+        # torch would split the groups of a later generation off the one that has ended.
+        if (device := kwargs.pop("device_id", None)) is not None:
+            LastingGroup.device = device
         with self.forming():
             native, store = self._make(*args, **kwargs)
         if not isinstance(native, dist.ProcessGroup) or isinstance(native, LastingGroup):

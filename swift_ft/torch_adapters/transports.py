@@ -11,7 +11,6 @@ Private parts used (tested on torch 2.11 to 2.14):
 - ``TORCH_GLOO_LAZY_INIT``: whether gloo connects at once or with the first message. It is a property of the
   device.
 - ``TORCH_NCCL_*``: what torch's watchdog does where a peer is gone, and how communicators form.
-- ``ProcessGroup._device_types``, ``ProcessGroup._get_backend(device)``: the backends of a group.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ import torch.distributed as dist
 
 from swift_ft.host.alarms import Alarm, alarms
 from swift_ft.torch_adapters.comm_errors import is_communication
-from swift_ft.torch_adapters.communication import device_of
+from swift_ft.torch_adapters.communication import GLOO, silent_devices
 from swift_ft.torch_adapters.connections import new_connections, shut_down, tcp_connections
 
 _logger = logging.getLogger(__name__)
@@ -54,8 +53,6 @@ STUCK_S = 10.0
 
 _BEGIN_S = 1.0
 """The longest time that an abort waits for an operation that is being given to NCCL."""
-
-GLOO = "gloo"
 
 
 class Transport(Protocol):
@@ -297,17 +294,16 @@ def _connects_lazily() -> bool:
 
 
 def aborts_in_silence(group: dist.ProcessGroup) -> bool:
-    """Whether an abort of a group ends its waits without an error: any backend but gloo."""
-    backends: list[Any] = [group._get_backend(device) for device in group._device_types]
-    # With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch wraps each of them.
-    return any(getattr(backend, "wrapped_pg", backend).name() != GLOO for backend in backends)
+    """Whether an abort of a group ends waits without an error, on one of its devices at least."""
+    return bool(silent_devices(group))
 
 
 def _first_collective(group: dist.ProcessGroup) -> None:
     """Returns once all members have come, and the device is done."""
-    one = torch.ones(1, device=device_of(group))
-    group.allreduce([one]).wait()
-    one.item()
+    for device in silent_devices(group):  # a group of two backends has gloo for the host, which is connected
+        one = torch.ones(1, device=device)
+        group.allreduce([one]).wait()
+        one.item()
 
 
 def _first_messages(connections: Sequence[tuple[dist.ProcessGroup, int]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.test_experts_and_context import DEATH_AT, TRAININGS, WITH_DROPOUT, train
 from tests.cluster.test_layouts import ALONE, EVEN, LONG, LOST, moves
 from tests.support.cluster import (
     BACKEND,
@@ -25,9 +26,9 @@ from tests.support.cluster import (
     run_cluster,
     training,
 )
+from tests.support.integrations import assert_same_files
 
 Undisturbed = Callable[[str], ClusterRun]
-
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -64,20 +65,29 @@ KINDS = {
         ("--layers=2", "--microbatches=4", "--exact", "--swap", "--limit=20kB"),
     ),
     "layers": Kind(EVEN, 3, flags=tuple(ALONE), iterations=LONG),
+    "shared layers": Kind(EXAMPLES / "train_elastic.py", 4, ("--pipelines=2", "--exact"), mode="replica"),
+    "between steps": Kind(SCRIPTS / "between_steps.py", 4),
 }
+AHEAD = "nccl_like_ahead"
 
 
-def run(folder: Path, kind: str, inject: str = "", *flags: str) -> ClusterRun:
+def run(folder: Path, kind: str, inject: str = "", *flags: str, **options: Any) -> ClusterRun:
     one = KINDS[kind]
     script = training(folder, one.script, iterations=one.iterations)
     return over_nccl(
-        folder, *one.args, inject=inject, machines=one.machines, flags=[*one.flags, *flags], script=script
+        folder,
+        *one.args,
+        inject=inject,
+        machines=one.machines,
+        flags=[*one.flags, *flags],
+        script=script,
+        **options,
     )
 
 
-def over_nccl(folder: Path, *args: str, **options: Any) -> ClusterRun:
+def over_nccl(folder: Path, *args: str, backend: str = "nccl_like", **options: Any) -> ClusterRun:
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv(BACKEND, "nccl_like")
+        environment.setenv(BACKEND, backend)
         return run_cluster(folder, *args, **options)
 
 
@@ -155,3 +165,57 @@ def test_a_memory_checkpoint(tmp_path: Path) -> None:
     undisturbed, killed = runs
     assert_identical(killed, undisturbed)
     assert [recovery["mode"] for recovery in killed.recoveries] == ["memory"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "at"),
+    [
+        ("pipeline", "machine=1 iteration=5 point=backward microbatch=7"),
+        ("pipeline", "machine=2 iteration=5 point=forward microbatch=2"),
+        ("hsdp", "machine=3 iteration=5 point=optimizer"),
+        ("hybrid", "machine=2 iteration=5 point=backward microbatch=3"),
+        ("tensor parallel", "machine=3 iteration=5 point=backward microbatch=1"),
+        ("shared layers", "machine=1 iteration=5 point=forward microbatch=1"),
+        ("shared layers", "machine=2 iteration=5 point=reducing"),
+    ],
+)
+def test_the_host_runs_ahead(kind: str, at: str, tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """An abort leaves garbage, and no wait of an operation says so: as with GPUs."""
+    killed = run(tmp_path, kind, f"kill {at}", backend=AHEAD)
+    assert_identical(killed, undisturbed(kind))
+    assert_clean(killed)
+    assert len(killed.events("FaultInjected")) == 1
+    (recovery,) = killed.recoveries
+    assert recovery["mode"] == KINDS[kind].mode
+
+
+def test_a_size_that_an_abort_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many tokens come to an expert is read on the host, and memory of that size is asked for."""
+    monkeypatch.setenv(BACKEND, AHEAD)
+    experts = TRAININGS["experts in two replicas"]
+    undisturbed = train(tmp_path / "undisturbed", experts, *WITH_DROPOUT)
+    death = {"rank": 1, "iteration": DEATH_AT, "point": "before all_to_all 1"}
+    killed = train(tmp_path / "killed", experts, *WITH_DROPOUT, death=death)
+    assert killed.code == 0, killed.output[-6000:]
+    assert [recovery["mode"] for recovery in killed.recoveries] == [experts.way], killed.output[-3000:]
+    assert_same_files(killed, undisturbed)
+
+
+def test_no_log_has_what_an_abort_has_left(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The second loss leads back to the iteration that the first one has interrupted, in two logs."""
+    faults = [f"kill machine=2 iteration={number} point=forward microbatch=2" for number in (4, 5)]
+    killed = run(tmp_path, "pipeline", "; ".join(faults), "--spares", "2", backend=AHEAD)
+    assert_identical(killed, undisturbed("pipeline"))
+    assert len(killed.events("FaultInjected")) == 2
+    assert [recovery["mode"] for recovery in killed.recoveries] == ["replay", "replay"]
+
+
+def test_a_number_that_an_abort_has_left_between_two_steps(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """Each of three survivors reads another one. The script is not to blame for that."""
+    one = KINDS["between steps"]
+    script = training(tmp_path, one.script)
+    killed = over_nccl(tmp_path, "--die", "validate:4:1", machines=one.machines, script=script, backend=AHEAD)
+    assert_identical(killed, undisturbed("between steps"))
+    assert (tmp_path / "died").exists()
+    (recovery,) = killed.recoveries
+    assert (recovery["mode"], recovery["slots"]) == ("replay", [1])

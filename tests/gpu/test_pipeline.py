@@ -30,3 +30,13 @@ def test_a_survivor_runs_a_lost_stage(tmp_path: Path, gpu: OnOneGpu) -> None:
     assert_identical(killed, gpu.undisturbed("train_swift"))
     assert [recovery["mode"] for recovery in killed.recoveries] == ["replay"], killed.output[-3000:]
     assert "machine 0 runs the workers of machine 1, too" in killed.output
+
+
+def test_two_losses_before_a_checkpoint(tmp_path: Path, gpu: OnOneGpu) -> None:
+    """The second one leads back to the iteration that the first one has interrupted: it is in two logs."""
+    faults = [f"kill machine=1 iteration={number} point=forward microbatch=2" for number in (4, 5)]
+    killed = gpu.run(tmp_path, "train_swift", inject="; ".join(faults), flags=["--spares", "2"])
+    assert_identical(killed, gpu.undisturbed("train_swift"))
+    assert len(killed.events("FaultInjected")) == 2
+    modes = [recovery["mode"] for recovery in killed.recoveries]
+    assert modes == ["replay", "replay"], killed.output[-3000:]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.on_one_gpu import OnOneGpu
-from tests.support.cluster import assert_identical
+from tests.support.cluster import assert_computed_twice, assert_identical
 
 COMPUTES_WRONG = Path(__file__).parents[1] / "cluster" / "scripts" / "computes_wrong.py"
 VERIFY = ["--verify", "replay", "--verify-every", "2"]
@@ -26,6 +26,7 @@ def test_a_right_step_computed_twice(example: str, fault: str, tmp_path: Path, g
     assert_identical(run, gpu.undisturbed(example))
     assert run.events("StepDiffered") == []
     assert len(run.recoveries) == bool(fault)
+    assert_computed_twice(run, 3)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,10 @@ LIVE_POINTS = {Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN}
 """Where a fault waits for the checkpoint before it. Points of a recovery do not wait."""
 DEADLINE_S = 150
 BACKEND = "SWIFT_TEST_BACKEND"
-"""A variable: ``nccl_like`` makes all scripts train over the backend that behaves like NCCL."""
+"""A variable: ``nccl_like`` makes all scripts train over the backend that behaves like NCCL.
+
+With ``nccl_like_ahead`` the host runs ahead of its device there.
+"""
 
 
 @dataclass
@@ -136,7 +139,8 @@ def training(folder: Path, script: Path = EXAMPLE, *, iterations: int = ITERATIO
 
 def over_backend(script: list[str]) -> list[str]:
     """A script with its arguments, over the backend that the environment names (BACKEND)."""
-    return [str(OVER_NCCL_LIKE), *script] if os.environ.get(BACKEND) == "nccl_like" else script
+    like_nccl = os.environ.get(BACKEND) in ("nccl_like", "nccl_like_ahead")
+    return [str(OVER_NCCL_LIKE), *script] if like_nccl else script
 
 
 def command(
@@ -323,6 +327,13 @@ def one_line(run: ClusterRun) -> str:
     assert len(lines) == 1, run.output[-3000:]
     assert "Traceback" not in run.output
     return lines[0]
+
+
+def assert_computed_twice(run: ClusterRun, iteration: int) -> None:
+    """Checks that the example has said more of an iteration, which is verified, than of the one before it."""
+    said = [line for line in run.output.splitlines() if line.endswith(tuple("0123456789"))]
+    of_each = [len([s for s in said if f"iteration {number}:" in s]) for number in (iteration - 1, iteration)]
+    assert of_each[1] > of_each[0], run.output[-3000:]
 
 
 def assert_undisturbed(run: ClusterRun) -> ClusterRun:

@@ -4,6 +4,10 @@
 
 A kept tensor must not change before it is copied; a change is an error. All methods are for the training
 thread. :class:`Device` hides the accelerator, so all of this runs without one.
+
+An abort of NCCL lets the device go on, with anything in the memory that was to be received. So a message of
+the running iteration is delivered only if its copy was seen to be over before there was an abort. Once the
+iteration is complete, all of its messages are known to be right.
 """
 
 from __future__ import annotations
@@ -63,6 +67,7 @@ class _DeviceMessage:
     on_written: Callable[[], None] | None = None
     host: torch.Tensor | None = None
     dropped: bool = False  # nobody wants it any more
+    settled: bool = False  # its iteration is complete, so no abort has changed it
 
     def check_unchanged(self) -> None:
         if self.version is not None and version_of(self.tensor) != self.version:
@@ -118,6 +123,7 @@ class Copier:
             now.
         timeout_s: longest wait for a copy, or for room in the pool.
         clock: seconds, monotonic.
+        in_doubt: whether an abort may have changed what the running iteration has received.
     """
 
     def __init__(
@@ -130,6 +136,7 @@ class Copier:
         on_full: Callable[[], None] = lambda: None,
         timeout_s: float = 600.0,
         clock: Callable[[], float] = time.monotonic,
+        in_doubt: Callable[[], bool] = lambda: False,
     ) -> None:
         self._device = device
         self._pool = BufferPool(pool_bytes, device.buffer)
@@ -138,6 +145,7 @@ class Copier:
         self._on_full = on_full
         self._timeout_s = timeout_s
         self._clock = clock
+        self._in_doubt = in_doubt
         self._pending: deque[_DeviceMessage] = deque()
         self._copying: deque[_Copies] = deque()
         self._bubble: _Bubble | None = None
@@ -164,14 +172,18 @@ class Copier:
         self.collect()
 
     def interrupted(self) -> None:
-        """The message never arrived: this was not a bubble."""
+        """The message never arrived: this was not a bubble. What is in doubt is not delivered."""
         self._bubble = None
+        if self._in_doubt():
+            self._pending = deque(message for message in self._pending if message.settled)
+            for message in self._copied():
+                message.dropped = message.dropped or not message.settled
 
     def before_overwriting(self, tensor: torch.Tensor) -> None:
         """A receive buffer is about to be reused: the device waits for copies of its old content."""
         pointer = tensor.data_ptr()
         if any(message.tensor.data_ptr() == pointer for message in self._pending):
-            self.end_iteration()
+            self._start_all()
         for copies in self._copying:
             overwritten = [message for message in copies.messages if message.tensor.data_ptr() == pointer]
             for message in overwritten:
@@ -183,9 +195,16 @@ class Copier:
     def end_iteration(self) -> None:
         """Starts copies of all pending messages, so that none stays longer than an iteration. Waits for room.
 
+        The iteration is complete: its messages are delivered, whatever becomes of the next one.
+
         Raises:
             LogTimeoutError: there was no room in time.
         """
+        for message in (*self._pending, *self._copied()):
+            message.settled = True
+        self._start_all()
+
+    def _start_all(self) -> None:
         self._start(None)
         if self._pending:
             started = self._clock()
@@ -200,12 +219,16 @@ class Copier:
 
     def drop(self) -> int:
         """Deliver nothing of what was kept so far. Returns the newest iteration of it, or -1."""
-        copied = [message for copies in self._copying for message in copies.messages]
+        copied = self._copied()
         for message in copied:  # the device still writes into their buffers
             message.dropped = True
         iterations = [message.key.iteration for message in (*self._pending, *copied)]
         self._pending.clear()
         return max(iterations, default=-1)
+
+    def _copied(self) -> list[_DeviceMessage]:
+        """Those whose copies have begun."""
+        return [message for copies in self._copying for message in copies.messages]
 
     def drain(self, timeout_s: float) -> None:
         """Waits until all kept messages are copied and delivered.
@@ -225,10 +248,11 @@ class Copier:
     def collect(self) -> None:
         """Delivers copied messages and releases the device's tensors."""
         while self._copying and self._copying[0].end.reached():
+            in_doubt = self._in_doubt()  # not before: what was copied by now was there before a later abort
             for message in self._copying.popleft().messages:
                 assert message.host is not None
                 assert message.on_written is not None
-                if message.dropped:
+                if message.dropped or (in_doubt and not message.settled):
                     message.on_written()
                     continue
                 message.check_unchanged()

@@ -44,10 +44,13 @@ class MessageLog:
         stats: receives all costs.
         device_of: returns how messages of a device reach the host.
         clock: seconds, monotonic.
+        in_doubt: whether an abort may have changed what has arrived, and all that follows from it, without a
+            word. Nothing of that is logged: the iteration is repeated, and sends what is right.
 
     Attributes:
         writer: where messages go; None between two generations.
         muted: nothing is kept: the step will be computed again, and only that is logged.
+        in_doubt: see above.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class MessageLog:
         *,
         device_of: Callable[[torch.device], Device | None] = device_of,
         clock: Callable[[], float] = time.monotonic,
+        in_doubt: Callable[[], bool] = lambda: False,
     ) -> None:
         self._options = options
         self._stats = stats
@@ -67,10 +71,11 @@ class MessageLog:
         self._began: float | None = None
         self.writer: LogWriter | None = None
         self.muted = False
+        self.in_doubt = in_doubt
 
     def sent(self, key: MessageKey, tensor: torch.Tensor) -> None:
         """A message was sent: keep its content."""
-        if self.muted:
+        if self._keeps_nothing:
             return
         self._stats.logged(tensor.nbytes)
         if (copier := self._copier(tensor.device)) is not None:
@@ -80,7 +85,7 @@ class MessageLog:
 
     def received(self, key: MessageKey, tensor: torch.Tensor) -> None:
         """A message has arrived: keep its checksum."""
-        if self.muted:
+        if self._keeps_nothing:
             return
         if (copier := self._copier(tensor.device)) is not None:
             self._keep(copier, RecordKind.RECEIPT, key, tensor)
@@ -89,9 +94,13 @@ class MessageLog:
 
     def received_elsewhere(self, key: MessageKey, checksum: int, like: torch.Tensor) -> None:
         """A message has arrived, here or at a helper: keep its checksum."""
-        if self.muted:
+        if self._keeps_nothing:
             return
         self._open_writer().append_receipt(key, checksum, dtype_name(like.dtype), tuple(like.shape))
+
+    @property
+    def _keeps_nothing(self) -> bool:
+        return self.muted or self.in_doubt()
 
     def overwriting(self, tensor: torch.Tensor) -> None:
         """A message is about to be received into a buffer."""
@@ -144,7 +153,10 @@ class MessageLog:
         return self._stats.end_iteration()
 
     def interrupted(self) -> None:
-        """The step was interrupted: the message that it waited for never arrived."""
+        """The step was interrupted: the message that it waited for never arrived.
+
+        What it has kept on a device is lost if it is in doubt.
+        """
         self._waits_since = self._began = None
         for copier in self._in_use():
             copier.interrupted()
@@ -192,6 +204,7 @@ class MessageLog:
             on_full=lambda: self._open_writer().wake(),
             timeout_s=self._options.stall_timeout_s,
             clock=self._clock,
+            in_doubt=self.in_doubt,
         )
 
     def _deliver(

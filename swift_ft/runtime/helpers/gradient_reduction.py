@@ -135,7 +135,7 @@ class StageGradients:
             known = link.carry(begun)
             flats = [piece.empty() for piece in pieces]
             arriving = [(link.carry(flat), flat) for flat in flats]
-            wait_on_host([known])
+            wait_on_host([known], [begun.device])
         has = begun.tolist()
         ours = [any(term[number] is not None for term in terms) for number in range(len(has))]
         if after is not None:

@@ -139,7 +139,7 @@ class Member:
             results = own[owner]
             for one in arriving:
                 results.update(one.take())
-        wait_on_host(under_way)
+        wait_on_host(under_way, [self.chain.device])
         return results, sums
 
     def _noted_from(self, share: Sequence[int]) -> int:

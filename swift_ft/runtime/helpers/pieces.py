@@ -133,12 +133,12 @@ class Arriving:
         Raises:
             RuntimeError: as torch does, if the sender is gone.
         """
-        wait_on_host([self._work])
+        wait_on_host([self._work], [self._lead.device])
         lead = self._lead.cpu().numpy().tobytes()
         size = int.from_bytes(lead[:_LENGTH_BYTES], "little")
         found = lead[_LENGTH_BYTES : _LENGTH_BYTES + size]
         if missing := size - len(found):
             rest = torch.empty(missing, dtype=torch.uint8, device=self._link.device)
-            wait_on_host([self._link.carry(rest)])
+            wait_on_host([self._link.carry(rest)], [rest.device])
             found += rest.cpu().numpy().tobytes()
         return found

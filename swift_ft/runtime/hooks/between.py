@@ -183,13 +183,22 @@ class Between:
         """The hooks that are called after this many completed iterations, in order."""
         return [hook for hook in self._hooks if iteration and iteration % hook.every == 0]
 
-    def run(self, iteration: int, position: int, generation: int, phases: ScriptPhases) -> None:
+    def run(
+        self,
+        iteration: int,
+        position: int,
+        generation: int,
+        phases: ScriptPhases,
+        finish_on_device: Callable[[], object] = lambda: None,
+    ) -> None:
         """Do one hook together with all other workers, or skip it.
 
         Args:
             iteration: completed iterations.
             position: among those that are due.
             phases: the script is in a hook.
+            finish_on_device: raises if an abort has ended what the hook communicated, and may have given it
+                any number.
 
         Raises:
             UsageError: the hook changed the training state, or its result cannot be noted.
@@ -207,6 +216,7 @@ class Between:
         seed_host(seed)
         before = FixedState(self._state)
         result = hook.function()
+        finish_on_device()  # before the result counts: another survivor may have read other numbers
         self._leave(interrupted=False)
         if changed := before.changed():
             raise UsageError(

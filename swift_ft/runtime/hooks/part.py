@@ -10,6 +10,9 @@ from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.worker.part import Interruption, Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
+from swift_ft.torch_adapters.abortable_waits import ABORTED
+from swift_ft.torch_adapters.comm_errors import may_come_of_abort
+from swift_ft.torch_adapters.device_waits import DeviceWaits
 
 
 class HooksPart(Part):
@@ -22,6 +25,7 @@ class HooksPart(Part):
         progress: where the worker publishes what it does.
         aside: says whether a pipeline is called between two steps.
         is_connection_error: whether an exception comes from broken communication.
+        on_device: waits for what a function has enqueued: its failure may show there first, or not at all.
     """
 
     name = "hooks"
@@ -34,6 +38,7 @@ class HooksPart(Part):
         progress: ProgressBoard,
         aside: Callable[[bool], None],
         is_connection_error: Callable[[BaseException], bool],
+        on_device: DeviceWaits,
     ) -> None:
         self._status = status
         self._between = between
@@ -41,6 +46,7 @@ class HooksPart(Part):
         self._progress = progress
         self._aside = aside
         self._is_connection_error = is_connection_error
+        self._on_device = on_device
 
     @property
     def repeats(self) -> bool:
@@ -64,12 +70,15 @@ class HooksPart(Part):
         self._progress.publish(iteration, "between")
         self._phases.phase = ScriptPhase.HOOK
         self._aside(True)
+        self._on_device.begin()
         try:
-            self._between.run(iteration, position, generation, self._phases)
-        except Exception as error:
-            if not self._is_connection_error(error):
-                raise
-            return first_line(error)  # and no more: the traceback holds on to the group
+            self._between.run(iteration, position, generation, self._phases, self._on_device.finish)
+        except BaseException as error:
+            if self._is_connection_error(error):
+                return first_line(error)  # and no more: the traceback holds on to the group
+            if may_come_of_abort(error):
+                return ABORTED
+            raise
         finally:
             self._phases.phase = ScriptPhase.OVER
             self._aside(False)

@@ -326,7 +326,7 @@ class MemoryCheckpoints:
 
     def _send(self, send: _Send) -> None:
         hit(Point.COPY, send.iteration)
-        computes_here, began_s = send.block.ready is None, time.thread_time()
+        computes_here, began_s = not send.block.under_way, time.thread_time()
         send.block.finish()
         copy = Held(send.block, digest_of(send.block))
         with self._changed:

@@ -18,6 +18,7 @@ from swift_ft.logging import (
     MessageLog,
     checksum_of,
 )
+from swift_ft.torch_adapters.abortable_waits import ABORTED
 from swift_ft.torch_adapters.pipelining.interceptor import Message
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
@@ -181,6 +182,8 @@ class LogInterceptor:
         if expected is None:
             return  # the original had not sent it yet
         if (computed := checksum_of(message.tensor)) != expected:
+            if self.log.in_doubt():
+                raise RuntimeError(ABORTED)
             raise DivergenceError(
                 f"The replay diverged at {message.key}: {why}. {UNLIKE_RESULT}.",
                 key=message.key,

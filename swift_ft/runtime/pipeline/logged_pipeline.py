@@ -24,6 +24,7 @@ from swift_ft.runtime.pipeline.script_partners import ScriptPartners
 from swift_ft.runtime.pipeline.shared_layers import SharedLayers
 from swift_ft.runtime.pipeline.shared_replay import Helping, SharedReplay
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.torch_adapters import lasting_group
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
 from swift_ft.torch_adapters.layer_stack import LayerStack, stack_of_pipeline
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
@@ -125,7 +126,7 @@ class LoggedPipeline:
         self.shared_replay = SharedReplay(
             helping, self._hook, self._interceptor, self.stack, self._shapes, log, group
         )
-        if self._hook.device.type == "cpu":  # elsewhere the training thread's stream is what waits
+        if lasting_group.holds_thread(self._hook.device):
             group.waits.install()
         hide_broken_schedules()
 

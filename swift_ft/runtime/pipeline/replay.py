@@ -21,7 +21,7 @@ from swift_ft.recovery.plan import Task
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker.status import WorkerStatus
-from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.comm_errors import is_broken_communication, may_come_of_abort
 
 T = TypeVar("T")
 
@@ -146,8 +146,9 @@ class Replays:
         try:
             act()
         except Exception as error:  # also of the script's `build`
-            connection_broken = is_broken_communication(error)
-            if isinstance(error, RecoveryError) and not isinstance(error, CannotHelpError):
+            void = may_come_of_abort(error)
+            connection_broken = void or is_broken_communication(error)
+            if isinstance(error, RecoveryError) and not (void or isinstance(error, CannotHelpError)):
                 self._groups.leave()
                 raise
             cause = f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -43,6 +43,7 @@ class WorkerLog:
         peers: where other workers find this log, and this worker finds theirs. None if the store is local:
             then all read from the store.
         is_cancelled: called with ``asked_in``: whether the replay that was then ordered is over.
+        in_doubt: whether an abort may have changed what this worker has received in the running step.
 
     Attributes:
         messages: logs each message.
@@ -63,6 +64,7 @@ class WorkerLog:
         *,
         is_cancelled: Callable[[int], bool],
         stays: bool = False,
+        in_doubt: Callable[[], bool] = lambda: False,
     ) -> None:
         # Owner of all fields: the training thread. The housekeeping thread drops segments of the open writer,
         # and threads that serve metrics read.
@@ -74,6 +76,7 @@ class WorkerLog:
         self._peers = peers
         self._is_cancelled = is_cancelled
         self._stays = stays
+        self._in_doubt = in_doubt
         self._since = -1  # older generations' segments are deleted
         self._lost = False  # what was logged last could not be written: the gap ends with a new generation
         self._whole_from = 0  # the first iteration after the last gap; also set by the writer's thread
@@ -89,7 +92,7 @@ class WorkerLog:
             tell_agent(log=str(place))  # a job that is stopped gives this worker no time to tidy up
 
     def _new_messages(self) -> MessageLog:
-        return MessageLog(self._options, self.stats)
+        return MessageLog(self._options, self.stats, in_doubt=self._in_doubt)
 
     @property
     def writer(self) -> LogWriter | None:

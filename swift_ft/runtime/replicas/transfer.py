@@ -27,6 +27,7 @@ from swift_ft.errors import RecoveryError
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.runtime.replicas.buckets import in_buckets
 from swift_ft.torch_adapters.communication import device_of, travels_in_place, wait_for, wait_on_host
+from swift_ft.torch_adapters.lasting_group import beginning
 
 _IN_FLIGHT = 32
 _COPIES_IN_FLIGHT = 4
@@ -57,13 +58,14 @@ class Link:
     def carry(self, tensor: torch.Tensor) -> dist.Work:
         """Begin to send a tensor, or to receive into it."""
         work: dist.Work | None
-        # To one receiver by messages: in a broadcast each costs gloo a round of its own (decision 39).
-        if self.target is None:
-            work = dist.broadcast(tensor, self.source, self.group, async_op=True)
-        elif dist.get_rank() == self.source:
-            work = dist.isend(tensor, self.target, self.group)
-        else:
-            work = dist.irecv(tensor, self.source, self.group)
+        with beginning(self.group):
+            # To one receiver by messages: in a broadcast each costs gloo a round of its own (decision 39).
+            if self.target is None:
+                work = dist.broadcast(tensor, self.source, self.group, async_op=True)
+            elif dist.get_rank() == self.source:
+                work = dist.isend(tensor, self.target, self.group)
+            else:
+                work = dist.irecv(tensor, self.source, self.group)
         assert work is not None
         return work
 
@@ -139,10 +141,10 @@ def receive(
         RecoveryError: what arrived is not what was sent.
     """
     lengths = torch.zeros(2, dtype=torch.int64, device=link.device)
-    wait_on_host([link.carry(lengths)])
+    wait_on_host([link.carry(lengths)], [link.device])
     header_bytes, body_bytes = lengths.tolist()
     body = torch.empty(body_bytes, dtype=torch.uint8, device=link.device)
-    wait_on_host([link.carry(body)])
+    wait_on_host([link.carry(body)], [link.device])
     raw = body.cpu().numpy().tobytes()
     kinds, plain = kinds_in(raw[:header_bytes]), raw[header_bytes:]
     tensors = allocate(kinds)
@@ -177,7 +179,7 @@ def receive(
                 increment_version(into)  # the group writes past torch's counter
     if digests:
         sums = torch.empty(len(digests), dtype=torch.int64, device=link.device)
-        wait_on_host([link.carry(sums)])
+        wait_on_host([link.carry(sums)], {sums.device, *(digest.device for digest in digests)})
         differ = (sums != torch.stack(digests)).tolist()
         names = [".".join(path) for paths, bad in zip(buckets, differ, strict=True) if bad for path in paths]
         if names:

@@ -116,6 +116,14 @@ def _fill(tensor: torch.Tensor, result: torch.Tensor) -> None:
         tensor.detach().copy_(result)
 
 
+def fill_with_garbage(tensor: torch.Tensor, rank: int) -> None:
+    """Write what no operation gives: a large number of any dtype, and another one for each rank."""
+    byte = 65 + rank % 32
+    garbage = torch.full((tensor.nbytes,), byte, dtype=torch.uint8)
+    if tensor.nbytes:
+        _fill(tensor, garbage.view(tensor.dtype).view(tensor.shape))
+
+
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     flat = tensor.detach().resolve_conj().reshape(-1)
     array: Any = flat.view(torch.uint8).numpy()

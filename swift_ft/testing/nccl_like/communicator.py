@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from swift_ft.host.under_way import UnderWay
+from swift_ft.testing.nccl_like.collectives import fill_with_garbage
 from swift_ft.testing.nccl_like.mesh import Aborted, Interrupt, Mesh
 
 StreamOperation = Callable[[Mesh], None]
@@ -26,12 +27,21 @@ class NcclLikeWork(dist.Work):
     what is in the tensors then is undefined.
 
     Args:
-        tensors: that the operation fills.
+        tensors: its result.
+        filled: those that it writes into.
+        rank: this member.
+
+    Attributes:
+        leaves_garbage: an abort fills them, with something else on each member.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    leaves_garbage: ClassVar[bool] = False
+
+    def __init__(self, tensors: Sequence[torch.Tensor], filled: Sequence[torch.Tensor], rank: int) -> None:
         super().__init__()
         self._tensors = list(tensors)
+        self.filled = list(filled)
+        self._rank = rank
         self._ended = threading.Event()
         self._future: torch.futures.Future[Any] = torch.futures.Future()
         self._error: Exception | None = None
@@ -41,8 +51,16 @@ class NcclLikeWork(dist.Work):
         """Its turn has come."""
         self.begun_at = time.monotonic()
 
+    def abort(self) -> None:
+        """It ends, and nothing says that it was not done."""
+        if NcclLikeWork.leaves_garbage:
+            for tensor in self.filled:
+                fill_with_garbage(tensor, self._rank)
+        self.end()
+
     def end(self, error: Exception | None = None) -> None:
-        """It is done, or was aborted; with an error if its arguments were wrong."""
+        """It is done; with an error if its arguments were wrong."""
+        self.filled.clear()
         self._error = error
         self._ended.set()
         if error is None:
@@ -127,7 +145,7 @@ class Communicator:
             if not self._ended:
                 self._stream.put((operation, work))
                 return
-        work.end()
+        work.abort()
 
     def join(self) -> None:
         """After an abort: wait until its thread and its connections are gone."""
@@ -151,7 +169,10 @@ class Communicator:
             except Exception as wrong:  # its arguments: whoever waits raises it
                 error = wrong
             self.running = None
-            work.end(error)
+            if aborted:
+                work.abort()
+            else:
+                work.end(error)
             del operation, work, request
         self._end()
 
@@ -160,5 +181,5 @@ class Communicator:
             self._ended = True
         while not self._stream.empty():
             if (left := self._stream.get()) is not None:
-                left[1].end()
+                left[1].abort()
         self._mesh.close()

@@ -69,7 +69,7 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         self._batch: list[StreamOperation] | None = None
         self._batch_sends: dict[int, Tensors] = {}
         self._batch_receives: dict[int, Tensors] = {}
-        self._batch_work = NcclLikeWork([])
+        self._batch_work = self._work([])
         watch(self)
 
     # ---------------------------------------------------------------------------------------- its life
@@ -158,7 +158,9 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         """All take what one gives."""
         return self._collective(
-            tensors, _each(lambda member, each: member.broadcast(each, opts.rootRank), tensors)
+            tensors,
+            _each(lambda member, each: member.broadcast(each, opts.rootRank), tensors),
+            fills=self.rank() != opts.rootRank,
         )
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
@@ -166,6 +168,7 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
         return self._collective(
             tensors,
             _each(lambda member, each: member.reduce(each, opts.rootRank, opts.reduceOp), tensors),
+            fills=self.rank() == opts.rootRank,
         )
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
@@ -267,7 +270,7 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
     def _start_coalescing(self, device: torch.device) -> None:
         self._usable()
         self._batch, self._batch_sends, self._batch_receives = [], {}, {}
-        self._batch_work = NcclLikeWork([])
+        self._batch_work = self._work([])
 
     def _end_coalescing(self, device: torch.device) -> dist.Work | None:
         batch, self._batch = self._batch or [], None
@@ -287,14 +290,29 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
     def _parts(self, tensor: torch.Tensor) -> Tensors:
         return list(tensor.view(-1).chunk(self.size()))
 
-    def _collective(self, tensors: Sequence[torch.Tensor], act: Callable[[Member], None]) -> dist.Work:
+    def _work(self, tensors: Sequence[torch.Tensor], filled: Sequence[torch.Tensor] = ()) -> NcclLikeWork:
+        return NcclLikeWork(tensors, filled, self.rank())
+
+    def _collective(
+        self, tensors: Sequence[torch.Tensor], act: Callable[[Member], None], *, fills: bool = True
+    ) -> dist.Work:
+        """Enqueue an operation of all members.
+
+        Args:
+            tensors: its result.
+            act: does it.
+            fills: this member receives them.
+        """
+
         def run(mesh: Mesh) -> None:
             act(Member(mesh, self.rank(), self.size()))
 
+        filled = tensors if fills else ()
         if self._batch is not None:
             self._batch.append(run)
+            self._batch_work.filled += filled
             return self._batch_work
-        return self._enqueue(_ALL, run, NcclLikeWork(tensors))
+        return self._enqueue(_ALL, run, self._work(tensors, filled))
 
     def _message(
         self, tensors: Tensors, peer: int, sends: dict[int, Tensors], receives: dict[int, Tensors]
@@ -303,6 +321,7 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             for given, of_batch in ((sends, self._batch_sends), (receives, self._batch_receives)):
                 if given:
                     of_batch.setdefault(peer, []).extend(tensors)
+            self._batch_work.filled += [tensor for given in receives.values() for tensor in given]
             return self._batch_work
         low, high = sorted((self.rank(), peer))
         other = int(peer == high)  # the number of the peer within the pair
@@ -311,7 +330,8 @@ class NcclLikeGroup(_ProcessGroup):  # type: ignore[misc]  # see there
             sends=dict.fromkeys([other] * len(sends), tensors),
             receives=dict.fromkeys([other] * len(receives), tensors),
         )
-        return self._enqueue(f"{low}:{high}", within, NcclLikeWork(tensors))
+        filled = tensors if receives else ()
+        return self._enqueue(f"{low}:{high}", within, self._work(tensors, filled))
 
     def _enqueue(self, name: str, operation: StreamOperation, work: NcclLikeWork) -> dist.Work:
         try:

@@ -32,7 +32,8 @@ from torch import nn
 
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
-from swift_ft.torch_adapters.communication import begin, device_of, wait_for, wait_on_host
+from swift_ft.torch_adapters.communication import begin, device_of, wait_on_host
+from swift_ft.torch_adapters.lasting_group import LastingGroup, beginning
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.batch_sizes import check_sizes
 from swift_ft.torch_core import outputs
@@ -177,7 +178,8 @@ class LayerAverages:
         ]
         self._under_way[number] = _Exchange(parameters, pieces)
         if operations := [*self._operations(number, pieces)]:
-            self._works += begin(operations)
+            with beginning(self._group):
+                self._works += begin(operations)
         hit(Point.REDUCING, self._iteration, number)
 
     def _trained(self, number: int, layer: nn.Module) -> list[nn.Parameter]:
@@ -214,7 +216,10 @@ class LayerAverages:
         """
         works, self._works = self._works, []
         self._sizes = sizes
-        wait_for(works)
+        # On the host, also where it could run ahead of its device: this worker says that it can complete the
+        # iteration only if nothing of this was aborted.
+        exchanges = self._under_way.values() if self._with_others else ()
+        wait_on_host(works, {one.device for exchange in exchanges for one in exchange.parameters})
         if outputs.are_watched():
             self._show_arrived()
         divisor = sum(self._counts) if self._scale else self._stack.pipelines
@@ -264,12 +269,16 @@ class LayerAverages:
         # updated everywhere and the other one nowhere (decision 17).
         device = device_of(self._group) if self._group is not None else None
         sizes = torch.tensor(self._sizes, device=device) if self._sizes else torch.zeros(1, device=device)
-        works = [dist.all_reduce(sizes, dist.ReduceOp.MAX, group=self._group, async_op=True)]
-        if not self._sizes:
-            wait_for(works)
-            return
-        wait_on_host(works)
-        check_sizes(sizes.tolist(), self._counts)
+        with beginning(self._group):
+            work = dist.all_reduce(sizes, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        assert work is not None
+        wait_on_host([work], [sizes.device])
+        if self._sizes:
+            check_sizes(sizes.tolist(), self._counts)
+        # Another worker may update from now on. So a loss must not keep this one from it, as it would if its
+        # host waited once more, and an abort came first.
+        if LastingGroup.waits is not None:
+            LastingGroup.waits.unawaited = False
 
     def completes(self, iteration: int) -> bool:
         """Whether this worker can complete an iteration without others, since it has all averages."""

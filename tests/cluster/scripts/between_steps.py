@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from gpt import Batches, Config, build_stage, loss_fn
+from placement import add_device_options, join
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 
@@ -35,6 +36,7 @@ class Best:
 
 def main() -> None:
     parser = script_parser(__doc__)
+    add_device_options(parser)
     parser.add_argument("--ddp", action="store_true")
     parser.add_argument("--die", default="")
     parser.add_argument("--stop-after", type=int, default=100, help="validations")
@@ -42,20 +44,20 @@ def main() -> None:
     args = parser.parse_args()
     config = Config.from_args(args)
     folder = Path(os.environ["SWIFT_TEST_FOLDER"])
-    dist.init_process_group("gloo")
+    device = join(args)
     rank, size = dist.get_rank(), dist.get_world_size()
     last = size - 1
     if args.ddp:
-        inner = build_stage(0, 1, config)
+        inner = build_stage(0, 1, config).to(device)
         module: torch.nn.Module = DistributedDataParallel(inner)
     else:
-        module = inner = build_stage(rank, size, config)
-        stage = PipelineStage(module, rank, size, torch.device("cpu"))
+        module = inner = build_stage(rank, size, config).to(device)
+        stage = PipelineStage(module, rank, size, device)
         schedule = Schedule1F1B(stage, config.microbatches, loss_fn=loss_fn)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(module.parameters(), lr=1e-3))
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)
     best = Best()
-    batches = Batches(config)
+    batches = Batches(config, device)
     state = {"model": module, "optimizer": optimizer, "plateau": plateau, "best": best}
     session = swift_ft.Session(state, store=args.store, checkpoint_every=args.checkpoint_every)
     if args.ddp:
@@ -63,7 +65,7 @@ def main() -> None:
     else:
         session.attach_pipeline(schedule)
     seen: dict[str, list[object]] = {}
-    loss = torch.zeros(())
+    loss = torch.zeros((), device=device)
 
     def dies(function: str) -> None:
         mark = folder / "died"
@@ -85,7 +87,7 @@ def main() -> None:
                 losses = [loss_fn(inner(x), y)]
             else:
                 schedule.eval(*[x] if rank == 0 else [], target=y, losses=losses)
-        total = torch.stack(losses).mean() if losses else torch.zeros(())
+        total = torch.stack(losses).mean() if losses else torch.zeros((), device=device)
         dies("validate")
         dist.all_reduce(total)
         if args.wrong == "state":
@@ -136,7 +138,7 @@ def main() -> None:
                 losses[0].backward()
             else:
                 schedule.step(*[x] if rank == 0 else [], target=y, losses=losses, return_outputs=False)
-            loss = torch.stack(losses).mean().detach() if losses else torch.zeros(())
+            loss = torch.stack(losses).mean().detach() if losses else torch.zeros((), device=device)
             optimizer.step()
             optimizer.zero_grad()
         if args.wrong == "outside":

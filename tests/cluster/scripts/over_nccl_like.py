@@ -13,7 +13,7 @@ from swift_ft.launch.processes.main_module import run_main
 from swift_ft.testing import nccl_like
 
 os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", "5")  # a test waits so long for a death in a forming
-nccl_like.register()
+nccl_like.register(runs_ahead=os.environ["SWIFT_TEST_BACKEND"] == "nccl_like_ahead")
 original = dist.init_process_group
 
 

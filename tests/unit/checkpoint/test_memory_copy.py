@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from swift_ft.checkpoint.memory_copy import Block, digest_of, load_block, size_of, write_block
-from swift_ft.checkpoint.state_payload import tensors_in
+from swift_ft.checkpoint.state_payload import StatePayload, tensors_in
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError
 
@@ -113,3 +115,51 @@ def test_a_model_without_what_was_kept_beside_tensors_is_another_one() -> None:
         load_block(plain, write_block(kept, None))
     with pytest.raises(TopologyMismatchError, match=r"model._extra_state.*is here and not there"):
         load_block(kept, write_block(plain, None))
+
+
+class OnGpu:
+    """A tensor that says that it is on a GPU."""
+
+    is_cuda = True
+
+    def __init__(self, value: torch.Tensor, number: int) -> None:
+        self.device = torch.device("cuda", number)
+        self._value = value
+
+    def detach(self) -> torch.Tensor:
+        return self._value
+
+
+class Event:
+    """A point of a stream."""
+
+    waited: list[str]
+
+    def record(self, stream: str) -> None:
+        self.stream = stream
+
+    def synchronize(self) -> None:
+        self.waited.append(self.stream)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_copy_waits_for_each_device_that_it_comes_from(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each runs on a stream of its own device, of which none needs to be the current one."""
+    state = made()[0]
+    block = write_block(state, None)
+    payload = StatePayload.of(state.to_save())
+    tensors = {path: OnGpu(t, 3 + n % gpus) for n, (path, t) in enumerate(payload.tensors.items())}
+    on_gpus = SimpleNamespace(
+        header=payload.header, plain=payload.plain, kinds=payload.kinds, tensors=tensors
+    )
+    monkeypatch.setattr(StatePayload, "of", lambda _: on_gpus)
+    monkeypatch.setattr(Event, "waited", [], raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", str)
+    again = write_block(state, block)
+    assert Event.waited == []
+    again.finish()
+    assert sorted(Event.waited) == [f"cuda:{3 + number}" for number in range(gpus)]
+    again.finish()
+    assert len(Event.waited) == gpus
+    assert digest_of(again) == digest_of(block)

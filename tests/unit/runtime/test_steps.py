@@ -11,6 +11,8 @@ import pytest
 from swift_ft.errors import DivergenceError, UsageError
 from swift_ft.runtime.script.script_phases import ScriptPhases
 from swift_ft.runtime.steps import Step
+from swift_ft.torch_adapters.abortable_waits import ABORTED, AbortableWaits
+from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.step_failures import step_failures
 
 
@@ -86,5 +88,58 @@ def test_a_mistake_that_the_script_has_caught_is_raised_again() -> None:
 
 
 def test_an_error_of_the_script_leaves_the_block() -> None:
+    with pytest.raises(ValueError, match="a fault"), a_step():
+        raise ValueError("a fault")
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> AbortableWaits:
+    """Over NCCL, within a step."""
+    waits = AbortableWaits()
+    waits.silent = True
+    waits.begun()
+    monkeypatch.setattr(LastingGroup, "waits", waits)
+    return waits
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("the loss is not finite"),
+        MemoryError("of a size that was to be received"),
+        DivergenceError("other bits"),
+        UsageError("another batch"),
+        SystemExit("the loss is not finite"),
+    ],
+    ids=repr,
+)
+def test_nothing_follows_from_what_an_abort_has_left(error: BaseException, waits: AbortableWaits) -> None:
+    """Over NCCL no wait fails: the script reads any number, and says what it thinks of it."""
+    with (step := a_step()):
+        waits.abort()
+        raise error
+    assert (step._left, step._cause, step._failure, step.caught) == (False, ABORTED, None, False)
+
+
+def test_it_may_have_updated_before_with_gradients_of_its_own(waits: AbortableWaits) -> None:
+    with (step := a_step()):
+        waits.abort()
+        step_failures.broken("Connection closed by peer")
+        raise ValueError("its own words")
+    assert (step._cause, step.caught) == (ABORTED, True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0)], ids=repr)
+def test_an_end_from_elsewhere_ends_the_process_after_an_abort_too(
+    error: BaseException, waits: AbortableWaits
+) -> None:
+    waits.abort()
+    with pytest.raises(type(error)), a_step():
+        raise error
+
+
+def test_an_error_of_what_was_there_before_the_abort_is_the_scripts(waits: AbortableWaits) -> None:
+    waits.unawaited = False  # as after an update
+    waits.abort()
     with pytest.raises(ValueError, match="a fault"), a_step():
         raise ValueError("a fault")

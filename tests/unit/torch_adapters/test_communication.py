@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,14 @@ from torch.distributed.pipelining import schedules
 
 from swift_ft.torch_adapters import comm_errors
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
-from swift_ft.torch_adapters.communication import backend_name, begin, device_of, wait_for
+from swift_ft.torch_adapters.communication import (
+    backend_name,
+    begin,
+    device_of,
+    silent_devices,
+    take_device,
+    wait_for,
+)
 from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, Store, TCPStore
 
@@ -40,6 +48,77 @@ def test_a_group_knows_its_device_and_backend(group: dist.ProcessGroup) -> None:
     assert backend_name(group, CPU) == "gloo"
     assert backend_name(group, torch.device("cuda", 1)) == "gloo"
     assert backend_name(group, torch.device("meta")) == ""
+
+
+class OverNccl:
+    """A group of torch that takes tensors of GPUs, and perhaps of the host over gloo."""
+
+    def __init__(self, *, host: bool = False) -> None:
+        self._device_types = [*([CPU] if host else []), torch.device("cuda")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        names = {"cpu": "gloo", "cuda": "nccl"}
+        return SimpleNamespace(name=lambda: names[device.type])
+
+
+@pytest.mark.parametrize(
+    ("current", "state", "named", "expected"),
+    [
+        pytest.param(0, [CPU], None, "cuda", id="no state on a GPU"),
+        pytest.param(1, ["cuda:1"], None, "cuda", id="the current one"),
+        pytest.param(1, ["cuda:0", "cuda:1"], None, "cuda", id="the current one is among them"),
+        pytest.param(0, ["cuda:3", "cuda:2", CPU], None, "cuda:2", id="set_device was not called"),
+        pytest.param(0, ["cuda:1"], "cuda:5", "cuda:5", id="the script has named one"),
+    ],
+)
+def test_a_worker_communicates_on_its_own_device(
+    current: int, state: list[Any], named: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all workers of a host would form their communicators on its first one, in silence."""
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: current)
+    monkeypatch.setattr(LastingGroup, "device", torch.device(named) if named else None)
+    take_device([torch.device(one) for one in state])
+    nccl: Any = OverNccl()
+    assert device_of(nccl) == torch.device(expected)
+    both: Any = OverNccl(host=True)
+    assert device_of(both) == CPU
+    assert silent_devices(both) == silent_devices(nccl) == [torch.device(expected)]
+
+
+@pytest.mark.parametrize(
+    ("named", "given", "expected"),
+    [
+        ("cuda:1", "cuda", "cuda:1"),
+        (None, "cuda", "cuda"),
+        ("cuda:1", "cuda:0", "cuda:0"),
+        ("cuda:1", "cpu", "cpu"),
+    ],
+)
+def test_a_barrier_is_on_the_device_of_its_worker(
+    named: str | None, given: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LastingGroup, "device", torch.device(named) if named else None)
+    seen: list[torch.device] = []
+
+    class Native(OverNccl):
+        group_name, group_desc = "0", ""
+
+        def rank(self) -> int:
+            return 0
+
+        size = rank
+
+        def barrier(self, opts: Any) -> None:
+            seen.append(opts.device)
+
+    native: Any = Native()
+    opts = SimpleNamespace(device=torch.device(given))
+    LastingGroup(native).barrier(opts=opts)
+    assert seen == [torch.device(expected)]
+
+
+def test_no_abort_of_gloo_is_silent(group: dist.ProcessGroup) -> None:
+    assert silent_devices(group) == []
 
 
 def test_operations_begin_and_end() -> None:

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from swift_ft.errors import DivergenceError
 from swift_ft.torch_adapters import device_waits
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
-from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.comm_errors import is_broken_communication, may_come_of_abort
 from swift_ft.torch_adapters.communication import wait_on_host
 from swift_ft.torch_adapters.device_waits import DeviceWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup, beginning
+from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork, beginning
 from swift_ft.torch_adapters.step_failures import step_failures
 
 
@@ -132,6 +133,16 @@ def test_unless_something_communicated_after_it(step: Step) -> None:
     assert step_failures.cause is not None
 
 
+def test_or_was_waited_for_after_it(step: Step) -> None:
+    """A wait on a device returns at once: the operation may have begun long before, and end later."""
+    step.device.idle.set()
+    step.optimizer.step()
+    LastingWork(_Done()).wait()  # type: ignore[arg-type]
+    step.waits.abort()
+    with pytest.raises(RuntimeError, match="aborted"):
+        step.on_device.finish()
+
+
 def test_each_update_waits_for_what_communicated_before_it(step: Step) -> None:
     """A discriminator and a generator have two backward passes and two updates in one step."""
     step.device.idle.set()
@@ -174,39 +185,74 @@ class _Done:
     def wait(self) -> None:
         """Return at once."""
 
+    def is_completed(self) -> bool:
+        """Not on the device."""
+        return False
 
-@pytest.mark.parametrize(("silent", "waited"), [(True, 1), (False, 0)])
-def test_the_host_reads_nothing_before_it_has_arrived(
-    silent: bool, waited: int, step: Step, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a recovery receives: lengths, a state, its digests."""
-    _with_an_accelerator(monkeypatch)
+
+GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+@pytest.mark.parametrize(("silent", "waited"), [(True, 2), (False, 0)])
+def test_the_host_reads_nothing_before_it_has_arrived(silent: bool, waited: int, step: Step) -> None:
+    """What a recovery receives: lengths, a state, its digests; on whichever device that is."""
     step.waits.silent = silent
     step.device.idle.set()
-    wait_on_host([_Done()])  # type: ignore[list-item]
+    wait_on_host([_Done()], GPUS)  # type: ignore[list-item]
     assert step.device.waits == waited
 
 
-def test_what_an_abort_has_left_is_not_read(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    _with_an_accelerator(monkeypatch)
+def test_what_an_abort_has_left_is_not_read(step: Step) -> None:
     thread = step.in_the_wait(step.abort)
     with pytest.raises(RuntimeError, match="aborted") as caught:
-        wait_on_host([_Done()])  # type: ignore[list-item]
+        wait_on_host([_Done()], GPUS)  # type: ignore[list-item]
     thread.join()
     assert is_broken_communication(caught.value)
 
 
-def _with_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch.accelerator, "current_accelerator", lambda check_available: torch.device("cuda")
-    )
-    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
-
-
-def test_a_build_for_gpus_without_one_waits_for_none(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
-    def found(check_available: bool = False) -> torch.device | None:
-        return None if check_available else torch.device("cuda")
-
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", found)
-    wait_on_host([_Done()])  # type: ignore[list-item]
+def test_the_host_itself_has_no_streams(step: Step) -> None:
+    wait_on_host([_Done()], [torch.device("cpu")])  # type: ignore[list-item]
     assert step.device.waits == 0
+
+
+ERRORS: list[BaseException] = [
+    ValueError("the loss is not finite"),
+    torch.OutOfMemoryError("of a size that was to be received"),
+    DivergenceError("other bits"),
+    SystemExit("the loss is not finite"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_an_error_may_come_of_what_an_abort_has_left(error: BaseException, step: Step) -> None:
+    assert not may_come_of_abort(error)
+    step.waits.abort()
+    assert may_come_of_abort(error)
+    step.waits.renew()
+    assert not may_come_of_abort(error)
+
+
+@pytest.mark.parametrize("error", [SystemExit(0), SystemExit(None), KeyboardInterrupt()], ids=repr)
+def test_an_end_that_blames_nothing_comes_from_elsewhere(error: BaseException, step: Step) -> None:
+    step.waits.abort()
+    assert not may_come_of_abort(error)
+
+
+def test_what_was_there_before_the_abort_is_not_in_doubt(step: Step) -> None:
+    step.device.idle.set()
+    step.optimizer.step()  # waits for all that has begun
+    step.waits.abort()
+    assert not may_come_of_abort(ERRORS[0])
+    step.waits.begun()
+    assert may_come_of_abort(ERRORS[0])
+
+
+def test_gloo_says_what_has_failed(step: Step) -> None:
+    step.waits.silent = False
+    step.waits.abort()
+    assert not may_come_of_abort(ERRORS[0])
+
+
+def test_without_a_session_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LastingGroup, "waits", None)
+    assert not may_come_of_abort(ERRORS[0])

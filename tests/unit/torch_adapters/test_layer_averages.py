@@ -15,8 +15,11 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from swift_ft.errors import UsageError
+from swift_ft.torch_adapters.abortable_waits import AbortableWaits
+from swift_ft.torch_adapters.device_waits import DeviceWaits
+from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.layer_stack import LayerStack
-from swift_ft.torch_adapters.pipelining import batch_sizes
+from swift_ft.torch_adapters.pipelining import batch_sizes, layer_averages
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
 from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
@@ -188,3 +191,50 @@ def test_a_frozen_layer_and_one_without_gradients() -> None:
     _, _, gradients = job.step()
     assert len(gradients) == 2 * (LAYERS - 1)
     assert all(p.grad is None for p in job.stack.layer(0).parameters())
+
+
+class Enqueued:
+    """An operation over NCCL: its wait returns at once."""
+
+    def wait(self) -> bool:
+        return True
+
+
+class WithOthers(Job):
+    """Its layers have another holder, whose sums are zero. The host could run ahead of its device."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__("GPipe", 2, scale=True, averages=True)
+        self.averages._with_others = True
+        self.waits = AbortableWaits()
+        self.waits.silent = True
+        monkeypatch.setattr(LastingGroup, "waits", self.waits)
+        monkeypatch.setattr(self.averages, "_operations", lambda *_: iter([None]))
+        monkeypatch.setattr(layer_averages, "begin", lambda _: self._begin("sums"))
+        monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: self._begin("all have theirs")[0])
+        self.aborted_in = ""
+
+    def _begin(self, what: str) -> list[Enqueued]:
+        if what == self.aborted_in:
+            self.waits.abort()
+        return [Enqueued()]
+
+
+@pytest.mark.parametrize(("aborted_in", "completes"), [("sums", False), ("all have theirs", True)])
+def test_an_iteration_can_be_completed_only_of_sums_that_arrived(
+    aborted_in: str, completes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No one may update with what an abort has left; nor may one update, and another one not be able to."""
+    job = WithOthers(monkeypatch)
+    job.aborted_in = aborted_in
+    with pytest.raises(RuntimeError, match="aborted"):
+        job.step(7)
+    assert job.averages.completes(7) == completes
+
+
+def test_after_all_have_theirs_a_loss_keeps_none_from_its_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = WithOthers(monkeypatch)
+    job.waits.begun()
+    job.step(7)
+    job.waits.abort()
+    DeviceWaits(job.waits, list).finish()

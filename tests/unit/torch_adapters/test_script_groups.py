@@ -141,3 +141,42 @@ def test_all_handles_work_in_each_generation() -> None:
     assert "make all groups before session.steps()" in late
     assert "ended with its generation" in ended
     assert last == two
+
+
+BOUND = """
+import torch
+import torch.distributed as dist
+from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.script_groups import script_groups
+
+script_groups.install()
+c10d = dist.distributed_c10d
+helper, bound = c10d._new_process_group_helper, torch.device("cuda", 1)
+
+def with_device(*args, **kwargs):  # what init_process_group(device_id=...) does where there is a GPU
+    return helper(*args, **{**kwargs, "device_id": bound})
+
+c10d._new_process_group_helper = with_device
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+c10d._new_process_group_helper = helper
+world = dist.group.WORLD
+other = dist.new_group([0])
+assert LastingGroup.device == bound
+assert world.bound_device_id is None, "torch would split other groups off it"
+for generation in range(2):
+    script_groups.end()
+    for group in script_groups.groups:
+        script_groups.renew(group, dist.PrefixStore(str(generation), dist.HashStore()))
+        one = torch.ones(1)
+        dist.all_reduce(one, group=group)
+        assert one.item() == 1
+print("formed")
+"""
+
+
+def test_a_group_that_is_bound_to_a_device_forms_in_each_generation() -> None:
+    """Torch's own warning says to name one: ``init_process_group(device_id=...)``."""
+    done = subprocess.run(
+        [sys.executable, "-c", BOUND], capture_output=True, text=True, timeout=180, check=False
+    )
+    assert done.stdout == "formed\n", done.stderr[-4000:]

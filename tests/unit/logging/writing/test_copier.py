@@ -47,8 +47,15 @@ class Host:
 class Setup:
     def __init__(self, pool_bytes: int = 1 << 20, copy_s: float = 1.0, timeout_s: float = 60.0) -> None:
         self.device, self.host, self.stats = FakeDevice(copy_s), Host(), LogStats()
+        self.aborted = False
         self.copier = Copier(
-            self.device, pool_bytes, self.host, self.stats, timeout_s=timeout_s, clock=self.device.clock
+            self.device,
+            pool_bytes,
+            self.host,
+            self.stats,
+            timeout_s=timeout_s,
+            clock=self.device.clock,
+            in_doubt=lambda: self.aborted,
         )
 
 
@@ -435,3 +442,40 @@ def test_a_release_ends_a_wait_for_room() -> None:
     assert not pool.wait_for_room(10, 0.0)
     threading.Thread(target=buffer.release).start()
     assert pool.wait_for_room(10, 60.0)
+
+
+def test_a_complete_iteration_is_delivered_whatever_becomes_of_the_next_one() -> None:
+    s = Setup()
+    s.copier.keep(RecordKind.MESSAGE, key(0), torch.ones(4))
+    s.copier.end_iteration()  # its copy has begun
+    s.copier.keep(RecordKind.MESSAGE, key(1), torch.ones(4))
+    s.copier.bubble_begins()
+    s.aborted = True
+    s.device.advance(10)
+    s.copier.interrupted()
+    s.copier.drain(1.0)
+    assert s.host.keys == [key(0)]
+    s.host.write_all()
+    assert s.copier._pool.used_bytes == 0  # of what is not delivered, too
+
+
+def test_a_buffer_that_is_used_again_completes_no_iteration() -> None:
+    s = Setup()
+    buffer = torch.ones(4)
+    s.copier.keep(RecordKind.RECEIPT, key(1), buffer)
+    s.copier.before_overwriting(buffer)
+    s.aborted = True
+    s.device.advance(10)
+    s.copier.collect()
+    assert s.host.keys == []
+
+
+def test_a_copy_that_was_seen_to_be_over_before_an_abort_is_delivered() -> None:
+    s = Setup()
+    s.copier.keep(RecordKind.MESSAGE, key(1), torch.ones(4))
+    s.copier.bubble_begins()
+    s.device.advance(10)
+    s.copier.bubble_ends()
+    s.aborted = True
+    s.copier.interrupted()
+    assert s.host.keys == [key(1)]

@@ -165,3 +165,67 @@ def test_what_was_not_copied_in_time_is_in_no_later_log(store: Store) -> None:
     log.writer.close(60)
     reader = log_of(store)
     assert [reader.has(key(iteration)) for iteration in range(3)] == [False, False, True]
+
+
+def test_what_an_abort_has_changed_is_in_no_log(store: Store) -> None:
+    """Over NCCL the device runs on with what an abort has left, and so do the copies of it.
+
+    The iteration is repeated in the next generation, and then both copies would differ.
+    """
+    device, aborted = FakeDevice(copy_s=1.0), threading.Event()
+    log = MessageLog(
+        LogOptions(),
+        LogStats(),
+        device_of=partial(chosen, device),
+        clock=device.clock,
+        in_doubt=aborted.is_set,
+    )
+    log.writer = LogWriter(store, LOG, identity(), lazy=True)
+    arriving, computed = torch.full((3,), 5.0), torch.full((3,), 6.0)
+    log.sent(key(4, 0), torch.full((3,), 1.0))
+    log.bubble_begins()
+    device.advance(10)
+    log.bubble_ends()  # that one was copied before
+    log.received(key(4, 0, source_stage=1, destination_stage=0), arriving)
+    log.sent(key(4, 1), computed)
+    log.bubble_begins()  # these are being copied
+    aborted.set()
+    for tensor in (arriving, computed):
+        tensor.data.fill_(-1.0)  # as a device writes: torch's counter does not know
+    log.bubble_ends()
+    log.received(key(4, 1, source_stage=1, destination_stage=0), arriving)
+    log.sent(key(4, 2), torch.full((3,), -2.0))
+    log.interrupted()
+    device.advance(10)
+    log.drain(60)
+    log.writer.close(60)
+    reader = log_of(store)
+    assert [reader.has(key(4, microbatch)) for microbatch in range(3)] == [True, False, False]
+    assert reader.receipt(key(4, 0, source_stage=1, destination_stage=0)) is None
+
+    aborted.clear()  # the next generation has another group
+    log.writer = LogWriter(store, LOG, identity(generation=1), lazy=True)
+    for microbatch in range(3):
+        log.sent(key(4, microbatch), torch.full((3,), 1.0 + microbatch))
+    log.end_iteration()
+    device.advance(10)
+    log.drain(60)
+    log.writer.close(60)
+    reader = log_of(store)
+    assert [reader.read(key(4, i)).tolist() for i in range(3)] == [[1.0 + i] * 3 for i in range(3)]
+
+
+def test_nor_what_the_host_has_read_of_it(store: Store) -> None:
+    """Where operations are on the host, and their waits do not say that they were aborted."""
+    aborted = threading.Event()
+    log = MessageLog(LogOptions(), LogStats(), in_doubt=aborted.is_set)
+    log.writer = LogWriter(store, LOG, identity(), lazy=True)
+    log.sent(key(0, 0), torch.ones(3))
+    aborted.set()
+    log.sent(key(0, 1), torch.ones(3))
+    log.received(key(0, 0, source_stage=1, destination_stage=0), torch.ones(3))
+    log.interrupted()
+    log.writer.close(60)
+    reader = log_of(store)
+    assert [reader.has(key(0, microbatch)) for microbatch in range(2)] == [True, False]
+    assert reader.receipt(key(0, 0, source_stage=1, destination_stage=0)) is None
