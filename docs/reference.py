@@ -101,6 +101,8 @@ MEANINGS = {
     "large_value_changes": "A tensor too large to be noted changes; neither the state nor a step has it.",
     "too_many_objects": "A script holds so many objects that what is in some of them is not noted.",
     "own_variables": "Variables that are unlike on all replicas are not taken over from one of them.",
+    "variable_too_large": "A variable of Lightning's is too large to be given to other workers.",
+    "variables_missing": "A worker of Lightning's goes on without variables that were too large.",
     "variables_of_epoch_unlike": "Lines at the top of an epoch have set other values than those taken over.",
     "variable_not_taken": "A value has changed and cannot come with the state: it is another one here.",
     "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",

@@ -94,6 +94,10 @@ def numbers(batches: list[list[torch.Tensor]], loader: int = 0) -> list[int]:
     return [int(number) for batch in batches for number in batch[loader][:, 0]]
 
 
+def all_of(orders: list[list[int]]) -> list[int]:
+    return [number for order in orders for number in order]
+
+
 SAMPLERS = {
     "a subset": lambda: SubsetRandomSampler(range(SAMPLES)),
     "weights": lambda: WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, replacement=False),
@@ -109,7 +113,7 @@ def test_all_workers_draw_one_order_and_share_it(kind: str, workers: int) -> Non
     orders = []
     for _ in range(2):
         orders.append([numbers(read(of)) for of in ranks])
-        assert sorted(sum(orders[-1], [])) == [*range(SAMPLES)]
+        assert sorted(all_of(orders[-1])) == [*range(SAMPLES)]
     assert orders[0] != orders[1]
     replacement = fetcher(divided(SAMPLERS[kind](), 1, num_workers=workers), rank=1)
     replacement.go_to(ranks[1].place() | {"passes": 1})
@@ -121,7 +125,7 @@ def test_a_samplers_own_share_is_of_one_order() -> None:
         numbers(read(fetcher(DataLoader(Numbers(), 4, sampler=ShuffledShare(Numbers(), 2, rank)), rank=rank)))
         for rank in range(2)
     ]
-    assert sorted(sum(orders, [])) == [*range(SAMPLES)]
+    assert sorted(all_of(orders)) == [*range(SAMPLES)]
 
 
 @pytest.mark.parametrize("kind", ["shuffle", "batches"])
@@ -130,11 +134,10 @@ def test_the_script_decides_where_lightning_does_not_divide(kind: str) -> None:
 
     def order(script_seed: int, rank: int) -> list[int]:
         torch.manual_seed(script_seed)
-        batches = Buckets(RandomSampler(Numbers()), 4, drop_last=False)
         options: dict[str, Any] = {"batch_size": 4, "shuffle": True}
-        of = fetcher(
-            DataLoader(Numbers(), **(options if kind == "shuffle" else {"batch_sampler": batches})), rank=rank
-        )
+        if kind == "batches":
+            options = {"batch_sampler": Buckets(RandomSampler(Numbers()), 4, drop_last=False)}
+        of = fetcher(DataLoader(Numbers(), **options), rank=rank)
         torch.manual_seed(99)  # as a step does
         return numbers(read(of))
 

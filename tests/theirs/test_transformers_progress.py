@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,16 +110,21 @@ def test_long_lists_of_numbers(count: int, tmp_path: Path) -> None:
     assert losses == _counts(other).losses == [float(number) for number in range(count)]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [{"w": torch.ones(2)}, torch.tensor(0.5), (1, 2), list(range(70_000))],
-    ids=lambda v: type(v).__name__,
-)
+NOT_PLAIN = {
+    "tensors by name": lambda: {"w": torch.ones(2)},
+    "tensor": lambda: torch.tensor(0.5),
+    "tuple": lambda: (1, 2),
+    "list of samples": lambda: [*range(70_000)],
+}
+
+
+@pytest.mark.parametrize("kind", NOT_PLAIN)
 @pytest.mark.parametrize("start", [None, float("inf"), []], ids=repr)
-def test_what_is_no_longer_plain_is_left_alone(start: Any, value: Any, tmp_path: Path) -> None:
+def test_what_is_no_longer_plain_is_left_alone(start: Any, kind: str, tmp_path: Path) -> None:
     """An average that a callback makes in its first step, a best loss that becomes a tensor."""
+    value = NOT_PLAIN[kind]()
     one, other = trainer(tmp_path / "one"), trainer(tmp_path / "other")
-    _counts(one).best, _counts(other).best = start, start
+    _counts(one).best, _counts(other).best = copy.copy(start), copy.copy(start)
     ours, theirs = progress(one), progress(other)
     before = ours.state_dict()
     _counts(one).best = value
@@ -201,7 +207,7 @@ class Levels(Numbers):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_changes_between_epochs_is_seen(workers: int, tmp_path: Path) -> None:
-    """By the processes that load batches, too: to the last batch of an epoch, and from the first of the next."""
+    """By the processes that load batches, too: from an epoch's first batch to its last."""
     from swift_ft.integrations.transformers.batches import TrainBatches
 
     data = Levels()

@@ -32,7 +32,7 @@ class Order:
 
     Args:
         loaders: as Lightning has prepared them.
-        seed: of what samplers draw.
+        seed: decides what samplers draw, with the pass.
 
     Attributes:
         script_seed: the seed that the script has given torch, in this worker or in the one that it replaces.
@@ -96,7 +96,7 @@ class _Drawn:
 
     Args:
         samplers: what gives a loader its indices.
-        seed: of what they draw.
+        seed: decides what they draw.
     """
 
     def __init__(self, samplers: Iterable[Any], seed: int) -> None:
