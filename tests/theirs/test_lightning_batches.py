@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from tests.support.integrations import needs
 
-pytestmark = needs("lightning")
+pytestmark = [needs("lightning"), pytest.mark.filterwarnings("ignore")]  # Lightning's own, of its host
 if importlib.util.find_spec("lightning") is not None:
     from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
     from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
