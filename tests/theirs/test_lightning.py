@@ -24,6 +24,7 @@ if importlib.util.find_spec("lightning") is not None:
     import lightning.pytorch as pl
 
     from swift_ft.integrations.lightning.loop import drive
+    from swift_ft.integrations.lightning.protection import Protection
     from swift_ft.integrations.lightning.refusals import refuse_what_cannot_be_repeated
     from tests.theirs.scripts.lightning_parts import data
 
@@ -329,6 +330,6 @@ def test_going_on_from_a_checkpoint_of_the_trainer_is_refused() -> None:
     """A loader that goes on within an epoch would be read from its beginning."""
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     trainer.ckpt_path = "last.ckpt"
-    drive(trainer.fit_loop, protection=None)
+    drive(trainer.fit_loop, Protection(lambda _: None, lambda _: None, {}))
     with pytest.raises(UnsupportedError, match=r"swift-run --resume"):
         trainer.fit_loop.run()

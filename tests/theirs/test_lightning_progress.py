@@ -60,7 +60,8 @@ def trainer(**options: Any) -> Any:
 
 
 def progress_of(of: Any) -> Any:
-    return TrainerProgress(of, Place(), Place())
+    nowhere: Any = Place()
+    return TrainerProgress(of, nowhere, nowhere)
 
 
 def given(one: Any, other: Any) -> None:

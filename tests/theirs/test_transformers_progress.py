@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +110,7 @@ def test_long_lists_of_numbers(count: int, tmp_path: Path) -> None:
     assert losses == _counts(other).losses == [float(number) for number in range(count)]
 
 
-NOT_PLAIN = {
+NOT_PLAIN: dict[str, Callable[[], Any]] = {
     "tensors by name": lambda: {"w": torch.ones(2)},
     "tensor": lambda: torch.tensor(0.5),
     "tuple": lambda: (1, 2),
