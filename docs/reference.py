@@ -104,6 +104,8 @@ MEANINGS = {
     "loading_begins_again": "A data set has changed, and processes that load batches begin again with it.",
     "changed_within_epoch": "A loader's data set has changed in mid-epoch. A replacement would differ.",
     "own_variables": "Variables that are unlike on all replicas are not taken over from one of them.",
+    "variable_too_large": "A variable of Lightning's is too large to be given to other workers.",
+    "variables_missing": "A worker of Lightning's goes on without variables that were too large.",
     "variables_of_epoch_unlike": "Lines at the top of an epoch have set other values than those taken over.",
     "variable_not_taken": "A value has changed and cannot come with the state: it is another one here.",
     "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",

@@ -23,7 +23,10 @@ pytestmark = needs("lightning", "tensorboard")
 if importlib.util.find_spec("lightning") is not None:
     import lightning.pytorch as pl
 
+    from swift_ft.integrations.lightning.loop import drive
+    from swift_ft.integrations.lightning.protection import Protection
     from swift_ft.integrations.lightning.refusals import refuse_what_cannot_be_repeated
+    from tests.theirs.scripts.lightning_parts import data
 
 SCRIPTS = Path(__file__).parent / "scripts"
 PRELOAD = ["--preload", "lightning.pytorch"]
@@ -201,6 +204,39 @@ def test_it_is_killed_in_a_hook(
     assert_restored(run, undisturbed("lightning_ddp.py"))
 
 
+def test_each_sample_comes_once_in_an_epoch(tmp_path: Path, undisturbed: Reference) -> None:
+    """Of a sampler that draws at random: each worker takes its share of one order, a replacement too."""
+    script = ("lightning_ddp.py", "--kind", "seeing")
+    run = train(tmp_path, *script, inject="kill machine=1 iteration=6 point=reduce")
+    assert_restored(run, undisturbed(*script))
+    seen = [torch.load(run.folder / "out" / f"rank{rank}.pt", weights_only=False)["seen"] for rank in (0, 1)]
+    expected = sorted(data(1, 256).tensors[0][:200, 0].tolist())
+    orders = []
+    for epoch in range(3):
+        orders.append([sample for each in seen for sample in each[epoch * 100 : (epoch + 1) * 100]])
+        assert sorted(orders[-1]) == expected
+    assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_average_in_the_module(
+    rank: int, tmp_path: Path, undisturbed: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the refusal of Lightning's own averages says: a loss in a validation leaves it where it was."""
+    script = ("lightning_ddp.py", "--kind", "averaged")
+    run = train_and_die(
+        tmp_path / "killed",
+        *script,
+        rank=rank,
+        hook="validation_step",
+        global_step=6,
+        monkeypatch=monkeypatch,
+    )
+    assert_restored(run, undisturbed(*script))
+    assert_same(undisturbed(*script), train_plainly(tmp_path / "plain", *script))
+
+
 FSDP = ("lightning_fsdp.py", "--replicas", "2")
 
 
@@ -282,8 +318,18 @@ def refused(**options: Any) -> str:
 
 
 def test_what_cannot_be_repeated_is_refused() -> None:
-    assert "EMAWeightAveraging" in refused(callbacks=[pl.callbacks.StochasticWeightAveraging(1e-2)])
+    for averages in (pl.callbacks.StochasticWeightAveraging(1e-2), pl.callbacks.EMAWeightAveraging()):
+        assert "keep an AveragedModel of torch in the LightningModule" in refused(callbacks=[averages])
     assert "Tuner(trainer).lr_find" in refused(callbacks=[pl.callbacks.LearningRateFinder()])
     assert "scale_batch_size" in refused(callbacks=[pl.callbacks.BatchSizeFinder()])
     assert "set_epoch()" in refused(reload_dataloaders_every_n_epochs=1)
     assert "a number of batches" in refused(val_check_interval="00:00:05:00")
+
+
+def test_going_on_from_a_checkpoint_of_the_trainer_is_refused() -> None:
+    """A loader that goes on within an epoch would be read from its beginning."""
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.ckpt_path = "last.ckpt"
+    drive(trainer.fit_loop, Protection(lambda _: None, lambda _: None, {}))
+    with pytest.raises(UnsupportedError, match=r"swift-run --resume"):
+        trainer.fit_loop.run()

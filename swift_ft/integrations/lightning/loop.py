@@ -19,6 +19,7 @@ from swift_ft.errors import UsageError
 from swift_ft.integrations.lightning.batches import RepeatableFetcher
 from swift_ft.integrations.lightning.host import part
 from swift_ft.integrations.lightning.protection import Protection
+from swift_ft.integrations.lightning.refusals import refuse_another_beginning
 
 _FitLoop = part("loops.fit_loop")._FitLoop
 
@@ -36,6 +37,7 @@ class RepeatableFitLoop(_FitLoop):  # type: ignore[misc,valid-type]
 
     def run(self) -> None:
         """As Lightning's own."""
+        refuse_another_beginning(self.trainer)
         self.setup_data()
         if self.skip:
             return
@@ -66,7 +68,10 @@ class RepeatableFitLoop(_FitLoop):  # type: ignore[misc,valid-type]
         super().setup_data()
         if self._data_fetcher is not None and self._data_fetcher is not before:
             self._data_fetcher = RepeatableFetcher(
-                self._data_fetcher, self._protection.seed, lambda: self.epoch_progress.current.processed
+                self._data_fetcher,
+                self._protection.seed,
+                self.trainer.distributed_sampler_kwargs["rank"],
+                lambda: self.epoch_progress.current.processed,
             )
             iter(self._data_fetcher)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
 import torch
 
 _TENSOR, _TUPLE, _PAIRS, _MEMBER = "swift_ft.tensor", "swift_ft.tuple", "swift_ft.dict", "swift_ft.member"
+_LENGTHS = "swift_ft.lengths"
 _ATOMS = (bool, int, float, str, type(None))
 _MOST = 1 << 14
 """Elements of a tensor. Larger ones are data, or belong into a module."""
+_FEW = 64
+"""Keys of a dictionary, such as the lists of an epoch's predictions and targets."""
 MISSING: Any = object()
 """In the place of a value that is not plain."""
 
@@ -34,13 +37,46 @@ def plain(value: Any) -> Any:
     return MISSING
 
 
-def plain_variables(owner: object) -> dict[str, Any]:
-    """The variables of an object that are plain, by name."""
+def plain_variables(owner: object, too_large: Collection[str] = ()) -> dict[str, Any]:
+    """The variables of an object that are plain, by name; of those that are too large, the lengths."""
     found = {
-        name: {_MEMBER: value.name} if isinstance(value, Enum) else plain(value)
+        name: lengths(value)
+        if name in too_large
+        else {_MEMBER: value.name}
+        if isinstance(value, Enum)
+        else plain(value)
         for name, value in vars(owner).items()
     }
     return {name: value for name, value in found.items() if value is not MISSING}
+
+
+def lengths(value: Any) -> dict[str, Any]:
+    """In the place of a plain value: how long lists are that it consists of."""
+    return {_LENGTHS: _lengths(value)}
+
+
+def _lengths(value: Any) -> Any:
+    if isinstance(value, dict):
+        few = len(value) <= _FEW and all(type(key) in _ATOMS for key in value)
+        return [[key, _lengths(item)] for key, item in value.items()] if few else None
+    return len(value) if isinstance(value, list) else None
+
+
+def _cut(value: Any, wanted: Any) -> bool:
+    """Cut a value to its lengths of before. False if some of it is not there."""
+    if isinstance(wanted, int):
+        if not isinstance(value, list) or len(value) < wanted:
+            return False
+        del value[wanted:]
+    if isinstance(wanted, list):
+        if not isinstance(value, dict):
+            return False
+        parts = dict(wanted)
+        for key in value.keys() - parts.keys():
+            del value[key]
+        found = [_cut(value.get(key), part) for key, part in parts.items()]
+        return all(found)
+    return True
 
 
 def restored(form: Any) -> Any:
@@ -56,15 +92,18 @@ def restored(form: Any) -> Any:
     return form
 
 
-def put_back(owner: object, variables: Mapping[str, Any]) -> None:
-    """Give an object the plain variables that it had."""
-    own = vars(owner)
+def put_back(owner: object, variables: Mapping[str, Any]) -> list[str]:
+    """Give an object the plain variables that it had. Names those that were too large, and are lost."""
+    own, missing = vars(owner), []
     for name, form in variables.items():
         # One that is not plain any more has become something that no other worker could know.
         now = own.get(name)
         if isinstance(form, dict) and _MEMBER in form:
             if isinstance(now, Enum):
                 own[name] = type(now)[form[_MEMBER]]
+            continue
+        if isinstance(form, dict) and _LENGTHS in form:
+            missing += [] if _cut(now, form[_LENGTHS]) else [name]
             continue
         value = restored(form)
         if isinstance(now, dict) and isinstance(value, dict):
@@ -74,6 +113,7 @@ def put_back(owner: object, variables: Mapping[str, Any]) -> None:
             now[:] = value
         else:
             own[name] = value
+    return missing
 
 
 def to_text(form: Any) -> str:

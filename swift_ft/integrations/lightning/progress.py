@@ -17,6 +17,8 @@ from torchmetrics import Metric
 
 from swift_ft.errors import UsageError
 from swift_ft.integrations.lightning import host
+from swift_ft.integrations.lightning.clocks import OF_HOST, durations, put_back_durations
+from swift_ft.integrations.lightning.excess import Excess
 from swift_ft.integrations.lightning.log_files import LogFiles
 from swift_ft.integrations.lightning.logged_values import logged_values, put_back_logged
 from swift_ft.integrations.lightning.plain_text import (
@@ -57,6 +59,7 @@ class TrainerProgress:
         self._saved = saved
         self._ranks: dict[str, str] = {}  # of each worker, at the end of the last step; none before the first
         self._capacity = 4096  # bytes of each part in the collective, the same on all workers
+        self._excess = Excess()
         self._begin = to_text(self._now())
         self.behind = False
 
@@ -89,16 +92,20 @@ class TrainerProgress:
 
     def step_ends(self) -> None:
         """Give this worker's part to all others: no step is complete before all workers come here."""
-        text = to_text(self._now()).encode()
-        if len(text) > _LIMIT:
-            raise UsageError(
-                f"The Trainer's callbacks and metrics hold {len(text):,} bytes between two steps, "
-                f"and the limit is {_LIMIT:,}: compute metrics that keep samples in a validation, and keep "
-                "less in callbacks."
-            )
+        text = self._text()
         while (found := self._gathered(text)) is None:
             pass
         self._ranks = found
+
+    def _text(self) -> bytes:
+        """The part of this worker, without what is too large."""
+        while len(text := to_text(now := self._now()).encode()) > _LIMIT:
+            if not self._excess.leave_out_largest(now, self._owners()):
+                raise UsageError(
+                    f"The Trainer's loops, loggers and logged values hold {len(text):,} bytes between two "
+                    f"steps, and the limit is {_LIMIT:,}: log fewer values."
+                )
+        return text
 
     def _gathered(self, text: bytes) -> dict[str, str] | None:
         """All workers' texts; None if one was longer than any before, and there is room for it now."""
@@ -123,14 +130,26 @@ class TrainerProgress:
             "counters": {name: plain(counter.state_dict()) for name, counter in _counters(trainer.fit_loop)},
             "trainer": {name: getattr(trainer, name) for name in _OF_TRAINER},
             "connector": plain_variables(trainer._logger_connector),
-            "callbacks": {name: plain_variables(callback) for name, callback in _callbacks(trainer)},
+            "clocks": {name: durations(callback) for name, callback in _callbacks(trainer)},
             "logged": logged_values(trainer.fit_loop.epoch_loop._results),
-            "module": _own(trainer.lightning_module),
-            "metrics": {name: _metric(metric) for name, metric in self._metrics()},
             "batches": trainer.fit_loop._data_fetcher.place(),
             "logs": self._logs.place(),
             "saved": self._saved.place(),
+            **{
+                kind: {name: self._variables(kind, name, owner) for name, owner in named.items()}
+                for kind, named in self._owners().items()
+            },
         }
+
+    def _owners(self) -> dict[str, dict[str, Any]]:
+        """The objects that may keep much: by kind, and by name."""
+        module = self._trainer.lightning_module
+        metrics = {name: part for name, part in module.named_modules() if isinstance(part, Metric)}
+        return {"callbacks": dict(_callbacks(self._trainer)), "module": {"": module}, "metrics": metrics}
+
+    def _variables(self, kind: str, name: str, owner: Any) -> dict[str, Any]:
+        found = self._excess.variables(kind, name, owner)
+        return {key: form for key, form in found.items() if _travels(kind, key, owner)}
 
     def _put_back(self, was: Mapping[str, Any]) -> None:
         trainer = self._trainer
@@ -142,21 +161,19 @@ class TrainerProgress:
         for name, value in was["trainer"].items():
             setattr(trainer, name, value)
         put_back(trainer._logger_connector, was["connector"])
-        for name, callback in _callbacks(trainer):
-            put_back(callback, was["callbacks"].get(name, {}))
         put_back_logged(trainer, was["logged"])
-        put_back(trainer.lightning_module, was["module"])
-        for name, metric in self._metrics():
-            put_back(metric, was["metrics"].get(name, {}))
-            metric._computed = None
+        missing = []
+        for kind, named in self._owners().items():
+            for name, owner in named.items():
+                missing += put_back(owner, was[kind].get(name, {}))
+                if kind == "metrics":
+                    owner._computed = None
+        self._excess.say_missing(missing)
+        for name, callback in _callbacks(trainer):
+            put_back_durations(callback, was["clocks"].get(name, {}))
         trainer.fit_loop._data_fetcher.go_to(was["batches"])
         self._logs.go_to(was["logs"])
         self._saved.go_to(was["saved"])
-
-    def _metrics(self) -> Iterator[tuple[str, Metric]]:
-        for name, module in self._trainer.lightning_module.named_modules():
-            if isinstance(module, Metric):
-                yield name, module
 
 
 def _loops(loop: Any, name: str = "fit_loop") -> Iterator[tuple[str, Any]]:
@@ -181,15 +198,13 @@ def _callbacks(trainer: Any) -> Iterator[tuple[str, Any]]:
             yield f"{number}.{type(callback).__qualname__}", callback
 
 
-def _own(module: Any) -> dict[str, Any]:
-    """The lists and numbers that a LightningModule keeps, such as the outputs of its training steps."""
-    found = plain_variables(module)
-    return {name: form for name, form in found.items() if not name.startswith("_") and name != "training"}
+def _travels(kind: str, name: str, owner: Any) -> bool:
+    """Whether a plain variable is more than what each worker's script makes, or another part has.
 
-
-def _metric(metric: Metric) -> dict[str, Any]:
-    return {
-        key: form
-        for key, form in plain_variables(metric).items()
-        if key in metric._defaults or key == "_update_count"
-    }
+    Of a LightningModule these are the lists and numbers that it keeps, such as outputs of its training steps.
+    """
+    if kind == "module":
+        return not name.startswith("_") and name != "training"
+    if kind == "metrics":
+        return name in owner._defaults or name == "_update_count"
+    return name not in OF_HOST

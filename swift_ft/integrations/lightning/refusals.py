@@ -9,10 +9,18 @@ from swift_ft.integrations.lightning.host import part
 
 _callbacks = part("callbacks")
 
+_AVERAGE = (
+    "average the checkpoints, or keep an AveragedModel of torch in the LightningModule, and update it in "
+    "on_train_batch_end()"
+)
 _CALLBACKS = {
     "StochasticWeightAveraging": (
-        "makes another schedule in the middle of the training, which a replacement would not have: use "
-        "EMAWeightAveraging, or average the checkpoints"
+        "makes another schedule in the middle of the training, which a replacement would not have: "
+        f"{_AVERAGE}"
+    ),
+    "WeightAveraging": (  # and EMAWeightAveraging
+        "exchanges the trained weights for averaged ones in each validation, which a loss in it would leave "
+        f"exchanged: {_AVERAGE}"
     ),
     "LearningRateFinder": (
         "trains on trial within fit(): use Tuner(trainer).lr_find(model) in a script of its own"
@@ -31,7 +39,7 @@ def refuse_what_cannot_be_repeated(trainer: Any) -> None:
     """
     for callback in trainer.callbacks:
         for name, reason in _CALLBACKS.items():
-            if isinstance(callback, getattr(_callbacks, name)):
+            if isinstance(callback, getattr(_callbacks, name, ())):  # an earlier Lightning lacks some
                 raise UnsupportedError(f"SwiftStrategy: {name} {reason}.")
     if trainer.reload_dataloaders_every_n_epochs:
         raise UnsupportedError(
@@ -49,4 +57,17 @@ def refuse_what_cannot_be_repeated(trainer: Any) -> None:
         raise UnsupportedError(
             "SwiftStrategy: a communication hook of DDP keeps a state that no replica has: leave out "
             "ddp_comm_hook, ddp_comm_state, ddp_comm_wrapper and model_averaging_period."
+        )
+
+
+def refuse_another_beginning(trainer: Any) -> None:
+    """Look at a Trainer as its loop begins: before, not every strategy has said where it goes on from.
+
+    Raises:
+        UnsupportedError: it goes on from a checkpoint of its own.
+    """
+    if trainer.ckpt_path:
+        raise UnsupportedError(
+            "SwiftStrategy: fit(ckpt_path=...) and the session's store would both say where to go on: leave "
+            "it out. `swift-run --resume` goes on from the store, and load_from_checkpoint() takes weights."
         )

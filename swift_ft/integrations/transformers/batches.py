@@ -34,12 +34,14 @@ _COPIED = (
 class TrainBatches:
     """The batches of one worker, by epoch and by their place in it.
 
-    What the data set draws at random depends on the seed, the batch and the rank only.
+    What the data set draws at random depends on the seed, the batch and the rank only. Processes that load
+    batches begin with an epoch and end with it, as the Trainer's own do, so that they know what a callback
+    has changed in the data set in between. Those of ``persistent_workers`` do not.
 
     Args:
         loader: what ``get_train_dataloader()`` of the Trainer returned.
         per_epoch: batches that an epoch has.
-        seed: of what the data set draws, and of a sampler that draws from torch's own generator.
+        seed: of what the data set draws, and of a sampler that draws from a generator, torch's or its own.
         rank: this worker.
     """
 
@@ -55,6 +57,7 @@ class TrainBatches:
             options = {name: getattr(loader, name) for name in _COPIED}
             workers = options.pop("num_workers")
             self._source = BatchSource(loader.dataset, self._key, workers, options)
+        self._ends_with_epoch = isinstance(self._source, BatchSource) and not loader.persistent_workers
 
     def of(self, epoch: int, first: int, count: int) -> Iterator[Any]:
         """The batches of one update.
@@ -64,6 +67,9 @@ class TrainBatches:
             first: their place in the epoch.
             count: their number.
         """
+        if self._ends_with_epoch and epoch != self._epoch:
+            self._source.close()
+            self._look_up(epoch)  # it tells the data set, before processes begin with a copy
         last = first + count >= self._per_epoch
         for place in range(first, first + count):
             batch = self._source[epoch * self._per_epoch + place]
@@ -81,11 +87,20 @@ class TrainBatches:
             loader.end_of_dataloader = last
 
     def _key(self, number: int) -> BatchKey:
-        """The samples of a batch, counted on over all epochs."""
+        """The samples of a batch, counted on over all epochs.
+
+        Raises:
+            StopIteration: the batch is of another epoch than the one that processes have begun.
+        """
         epoch, place = divmod(number, self._per_epoch)
         if epoch != self._epoch:
-            self._order, self._epoch = self._order_of(epoch), epoch
+            if self._ends_with_epoch:
+                raise StopIteration  # from a map() of all keys, which ends with it
+            self._look_up(epoch)
         return BatchKey(self._order[place], [derive_seed(self._seed, number, self._rank)])
+
+    def _look_up(self, epoch: int) -> None:
+        self._order, self._epoch = self._order_of(epoch), epoch
 
     def _order_of(self, epoch: int) -> list[list[int]]:
         """The samples of all batches of an epoch."""
@@ -95,6 +110,19 @@ class TrainBatches:
         for place in (loader, getattr(batches, "batch_sampler", None)):
             if (method := getattr(place, "set_epoch", None)) is not None:
                 method(epoch)
-        # Alike on all workers: some samplers draw from torch's own generator.
-        with random_numbers_of(derive_seed(self._seed, epoch)):
+        # Alike on all workers, a replacement included: some samplers draw from torch's own generator, others
+        # from one of theirs, from which a lost worker has drawn for the epochs before.
+        seed = derive_seed(self._seed, epoch)
+        for sampler in _samplers_in(batches):
+            if (generator := getattr(sampler, "generator", None)) is not None:
+                generator.manual_seed(seed)
+        with random_numbers_of(seed):
             return [list(samples) for samples in batches]
+
+
+def _samplers_in(batches: Any) -> Iterator[Any]:
+    """A batch sampler, and all that it takes samples from: a shard has another one in it."""
+    while batches is not None:
+        yield batches
+        inner = getattr(batches, "batch_sampler", None)
+        batches = inner if inner is not None else getattr(batches, "sampler", None)

@@ -10,8 +10,8 @@ TRL's).
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from swift_ft.checkpoint.step.frozen import frozen
 from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS
 from swift_ft.checkpoint.step.placing import put_into
+from swift_ft.checkpoint.step.references import UNKNOWN
 
 _OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Fields of ``TrainerState`` that no worker takes from another one."""
@@ -64,8 +65,10 @@ class Progress:
         self.place = place
         self.grad_norm: Any = None  # of the last update
         self._history = _History(trainer.state)
-        self._attributes = [_Attributes(trainer, _IN_PLACES_OF_THEIR_OWN)]
-        self._attributes += [_Attributes(callback) for callback in trainer.callback_handler.callbacks]
+        self._attributes = {"trainer": _Attributes(trainer, _IN_PLACES_OF_THEIR_OWN)}
+        self._attributes |= {
+            name: _Attributes(callback) for name, callback in _named(trainer.callback_handler.callbacks)
+        }
         self._sums = self._own_sums()[None].expand(trainer.args.world_size, -1).clone()
 
     def share_sums(self) -> None:
@@ -92,7 +95,7 @@ class Progress:
             "place": asdict(self.place),
             "grad_norm": self.grad_norm,
             "sums": self._sums,
-            "attributes": [attributes.changed() for attributes in self._attributes],
+            "attributes": {name: attributes.changed() for name, attributes in self._attributes.items()},
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -107,8 +110,18 @@ class Progress:
         own = self._sums[trainer.args.process_index]
         trainer._tr_loss = own[0].to(trainer._tr_loss.dtype)
         trainer.current_flos = own[1].item()
-        for attributes, values in zip(self._attributes, saved["attributes"], strict=True):
-            attributes.load(values)
+        for name, attributes in self._attributes.items():
+            if name in saved["attributes"]:  # else a callback that only this worker has
+                attributes.load(saved["attributes"][name])
+
+
+def _named(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Each by its class and its number among those of it: workers may have others besides."""
+    numbers: Counter[str] = Counter()
+    for callback in callbacks:
+        kind = f"{type(callback).__module__}.{type(callback).__qualname__}"
+        yield f"{numbers[kind]}.{kind}", callback
+        numbers[kind] += 1
 
 
 class _History:
@@ -148,7 +161,8 @@ def _number(value: Any) -> Any:
 class _Attributes:
     """The attributes of an object that have changed since training began, as far as they are plain values.
 
-    What has not changed is as each worker's script makes it, and does not travel: ranks, paths, writers.
+    What has not changed is as each worker's script makes it, and does not travel: ranks, paths, writers. What
+    was plain and no longer is, such as an average in the place of a None, is left as it is.
 
     Args:
         owner: a Trainer or a callback.
@@ -161,27 +175,35 @@ class _Attributes:
         self._start = self._plain()
 
     def changed(self) -> dict[str, Any]:
-        """Their values."""
-        start = self._start
-        return {name: value for name, value in self._plain().items() if start.get(name, start) != value}
+        """Their values, and the names of those that were plain and are not now."""
+        start, now = self._start, self._plain()
+        return {
+            "values": {name: value for name, value in now.items() if start.get(name, start) != value},
+            "others": [name for name in start if name not in now],
+        }
 
-    def load(self, values: dict[str, Any]) -> None:
-        """Take these values, and those of the beginning for all others."""
+    def load(self, saved: dict[str, Any]) -> None:
+        """Take these values, and those of the beginning for all that were as at the beginning."""
         now = self._plain()
-        for name, value in {**self._start, **values}.items():
+        start = {name: value for name, value in self._start.items() if name not in saved["others"]}
+        for name, value in {**start, **saved["values"]}.items():
             if now.get(name, now) != value and not put_into(vars(self._owner).get(name), value):
                 vars(self._owner)[name] = frozen(value)
 
     def _plain(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self._owner).items() if name not in self._hidden}
-        return {name: frozen(value) for name, value in own.items() if _is_plain(value)}
+        copies = {name: frozen(value) for name, value in own.items() if _is_plain(value)}
+        return {name: value for name, value in copies.items() if value is not UNKNOWN}
 
 
 def _is_plain(value: Any) -> bool:
+    """Whether a value may travel. Of a long container its copy says it: losses do, and samples do not."""
     if isinstance(value, bool | int | float | str | None):
         return True
-    if not isinstance(value, dict | list | deque) or len(value) > MOST_ELEMENTS:
-        return False  # a data set, as a rule
+    if not isinstance(value, dict | list | deque):
+        return False
+    if len(value) > MOST_ELEMENTS:
+        return True
     if isinstance(value, dict):
         return all(isinstance(key, str | int) for key in value) and all(map(_is_plain, value.values()))
     return all(map(_is_plain, value))

@@ -11,7 +11,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from tests.theirs.scripts.lightning_parts import data, leave
 
@@ -34,15 +35,40 @@ class Classifier(LightningModule):  # type: ignore[misc]
         self.log("val_acc", (out.argmax(1) == y).float().mean(), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=24)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Averaged(Classifier):
+    """Keeps a moving average of its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        average = AveragedModel(self.net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        self.average = average.requires_grad_(False)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.average.update_parameters(self.net)
+
+
+class Seeing(Classifier):
+    """Keeps which samples it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.seen += batch[0][:, 0].tolist()
+        return super().training_step(batch, batch_idx)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", default="")
     parser.add_argument("--out", required=True)
+    parser.add_argument("--kind", choices=["plain", "averaged", "seeing"], default="plain")
     args = parser.parse_args()
     out = Path(args.out)
     strategy: Any = "ddp"
@@ -70,10 +96,11 @@ def main() -> None:
             LearningRateMonitor("step"),
         ],
     )
-    model = Classifier()
+    model = {"plain": Classifier, "averaged": Averaged, "seeing": Seeing}[args.kind]()
+    some = SubsetRandomSampler(range(200)) if args.kind == "seeing" else None
     trainer.fit(
         model,
-        DataLoader(data(1, 256), batch_size=16, shuffle=True),
+        DataLoader(data(1, 256), batch_size=16, shuffle=some is None, sampler=some),
         DataLoader(data(2, 64), batch_size=16),
     )
     leave(
@@ -83,6 +110,7 @@ def main() -> None:
         optimizers=[o.state_dict() for o in trainer.optimizers],
         schedulers=[c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
         epoch=trainer.current_epoch,
+        seen=getattr(model, "seen", []),
     )
 
 
