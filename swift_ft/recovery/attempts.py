@@ -22,8 +22,8 @@ from swift_ft.recovery.values import replace
 MAX_TRIES = 2
 """The number of times that a way back is tried for the same loss."""
 
-MAX_WAITS = 6
-"""The number of times in a row that newcomers wait for what may be over at the next start: some minutes."""
+MAX_WAITS = 7
+"""The number of times in a row that a cause which passes is put up with: five minutes with all pauses."""
 
 COMMUNICATION, DEADLINE, STATE = "communication", "waiting for answers", "the state to load or replay"
 """Parts that can fail and that are not machines."""
@@ -147,6 +147,10 @@ class Attempts:
     def may_wait(self) -> bool:
         """Whether a cause that passes may still be waited for, and the survivors keep their state."""
         return self._waited < MAX_WAITS
+
+    def waits_of(self, machine: str) -> int:
+        """How long a machine should wait: the number of its turn. 0 once that is given up."""
+        return self.waits.get(machine, 0) if self.may_wait else 0
 
     @property
     def _waited(self) -> int:

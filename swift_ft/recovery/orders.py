@@ -202,7 +202,7 @@ def _kept_out_s(state: State, machine: str) -> float:
     """
     membership = state.membership
     identity = membership.identity_of(machine)
-    times = max(membership.silenced.get(identity, 0), state.tries.attempts.waits.get(identity, 0))
+    times = max(membership.silenced.get(identity, 0), state.tries.attempts.waits_of(identity))
     if len(membership.members) == state.shape.machines:
         domain = membership.losses.get(identity, Losses(0)).domain
         times = max(times, membership.often_lost(machine, domain) - 1)

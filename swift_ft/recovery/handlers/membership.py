@@ -301,13 +301,10 @@ def _lose_newcomer(state: State, event: ev.ScriptFailed) -> State:
 
 def _note_newcomer(state: State, event: ev.ScriptFailed) -> State:
     """Note that a newcomer cannot begin, unless what it has met may pass: then the next one comes later."""
-    may_pass, may_wait = passes(event), state.tries.attempts.may_wait
-    if may_pass:
-        attempts = state.tries.attempts.wait(state.membership.identity_of(event.machine))
-        state = replace(state, tries=replace(state.tries, attempts=attempts))
+    attempts, machine = state.tries.attempts, state.membership.identity_of(event.machine)
     # No way back is to blame for a server that does not answer, and the survivors' state is worth a wait.
-    if may_pass and may_wait:
-        return state
+    if passes(event) and attempts.may_wait:
+        return replace(state, tries=replace(state.tries, attempts=attempts.wait(machine)))
     return note_machine(state, event.machine, event.reason, cause_of(event))
 
 

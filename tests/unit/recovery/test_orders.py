@@ -7,6 +7,7 @@ from functools import reduce
 import pytest
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.attempts import MAX_WAITS
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WATCHED_EACH, AgentTodo, agent_order, neighbours_of
 from swift_ft.recovery.protocol import step
@@ -76,6 +77,8 @@ def test_newcomers_wait_for_longer_and_longer_for_what_passes() -> None:
     assert agent_order(failed_newcomers("m.0"), machine="m.0", started_in=None).wait_s == 0
     state = failed_newcomers("m.0", cause="script")
     assert not state.tries.attempts.waits
+    state = failed_newcomers(*(f"m.{number}" for number in range(MAX_WAITS)))
+    assert agent_order(state, machine=f"m.{MAX_WAITS - 1}", started_in=None).wait_s == 0, "it is given up"
 
 
 def test_once_all_train_nobody_waits_for_what_has_passed() -> None:
