@@ -187,8 +187,6 @@ def cause_of(event: ev.Event) -> Cause:
             return Cause.STORE
         case ev.ReplayFailed(diverged=diverged):
             return Cause.MACHINE if diverged else Cause.STORE
-        case ev.DeadlinePassed(evidence=places) if places:  # its workers stand in their own code
-            return Cause.SCRIPT
         case ev.JobClosed():
             return Cause.SIGNAL if event.exit_code > 128 else Cause.RUNTIME
     return Cause.MACHINE

@@ -74,7 +74,7 @@ def test_a_hang_that_a_timeout_of_torch_ends_is_located(tmp_path: Path) -> None:
     assert done.code == 0, done.output[-3000:]
     assert (tmp_path / "struck").exists()
     assert len(done.events("CommunicationFailed")) == len(done.events("DeadlinePassed")) == 1
-    assert (incident["cause"], incident["slots"]) == ("script", [1])
+    assert (incident["cause"], incident["slots"]) == ("machine", [1])
     (place,) = incident["evidence"]
     assert re.fullmatch(r"worker 1 is at goes_wrong.py:\d+ \(go_wrong\) < goes_wrong.py:\d+ .*", place)
 

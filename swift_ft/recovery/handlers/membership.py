@@ -99,8 +99,7 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
     if event.reporter in state.membership.fenced or event.machine in state.membership.refused:
         return state
     # Several watchers report one loss, which counts once.
-    reported = event.reporter and event.machine not in state.membership.fenced
-    if reported and cause_of(event) in _OF_THE_MACHINE:
+    if event.reporter and event.machine not in state.membership.fenced:
         membership = state.membership.silence(event.machine)
         if event.silent:
             membership = membership.fell_silent(event.machine)
@@ -327,15 +326,8 @@ def deadline_passed(state: State, event: ev.DeadlinePassed) -> State:
         state = note_machine(state, machine, event.reason)
     for machine in late:
         if state.phase != Phase.ENDED and machine not in state.membership.fenced:
-            state = _lose_with_guests(state, _lost_by(event, machine))
+            state = _lose_with_guests(state, ev.MachineLost(machine=machine, reason=event.reason))
     return state
-
-
-def _lost_by(event: ev.DeadlinePassed, machine: str) -> ev.MachineLost:
-    """The loss of a machine that was late, by the deadline's cause."""
-    return ev.MachineLost(
-        machine=machine, reason=event.reason, cause=cause_of(event), evidence=event.evidence
-    )
 
 
 def fault_injected(state: State, event: ev.FaultInjected) -> State:

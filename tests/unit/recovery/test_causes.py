@@ -44,12 +44,6 @@ def test_a_person_is_told_what_to_do_for_every_cause() -> None:
         (ev.ReplayFailed(rank=0, generation=1, reason="torn"), Cause.STORE),
         (ev.ReplayFailed(rank=0, generation=1, reason="unlike", diverged=True), Cause.MACHINE),
         (ev.DeadlinePassed(generation=1, phase="agreeing", machines=("m",), reason="late"), Cause.MACHINE),
-        (
-            ev.DeadlinePassed(
-                generation=1, phase="agreeing", machines=("m",), reason="late", evidence=("at a.py:3",)
-            ),
-            Cause.SCRIPT,
-        ),
         (ev.JobClosed(reason="closed"), Cause.RUNTIME),
     ],
 )

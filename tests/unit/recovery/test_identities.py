@@ -90,20 +90,6 @@ def test_a_newcomer_whose_script_fails_is_no_worse_a_machine(cause: Cause) -> No
     assert known.losses["two/0"].count == 1
 
 
-@pytest.mark.parametrize("place", [False, True])
-def test_a_machine_whose_late_worker_stands_in_its_own_code_is_no_worse(place: bool) -> None:
-    late = ev.DeadlinePassed(
-        generation=1,
-        phase="agreeing",
-        machines=("b.0",),
-        reason="no answer within 300 s",
-        evidence=("worker 1 is at data.py:12 (load), in socket.recv",) if place else (),
-    )
-    known = after(joined("a.0", "one/0"), joined("b.0", "two/0"), late)
-    assert "b.0" in known.fenced
-    assert [*known.losses] == ([] if place else ["two/0"])
-
-
 def test_an_incident_counts_those_of_the_same_hardware() -> None:
     first, second = (ev.MachineLost(machine=name, reason="silent") for name in ("C", "D"))
     found = incidents(

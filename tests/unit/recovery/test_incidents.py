@@ -101,7 +101,7 @@ def test_a_machine_that_is_late_after_a_timeout_has_the_cause(ended: bool) -> No
     back = () if ended else (ev.MachineJoined(machine="C"), report(0, 3, 7), report(1, 3, None))
     ready = () if ended else (ev.WorkerReady(rank=1, generation=3), ev.WorkerReady(rank=0, generation=3))
     (one,) = incidents(*(BROKE, report(0, 2, 7), LATE, *back, *ready), max_failures=0 if ended else None)
-    assert (one.cause, one.reason, one.evidence) == (Cause.SCRIPT, LATE.reason, LATE.evidence)
+    assert (one.cause, one.reason, one.evidence) == (Cause.MACHINE, LATE.reason, LATE.evidence)
     assert one.others == (BROKE.reason,)
     assert one.machines == ("B",)
     assert (one.way == ENDED) == ended

@@ -45,14 +45,6 @@ def test_a_machine_whose_workers_end_by_their_own_errors_joins_again_at_once() -
     assert agent_order(state, machine="m.8", started_in=None).wait_s == 0
 
 
-@pytest.mark.parametrize(("cause", "waits_s"), [("network", 0), ("script", 0), ("", 10), ("device", 10)])
-def test_a_machine_stays_away_only_for_what_is_its_own(cause: str, waits_s: float) -> None:
-    """A reporter whose own link was down has lost sight of a machine that is well."""
-    state = after_losses(2, cause=cause)
-    assert agent_order(state, machine="m.1", started_in=None).wait_s == waits_s
-    assert bool(state.membership.losses) == bool(waits_s)
-
-
 def failed_newcomers(*names: str, cause: str = "network") -> State:
     """One after the other they were to replace a lost machine."""
     opened = [OPENED, joined("good.0"), joined("other.0")]
