@@ -149,7 +149,7 @@ class Attempts:
         return self._waited < MAX_WAITS
 
     def waits_of(self, machine: str) -> int:
-        """How long a machine should wait: the number of its turn. 0 once that is given up."""
+        """The number of a machine's wait, by which it becomes longer. 0 once that is given up."""
         return self.waits.get(machine, 0) if self.may_wait else 0
 
     @property

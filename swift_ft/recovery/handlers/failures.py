@@ -8,7 +8,7 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.values import replace
 
 _LONG_S = 600
-"""A script without a session that has run for so long may have trained, and has begun in any case."""
+"""A script without a session that has run for such a time may have trained, and has begun in any case."""
 
 
 def note_failure(state: State, part: str, reason: str) -> State:

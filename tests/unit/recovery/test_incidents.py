@@ -147,14 +147,22 @@ def test_an_address_in_the_text_names_the_other_end(
     joined = [
         ev.MachineJoined(machine=name, address=f"{host}:7000") for name, host in zip("AB", hosts, strict=True)
     ]
-    opened = [ev.JobOpened(machines=2), *joined, *(report(rank, 1, None) for rank in range(2))]
+    opened: list[ev.Event] = [
+        ev.JobOpened(machines=2),
+        *joined,
+        *(report(rank, 1, None) for rank in range(2)),
+    ]
     (one,) = History.of(journal(*opened, *broken(1, at=7, reason=reason))).incidents
     assert (one.machines, one.slots) == (machines, (0, 1)[: len(machines)])
 
 
 def test_several_machines_at_one_address_cannot_be_told_apart() -> None:
     joined = [ev.MachineJoined(machine=name, address=f"10.0.0.1:{7000 + i}") for i, name in enumerate("ABC")]
-    opened = [ev.JobOpened(machines=3), *joined, *(report(rank, 1, None) for rank in range(3))]
+    opened: list[ev.Event] = [
+        ev.JobOpened(machines=3),
+        *joined,
+        *(report(rank, 1, None) for rank in range(3)),
+    ]
     broke = ev.CommunicationFailed(rank=0, generation=1, reason="Connection reset by peer [10.0.0.1]:40000")
     back = [*(report(rank, 2, 7) for rank in range(3))]
     ready = [ev.WorkerReady(rank=rank, generation=2) for rank in range(3)]
@@ -230,7 +238,10 @@ def test_a_failure_after_it_is_one() -> None:
 
 def sessionless(*events: ev.Event) -> History:
     """The history of a job of two machines whose workers never report."""
-    opened = [ev.JobOpened(machines=2, restarts=1), *(ev.MachineJoined(machine=name) for name in "AB")]
+    opened: list[ev.Event] = [
+        ev.JobOpened(machines=2, restarts=1),
+        *(ev.MachineJoined(machine=name) for name in "AB"),
+    ]
     return History.of(journal(*opened, *events))
 
 
@@ -270,7 +281,7 @@ def test_an_error_without_a_session_blames_no_machine_that_was_lost_before() -> 
 
 def test_the_only_machine_starts_again_without_being_told_to() -> None:
     killed = ev.MachineLost(machine="A", reason="A was killed", cause=Cause.SIGNAL)
-    opened = [ev.JobOpened(machines=1), ev.MachineJoined(machine="A")]
+    opened: list[ev.Event] = [ev.JobOpened(machines=1), ev.MachineJoined(machine="A")]
     (one,) = History.of(journal(*opened, killed, ev.MachineJoined(machine="A.1"))).incidents
     assert (one.machines, one.way, one.seconds) == (("A",), "restart", 1.0)
     spare = ev.MachineJoined(machine="B")

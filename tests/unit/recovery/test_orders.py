@@ -47,7 +47,7 @@ def test_a_machine_whose_workers_end_by_their_own_errors_joins_again_at_once() -
 
 def failed_newcomers(*names: str, cause: str = "network") -> State:
     """One after the other they were to replace a lost machine."""
-    opened = [OPENED, joined("good.0"), joined("other.0")]
+    opened: list[ev.Event] = [OPENED, joined("good.0"), joined("other.0")]
     reports = [report(rank, 1, None) for rank in (0, 1)]
     saved = ev.CheckpointCommitted(iteration=5, epoch=1)
     state = reduce(step, [*opened, *reports, saved, lost("other.0", "")], State())
