@@ -14,12 +14,16 @@ from enum import StrEnum
 
 from immutables import Map
 
+from swift_ft.recovery.causes import ADVICE, Cause
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.values import replace
 
 MAX_TRIES = 2
 """The number of times that a way back is tried for the same loss."""
+
+MAX_WAITS = 7
+"""The number of times in a row that a cause which passes is put up with: five minutes with all pauses."""
 
 COMMUNICATION, DEADLINE, STATE = "communication", "waiting for answers", "the state to load or replay"
 """Parts that can fail and that are not machines."""
@@ -71,6 +75,9 @@ class Attempts:
         starved: the same before the last plan, since an iteration was trained that had never been before.
         furthest: the latest consensus iteration at which a loss has interrupted training.
         unheard: by slot, newcomers in a row that were lost before they reported.
+        crashed: by part, how often an error in native code has ended it while no worker had a session.
+        waits: by machine's identity, the number of newcomers in a row that had failed by a cause that passes,
+            as it was when this machine's failed last. Going live empties it.
     """
 
     tried: Map[tuple[Way, int, str], int] = field(default_factory=Map)
@@ -84,6 +91,8 @@ class Attempts:
     starved: Map[str, int] = field(default_factory=Map)
     furthest: int = 0
     unheard: Map[int, int] = field(default_factory=Map)
+    crashed: Map[str, int] = field(default_factory=Map)
+    waits: Map[str, int] = field(default_factory=Map)
 
     def fail(self, part: str, reason: str, *, had_task: bool) -> Attempts:
         """Note that a part has failed."""
@@ -95,16 +104,57 @@ class Attempts:
         """Note that a part has failed for want of memory."""
         return replace(self, starving=_sum(self.starving, Map({part: 1})))
 
-    def out_of_memory(self) -> str:
-        """Why no way back helps: a part needs more memory than there is. Empty if none has shown that."""
+    def crash(self, part: str) -> Attempts:
+        """Note that a part has failed by an error in native code before any worker had a session."""
+        return replace(self, crashed=_sum(self.crashed, Map({part: 1})))
+
+    def has_run(self) -> Attempts:
+        """Note that a script without a session has run for long: what ended earlier starts is over."""
+        return replace(self, starving=Map(), starved=Map(), crashed=Map())
+
+    def hopeless(self, *, has_sessions: bool) -> str:
+        """Why no way back helps: a part fails alike in each start. Empty if none has shown that.
+
+        Args:
+            has_sessions: progress is known.
+        """
         # Whatever the way: a replacement needs as much memory for the same iteration.
+        since = "without progress" if has_sessions else "soon after its start"
         for part, times in sorted([*self.starved.items(), *self.starving.items()]):
             if times >= MAX_TRIES:
                 return (
-                    f"{part} ran out of memory {times} times without progress ({self.reason}): "
+                    f"{part} ran out of memory {times} times {since} ({self.reason}): "
                     "let the script use less, or give its machine more"
                 )
+        for part, times in sorted(self.crashed.items()):
+            if times >= MAX_TRIES:
+                return (
+                    f"{part} ended {times} times by an error in native code, and no worker had a session yet "
+                    f"({self.reason}): {ADVICE[Cause.NATIVE]}"
+                )
         return ""
+
+    def wait(self, machine: str) -> Attempts:
+        """Note that a newcomer has failed by a cause that passes.
+
+        Args:
+            machine: its machine's identity.
+        """
+        # Whichever machine comes next meets the same server, so all of them count together.
+        return replace(self, waits=self.waits.set(machine, self._waited + 1))
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a cause that passes may still be waited for, and the survivors keep their state."""
+        return self._waited < MAX_WAITS
+
+    def waits_of(self, machine: str) -> int:
+        """The number of a machine's wait, by which it becomes longer. 0 once that is given up."""
+        return self.waits.get(machine, 0) if self.may_wait else 0
+
+    @property
+    def _waited(self) -> int:
+        return max(self.waits.values(), default=0)
 
     def miss(self, slot: int) -> Attempts:
         """Note that a newcomer was lost before it reported."""
@@ -112,7 +162,7 @@ class Attempts:
 
     def resume(self, iteration: int) -> Attempts:
         """Note that training continues at an iteration."""
-        return replace(self, live_at=iteration)
+        return replace(self, live_at=iteration, waits=Map())
 
     def begin(self, statuses: Mapping[int, StatusReported], committed: int | None) -> Attempts:
         """All workers have reported. It is a new loss if an iteration was trained since the last plan."""
@@ -122,6 +172,7 @@ class Attempts:
         attempts = replace(
             self,
             unheard=Map(),
+            crashed=Map(),
             starved=_sum(self.starved, self.starving),
             starving=Map(),
             furthest=max(self.furthest, consensus),

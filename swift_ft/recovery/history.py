@@ -12,7 +12,7 @@ from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.incidents import Incident, incident_of, incident_of_end, incident_of_event
+from swift_ft.recovery.incidents import ENDED, Incident, incident_of, incident_of_end, incident_of_event
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import (
     LayerMove,
@@ -34,7 +34,8 @@ class StateChange:
         entry: the entry.
         before: the protocol's state before it.
         after: the state after it.
-        ended: the recovery that ends with it, if one does.
+        ended: the recovery that ends with it, if one does. A restart of a script without a session is none:
+            nobody knows what it recovers.
         world: the change to another world that it has planned, or brought further, if it has.
         incident: the incident that ends with it, if one does.
     """
@@ -178,15 +179,17 @@ class History:
                 self._fault = entry
         self._note_layout(before, entry)
         world = self._note_world(before, entry)
-        recovery = self._note_recovery(before, entry)
-        incident = self._note_incident(before, entry, recovery)
-        return StateChange(entry, before, self.state, recovery, world, incident)
+        course = self._note_recovery(before, entry)
+        incident = self._note_incident(before, entry, course)
+        ended = course.recovery if course is not None and self.state.phase == Phase.LIVE else None
+        return StateChange(entry, before, self.state, ended, world, incident)
 
     @property
     def _current(self) -> Course | None:
         return self.courses[-1] if self.courses and self.courses[-1].live is None else None
 
-    def _note_recovery(self, before: State, entry: Entry) -> Recovery | None:
+    def _note_recovery(self, before: State, entry: Entry) -> Course | None:
+        """The course that ends with an entry."""
         lost = isinstance(entry.event, INTERRUPTIONS) and interrupts(before, self.state)
         if lost and self._current is None:
             self.courses.append(Course(Recovery(detected=entry.at), entry, self._fault))
@@ -197,16 +200,18 @@ class History:
         if course.live is None:
             return None
         self._fault = None
-        return course.recovery
+        return course
 
-    def _note_incident(self, before: State, entry: Entry, ended: Recovery | None) -> Incident | None:
+    def _note_incident(self, before: State, entry: Entry, ended: Course | None) -> Incident | None:
         state, found = self.state, None
         over = state.phase == Phase.ENDED and before.phase != Phase.ENDED
         failed = over and state.verdict is not None and not state.verdict.ok
         if ended is not None:
-            found = incident_of(self.courses[-1], state.membership, self.incidents)
+            found = incident_of(ended, state.membership, self.incidents)
         elif failed and self._current is not None:
             found = incident_of_end(self._current, before, entry, self.incidents)
+        elif over and self._current is not None:  # without a session, scripts may do without the lost one
+            found = incident_of(self._current, state.membership, self.incidents, ENDED)
         elif failed or (
             isinstance(entry.event, ev.ScriptFailed)
             and state.tries.restarts_left < before.tries.restarts_left

@@ -12,10 +12,10 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import RecoveryMode
-from swift_ft.recovery.recoveries import Course
+from swift_ft.recovery.recoveries import Course, loss_in_words
 
 ENDED = "the run ended"
-"""The way of an incident that training has not survived."""
+"""The way of an incident after which no worker has gone on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,8 @@ class Incident:
         cause: whose fault it was (see :class:`swift_ft.recovery.causes.Cause`).
         reason: the first event of it that tells the cause, in its reporter's words.
         evidence: what that reporter saw besides.
-        machines: names of the machines that it has cost, or on which it was; the first is the reason's.
+        machines: names of the machines that it has cost, or on which it was; the first is the reason's. Where
+            communication broke and none was lost: the one that has said so, and the one that its text names.
         slots: the slots of these machines, in the same order.
         others: the reasons of the other losses that belong to it.
         way: the way back to training, as in a recovery's ``mode``, or that the run ended.
@@ -87,16 +88,17 @@ def incident_of(
     if course.fault is not None and isinstance(course.fault.event, ev.FaultInjected):
         cause, evidence = Cause.INJECTED, (f"--inject {course.fault.event.fault}", *evidence)
     others = [*recovery.reasons, *([_reason_of(first.event)] if teller is not first else [])]
-    if (reason := _reason_of(teller.event)) in others:
+    if (reason := loss_in_words(teller.event)) in others:
         others.remove(reason)
+    where = dict(zip(recovery.machines, recovery.slots, strict=True)) or course.link
     return _incident(
         replace(teller, at=first.at),
         known,
         earlier,
         cause=cause,
         evidence=evidence,
-        machines=tuple(recovery.machines),
-        slots=tuple(recovery.slots),
+        machines=tuple(where),
+        slots=tuple(where.values()),
         others=tuple(others),
         way=way or recovery.mode,
         seconds=recovery.seconds,
@@ -126,8 +128,8 @@ def incident_of_end(
         cause, evidence = Cause.INJECTED, (f"--inject {injected.event.fault}", *evidence)
     own = zip(last.machines, last.slots, strict=False)
     slots = dict([*own, *zip(recovery.machines, recovery.slots, strict=True)])
-    reasons = dict.fromkeys((_reason_of(course.failure.event), *recovery.reasons))
-    reasons.pop(last.reason, None)
+    reasons = dict.fromkeys((loss_in_words(course.failure.event), *recovery.reasons))
+    reasons.pop(loss_in_words(entry.event), None)
     return _incident(
         entry,
         before.membership,

@@ -199,11 +199,12 @@ def _kept_out_s(state: State, machine: str) -> float:
     """The time for which a machine stays away that others have lost sight of, or have lost, again and again.
 
     One that is reachable in one direction only joins again at once, and is lost again at once. Each time that
-    costs all others a recovery. A machine whose workers die may come back at once while it is needed.
+    costs all others a recovery. A machine whose workers die may come back at once while it is needed, unless
+    they die by what only time mends.
     """
     membership = state.membership
     identity = membership.identity_of(machine)
-    times = membership.silenced.get(identity, 0)
+    times = max(membership.silenced.get(identity, 0), state.tries.attempts.waits_of(identity))
     if len(membership.members) == state.shape.machines:
         domain = membership.losses.get(identity, Losses(0)).domain
         times = max(times, membership.often_lost(machine, domain) - 1)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import evidence_of
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.recovery.topology import replica_sets
 
@@ -94,10 +97,12 @@ class Course:
         loss: what it began with.
         fault: the last injected fault before it, if one was injected since all were live.
         failure: the first event of it that was a failure; None as long as all of it was on purpose.
+        link: where that was one of communication, the slots of the machines that it tells of, by machine.
         late: the first deadline that passed in it; None if all have answered in time.
         joined: every slot has a machine again.
         reported: all workers have reported in that generation.
-        live: training goes on; None as long as it does not.
+        live: training goes on, or all processes of a script without a session have started again; None before
+            that.
         workers: of the job, when that is so.
     """
 
@@ -105,6 +110,7 @@ class Course:
     loss: Entry
     fault: Entry | None = None
     failure: Entry | None = None
+    link: dict[str, int] = field(default_factory=dict)
     late: Entry | None = None
     joined: Entry | None = None
     reported: Entry | None = None
@@ -113,8 +119,8 @@ class Course:
 
     def apply(self, before: State, state: State, entry: Entry) -> None:
         """Note the loss, then all entries that follow, each with the state before and after it."""
-        if self.failure is None and state is not before and _is_failure(entry.event):
-            self.failure = entry
+        if self.failure is None and state is not before and _is_failure(before, state, entry.event):
+            self.failure, self.link = entry, dict(_ends_of_link(before, entry.event))
         if self.late is None and state is not before and isinstance(entry.event, ev.DeadlinePassed):
             self.late = entry
         _note_losses(self.recovery, before, state, entry)
@@ -123,7 +129,9 @@ class Course:
             self.joined, self.reported = entry, None
         if before.phase == Phase.AGREEING and state.plan is not None:
             self.reported = entry
-        if state.phase == Phase.LIVE:
+        if begun := _is_begun_without_session(before, state):
+            self.recovery.mode = RecoveryMode.RESTART.value
+        if begun or state.phase == Phase.LIVE:
             self.live, self.recovery.live, self.workers = entry, entry.at, state.world_size
 
 
@@ -143,24 +151,63 @@ def interrupts(before: State, state: State) -> bool:
     return begins and state.phase in (Phase.FORMING, Phase.AGREEING) and state != before
 
 
-def _is_failure(event: ev.Event) -> bool:
+def _is_begun_without_session(before: State, state: State) -> bool:
+    """Whether all processes have started again, and nobody will ever say that they train."""
+    opens = state.generation > before.generation
+    return opens and not state.has_sessions and {*state.membership.started_in.values()} == {state.generation}
+
+
+def _is_failure(before: State, state: State, event: ev.Event) -> bool:
     """Whether an event interrupts a job against everybody's will."""
     on_purpose = isinstance(event, ev.MachineLost) and (event.on_request or event.starts_again)
+    if isinstance(event, ev.ScriptFailed):  # else it is an incident of its own
+        return any(True for _ in _lost_between(before, state))
     return isinstance(event, INTERRUPTIONS) and not on_purpose
+
+
+def _ends_of_link(before: State, event: ev.Event) -> Iterator[tuple[str, int]]:
+    """The machine on which communication broke, and the one that its text names, with their slots."""
+    if not isinstance(event, ev.CommunicationFailed):
+        return
+    slot, known = before.slot_of_rank(event.rank), before.membership
+    own = known.members.get(slot)
+    if own is not None:
+        yield own, slot
+    others = [machine for machine in known.by_slot if machine != own and _names(event.reason, machine, known)]
+    if len(others) == 1:  # several machines of one host cannot be told apart
+        yield others[0], known.slots[others[0]]
+
+
+def _names(text: str, machine: str, known: Membership) -> bool:
+    """Whether a text has the host of a machine's address as a word."""
+    host = known.addresses.get(machine, "").rpartition(":")[0].strip("[]")
+    return bool(host) and re.search(rf"(?<![\w.-]){re.escape(host)}(?!\w|[.-]\w)", text) is not None
+
+
+def loss_in_words(event: ev.Event) -> str:
+    """The reason of an event, and where a script was that has failed."""
+    reason: str = getattr(event, "reason", "")
+    if isinstance(event, ev.ScriptFailed) and (evidence := evidence_of(event)):
+        return f"{reason} ({'; '.join(evidence)})"
+    return reason
+
+
+def _lost_between(before: State, state: State) -> Iterator[tuple[int, str]]:
+    """Machines that an event has fenced, and the slots that it has emptied."""
+    for slot, machine in enumerate(before.members):
+        if machine is None or machine in before.membership.fenced:
+            continue
+        if machine in state.membership.fenced and machine not in state.membership.slots:
+            yield slot, machine
 
 
 def _note_losses(current: Recovery, before: State, state: State, entry: Entry) -> None:
     event = entry.event
-    if isinstance(event, ev.MachineLost | ev.DeadlinePassed):
-        for slot, machine in enumerate(before.members):
-            if (
-                machine is not None
-                and machine in state.membership.fenced
-                and machine not in state.membership.slots
-            ):
-                current.machines.append(machine)
-                current.reasons.append(event.reason)
-                current.slots.append(slot)
+    if isinstance(event, ev.MachineLost | ev.DeadlinePassed | ev.ScriptFailed):
+        for slot, machine in _lost_between(before, state):
+            current.machines.append(machine)
+            current.reasons.append(loss_in_words(event))
+            current.slots.append(slot)
 
 
 def _note_progress(current: Recovery, before: State, state: State, entry: Entry) -> None:

@@ -15,9 +15,14 @@ _PASSES = frozenset({Cause.NETWORK, Cause.STORE, Cause.SIGNAL, Cause.INJECTED})
 """Causes from outside, which may be over at the next start."""
 
 
+def passes(event: ev.ScriptFailed) -> bool:
+    """Whether what a script has met may be over at the next start."""
+    return cause_of(event) in _PASSES
+
+
 def error_to_note(state: State, event: ev.ScriptFailed) -> tuple[int | None, str] | None:
     """An error for which all workers start again, as the state remembers it (``Tries.script_error``)."""
-    if cause_of(event) in _PASSES:
+    if passes(event):
         return state.tries.script_error
     # Before an iteration nothing shows that all begin as they did before: a server may not be up yet.
     noted = _completed(state, event) if cause_of(event) == Cause.MEMORY else event.iteration
@@ -27,7 +32,9 @@ def error_to_note(state: State, event: ev.ScriptFailed) -> tuple[int | None, str
 def why_again(state: State, event: ev.ScriptFailed) -> str:
     """Why another restart would meet an error again. Empty if nothing shows that it would."""
     earlier = state.tries.script_error
-    if earlier is None or earlier[1] != _kind(event) or cause_of(event) in _PASSES:
+    if earlier is None or earlier[1] != _kind(event) or passes(event):
+        return ""
+    if not state.has_sessions:  # it may have trained for days in between: nobody has said
         return ""
     before, after = earlier[0], _completed(state, event)
     if cause_of(event) == Cause.MEMORY and (after or 0) < (before or 0):

@@ -201,6 +201,10 @@ def test_torchrun_script(tmp_path: Path) -> None:
     assert "attempt 2" not in run.output
     assert "all processes were started again once, as torchrun does it" in run.output
     assert "did not end" not in run.output
+    (incident,) = run.report["incidents"]
+    facts = [incident[name] for name in ("cause", "slots", "way", "times")]
+    assert facts == ["signal from outside", [1], "restart", 1]
+    assert run.output.count("incident 1 on machine 1 (cause: signal from outside)") == 1
 
 
 def test_several_workers_on_a_machine(tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ def test_a_call_that_holds_the_interpreter_is_named(tmp_path: Path) -> None:
     assert re.fullmatch(r"at goes_wrong.py:\d+ \(go_wrong\)", incident["evidence"][-1])
 
 
+def test_native_code_that_crashes_in_each_start_ends_the_run(tmp_path: Path) -> None:
+    """As a library does that is imported before any session, on all machines alike."""
+    script = tmp_path / "crashes.py"
+    script.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    done = run_cluster(tmp_path, machines=2, script=[str(script)])
+    assert done.code == 1
+    assert 2 <= len(done.events("MachineLost")) <= 6, "not as often as --max-failures allows"
+    assert "ended 2 times by an error in native code, and no worker had a session yet" in done.output
+    assert {incident["cause"] for incident in done.report["incidents"]} == {"native code"}
+    assert done.report["incidents"][-1]["way"] == "the run ended"
+
+
 @pytest.mark.thorough
 def test_a_hang_is_located(tmp_path: Path) -> None:
     """One sleeps, and the other one waits for it. Nothing is lost, and nobody is killed."""

@@ -384,8 +384,8 @@ class MachineAgent(ElasticAgent):
             self._rejoin_at = now + wait_s
             if wait_s:
                 _logger.warning(
-                    "this machine was lost again and again: it stays away for %.0f s. Can the others connect "
-                    "to %s, and are its memory and its disk in order?",
+                    "this machine was lost again and again: it stays away for %.0f s. If no line above says "
+                    "why: can the others connect to %s, and are its memory and its disk in order?",
                     wait_s,
                     self._port.address,
                     extra={"event": "machine_stays_away"},
@@ -490,5 +490,7 @@ class MachineAgent(ElasticAgent):
         if state.phase == Phase.AGREEING and outdated and sessionless and not reported:
             self._sessionless_in = state.generation
             membership.journal.append(
-                ev.SessionlessWorkers(machine=membership.machine, generation=state.generation)
+                ev.SessionlessWorkers(
+                    machine=membership.machine, generation=state.generation, ran_s=self._heard.ran_s
+                )
             )

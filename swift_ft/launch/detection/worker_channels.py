@@ -35,6 +35,7 @@ class WorkerChannels:
         beats: the facts of each worker's last heartbeat that had any, such as its ``iteration``.
         shown: what each worker does, by its rank in the job, for those who watch the run.
         stacks: where it is, even if it cannot say so itself.
+        since: the time at which it was started, by the monotonic clock; None if none was.
     """
 
     def __init__(
@@ -51,12 +52,19 @@ class WorkerChannels:
         self.beats: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
         self.stacks: dict[int, StackFile] = {}
+        self.since: float | None = None
+
+    @property
+    def ran_s(self) -> int:
+        """Seconds since the workers were started; 0 if none was."""
+        return 0 if self.since is None else int(time.monotonic() - self.since)
 
     def open(self, channels: Mapping[int, socket.socket]) -> None:
         """Begin to listen to workers that were just started."""
         self.sessions, self.after_loop = set(), set()
         self.failed, self.lost, self.beats, self.shown = {}, {}, {}, {}
         self._close_stacks()
+        self.since = time.monotonic()
         self._channels = dict(channels)
         for local_rank, channel in self._channels.items():
             channel.setblocking(False)
@@ -70,6 +78,7 @@ class WorkerChannels:
         self.heartbeats, self.sessions, self.after_loop = other.heartbeats, other.sessions, other.after_loop
         self.failed, self.lost, self.beats, self.shown = other.failed, other.lost, other.beats, other.shown
         self._close_stacks()
+        self.since = other.since
         self.stacks, other.stacks = other.stacks, {}
         self._channels, other._channels = other._channels, {}
         for local_rank, channel in self._channels.items():
@@ -81,6 +90,7 @@ class WorkerChannels:
 
     def close(self) -> None:
         """Stop listening, before the workers are stopped."""
+        self.since = None
         for local_rank in list(self._channels):
             self._drop(local_rank)
 

@@ -105,6 +105,7 @@ class WorkerWatch:
                     starts_again=starts_again,
                     cause=cause or "",
                     evidence=tuple(evidence),
+                    ran_s=self._heard.ran_s,
                 )
             )
 

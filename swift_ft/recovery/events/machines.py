@@ -76,7 +76,8 @@ class MachineLost:
     that its launcher was stopped by, if it was. ``starts_again`` marks one whose worker ends on purpose, to
     begin its script once more: that does not count as a loss either. ``cause`` is one of
     :class:`swift_ft.recovery.causes.Cause`, empty where the reporter knows no better than the event's kind;
-    ``evidence`` are facts beside the reason.
+    ``evidence`` are facts beside the reason. ``ran_s`` is for how many seconds its workers had run; 0 if that
+    is unknown.
     """
 
     machine: str
@@ -89,6 +90,7 @@ class MachineLost:
     starts_again: bool = False
     cause: str = ""
     evidence: tuple[str, ...] = ()
+    ran_s: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,11 @@ class WorkerCameBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionlessWorkers:
-    """The workers of a machine run a script without a session: they can only be restarted."""
+    """The workers of a machine run a script without a session: they can only be restarted.
+
+    ``ran_s`` is for how many seconds they have run.
+    """
 
     machine: str
     generation: int
+    ran_s: int = 0

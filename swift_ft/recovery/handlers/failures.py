@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from swift_ft.recovery.attempts import machine_in
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.values import replace
+
+_LONG_S = 600
+"""A script without a session that has run for such a time may have trained, and has begun in any case."""
 
 
 def note_failure(state: State, part: str, reason: str) -> State:
@@ -12,18 +16,45 @@ def note_failure(state: State, part: str, reason: str) -> State:
     return _note(state, part, reason, had_task=state.plan is not None)
 
 
-def note_machine(state: State, machine: str, reason: str, *, out_of_memory: bool = False) -> State:
-    """Note that a member has failed: as a survivor, in a task of its own, or before it reported at all."""
+def note_machine(
+    state: State, machine: str, reason: str, cause: Cause = Cause.MACHINE, *, ran_s: int = 0
+) -> State:
+    """Note that a member has failed: as a survivor, in a task of its own, or before it reported at all.
+
+    Args:
+        state: before its slot is empty.
+        machine: the member.
+        reason: how it has failed.
+        cause: whose fault that is.
+        ran_s: seconds that its workers had run; 0 if that is unknown.
+    """
     slot = state.slot_of(machine)
     if slot is None:
         return state
     state = _note(state, machine_in(slot), reason, had_task=_had_task(state, slot))
-    if out_of_memory:
-        attempts = state.tries.attempts.starve(machine_in(slot))
-        state = replace(state, tries=replace(state.tries, attempts=attempts))
+    state = _note_own_end(note_run(state, ran_s), machine_in(slot), cause, ran_s)
     if not _is_unheard(state, slot):
         return state
     return replace(state, tries=replace(state.tries, attempts=state.tries.attempts.miss(slot)))
+
+
+def note_run(state: State, ran_s: int) -> State:
+    """Note for how many seconds a worker of a script without a session had run."""
+    if state.has_sessions or ran_s < _LONG_S:
+        return state
+    return replace(state, tries=replace(state.tries, attempts=state.tries.attempts.has_run()))
+
+
+def _note_own_end(state: State, part: str, cause: Cause, ran_s: int) -> State:
+    """Note an end that the next start would meet again: for want of memory, or in native code."""
+    attempts = state.tries.attempts
+    if not state.has_sessions and ran_s >= _LONG_S:
+        return state
+    if cause == Cause.MEMORY:
+        attempts = attempts.starve(part)
+    elif cause == Cause.NATIVE and not state.has_sessions:
+        attempts = attempts.crash(part)
+    return replace(state, tries=replace(state.tries, attempts=attempts))
 
 
 def _note(state: State, part: str, reason: str, *, had_task: bool) -> State:

@@ -11,7 +11,7 @@ from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
 from swift_ft.recovery.causes import Cause, cause_of
 from swift_ft.recovery.early_ends import why_incomplete, why_not_saved
 from swift_ft.recovery.guests import guests_of
-from swift_ft.recovery.handlers.failures import note_failure, note_machine
+from swift_ft.recovery.handlers.failures import note_failure, note_machine, note_run
 from swift_ft.recovery.handlers.generations import end_job, end_too_early, fill_slots, restart_all, vacate
 from swift_ft.recovery.handlers.guests import guest_declined, relieve_guests
 from swift_ft.recovery.handlers.newcomers import (
@@ -23,11 +23,14 @@ from swift_ft.recovery.handlers.newcomers import (
 from swift_ft.recovery.handlers.worlds import give_up_change
 from swift_ft.recovery.job_state import JobShape, Layouts, Phase, State, Verdict
 from swift_ft.recovery.membership import Spare, base_of
-from swift_ft.recovery.repeats import error_to_note, why_again
+from swift_ft.recovery.repeats import error_to_note, passes, why_again
 from swift_ft.recovery.values import replace
 
-_OF_THE_MACHINE = frozenset({Cause.MACHINE, Cause.DEVICE, Cause.NETWORK})
-"""Causes of losses that another machine in its place would not have met."""
+_OF_THE_MACHINE = frozenset({Cause.MACHINE, Cause.DEVICE})
+"""Causes of losses that another machine in its place would not have met.
+
+Not the network: it may be the reporter's own, or that of a server.
+"""
 _MOST_DIFFERED = 8
 """Steps that the state names: the journal has all of them."""
 
@@ -109,7 +112,7 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
     before, generation = state, state.generation
     # Before its slot is empty: what has failed, and in which task, is known by slot.
     if not event.on_request:
-        before = note_machine(state, event.machine, event.reason, out_of_memory=event.out_of_memory)
+        before = note_machine(state, event.machine, event.reason, cause_of(event), ran_s=event.ran_s)
     after = _lose_with_guests(before, event)
     if event.silent and after.generation > generation:
         return replace(after, round=replace(after.round, after_silence=True))
@@ -157,7 +160,7 @@ def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
         return ended
     if membership.exited or state.all_finished:
         return end_job(state, why_incomplete(state, f"machine {event.machine} was lost", event.reason))
-    if why := state.tries.attempts.out_of_memory():
+    if why := state.tries.attempts.hopeless(has_sessions=state.has_sessions):
         return end_job(state, why)
     state = replace(vacate(state, event.machine), tries=replace(state.tries, failures=failures))
     if not last:
@@ -219,7 +222,7 @@ def sessionless_workers(state: State, event: ev.SessionlessWorkers) -> State:
     if slot is None or state.has_sessions:  # its session has not begun yet
         return state
     sessionless = state.round.sessionless.set(slot, None)
-    state = replace(state, round=replace(state.round, sessionless=sessionless))
+    state = note_run(replace(state, round=replace(state.round, sessionless=sessionless)), event.ran_s)
     return restart_all(state, "the script has no session")
 
 
@@ -287,12 +290,28 @@ def _fails_before_it_trains(state: State, slot: int) -> bool:
 
 def _lose_newcomer(state: State, event: ev.ScriptFailed) -> State:
     """A newcomer cannot begin: its machine counts as lost. A guest's host has no room for another one."""
-    lost = ev.MachineLost(machine=event.machine, reason=event.reason, cause=cause_of(event))
+    cause = cause_of(event)
+    lost = ev.MachineLost(
+        machine=event.machine,
+        reason=event.reason,
+        out_of_memory=cause == Cause.MEMORY,
+        cause=cause,
+        evidence=event.evidence,
+    )
     host = state.membership.hosts.get(event.machine)
     if host is None:
-        return machine_lost(state, lost)
+        return _lose_with_guests(_note_newcomer(state, event), lost)
     declined = ev.GuestDeclined(machine=host, reason=f"its guest failed: {event.reason}")
     return guest_declined(_lose_with_guests(state, lost), declined)
+
+
+def _note_newcomer(state: State, event: ev.ScriptFailed) -> State:
+    """Note that a newcomer cannot begin, unless what it has met may pass: then the next one comes later."""
+    attempts, machine = state.tries.attempts, state.membership.identity_of(event.machine)
+    # No way back is to blame for a server that does not answer, and the survivors' state is worth a wait.
+    if passes(event) and attempts.may_wait:
+        return replace(state, tries=replace(state.tries, attempts=attempts.wait(machine)))
+    return note_machine(state, event.machine, event.reason, cause_of(event))
 
 
 def _is_repairing(state: State, slot: int) -> bool:

@@ -69,7 +69,7 @@ def _decide(state: State) -> State:
     if (without_others := refuse_other_steps(state, statuses)) is not None:
         return without_others
     attempts = state.tries.attempts.begin(statuses, state.checkpoints.committed)
-    if why := attempts.out_of_memory():
+    if why := attempts.hopeless(has_sessions=True):
         return end_job(state, why)
     plan = _plan(state, statuses, state.tries.fallback_reason)
     if why := attempts.exhausted(Way.of(plan)):

@@ -80,7 +80,7 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
     on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
     stopped_by, starts_again = line.number("signal", 0), line.flag("starts-again")
-    cause = line.option("cause") or ""
+    cause, ran_s = line.option("cause") or "", line.number("ran", 0)
     machine, reason = line.take(), line.text("was killed")
     return [
         ev.MachineLost(
@@ -93,6 +93,7 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
             stopped_by=stopped_by,
             starts_again=starts_again,
             cause=cause,
+            ran_s=ran_s,
         )
     ]
 
@@ -114,7 +115,8 @@ def _came_back(line: Line, _: State) -> list[ev.Event]:
 
 
 def _sessionless(line: Line, state: State) -> list[ev.Event]:
-    return [ev.SessionlessWorkers(machine=line.take(), generation=_generation(line, state))]
+    ran_s, generation = line.number("ran", 0), _generation(line, state)
+    return [ev.SessionlessWorkers(machine=line.take(), generation=generation, ran_s=ran_s)]
 
 
 def _report(line: Line, state: State) -> list[ev.Event]:

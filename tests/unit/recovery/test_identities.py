@@ -63,7 +63,7 @@ def test_two_that_are_there_at_the_same_time_are_two_machines() -> None:
 @pytest.mark.parametrize(
     ("cause", "counts"),
     [
-        *(("", True), (Cause.DEVICE, True), (Cause.NETWORK, True), (Cause.SCRIPT, False)),
+        *(("", True), (Cause.DEVICE, True), (Cause.NETWORK, False), (Cause.SCRIPT, False)),
         *((Cause.NATIVE, False), (Cause.MEMORY, False), (Cause.SIGNAL, False), (Cause.RUNTIME, False)),
     ],
 )
@@ -75,8 +75,9 @@ def test_only_what_another_machine_would_not_meet_counts(cause: str, counts: boo
     assert [*known.losses] == ([("third/0" if spare else "two/0")] if counts else [])
 
 
-def test_a_newcomer_whose_script_fails_is_no_worse_a_machine() -> None:
-    """It is lost to make room for another one. Its error may be that of a file that it lacks."""
+@pytest.mark.parametrize("cause", [Cause.SCRIPT, Cause.NETWORK, Cause.STORE])
+def test_a_newcomer_whose_script_fails_is_no_worse_a_machine(cause: Cause) -> None:
+    """It is lost to make room for another one. Its error may be of a file that it lacks, or of a server."""
     events: list[ev.Event] = [
         joined("a.0", "one/0"),
         joined("b.0", "two/0"),
@@ -84,7 +85,7 @@ def test_a_newcomer_whose_script_fails_is_no_worse_a_machine() -> None:
         report(1, 1, None),
     ]
     events += [lost("b.0"), joined("c.0", "two/0")]
-    known = after(*events, ev.ScriptFailed(machine="c.0", started_in=2, reason="FileNotFoundError"))
+    known = after(*events, ev.ScriptFailed(machine="c.0", started_in=2, reason="it failed", cause=cause))
     assert "c.0" in known.fenced
     assert known.losses["two/0"].count == 1
 

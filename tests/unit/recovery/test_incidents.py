@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from swift_ft.cli.incident_words import incident_in_words
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History
 from swift_ft.recovery.incidents import ENDED, Incident
 from swift_ft.recovery.job_state import Phase
+from swift_ft.testing.scenario import Scenario
 from tests.unit.recovery.test_recoveries import journal, report
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
 
 RECOVERS = (ev.MachineJoined(machine="C"), report(0, 2, 7), report(1, 2, None))
 KILLED = ev.MachineLost(machine="B", reason="B was killed", cause=Cause.SIGNAL)
@@ -102,9 +108,103 @@ def test_a_machine_that_is_late_after_a_timeout_has_the_cause(ended: bool) -> No
     assert (one.way == ENDED) == ended
 
 
+def broken(
+    generation: int, at: int, rank: int = 0, reason: str = "Connection closed by peer"
+) -> list[ev.Event]:
+    """Communication breaks in a generation, after so many iterations, and no machine is lost."""
+    return [
+        ev.CommunicationFailed(rank=rank, generation=generation, reason=reason),
+        *(report(one, generation + 1, at) for one in range(2)),
+        *(ev.WorkerReady(rank=one, generation=generation + 1) for one in range(2)),
+    ]
+
+
 def test_communication_that_failed_by_itself_is_of_the_network() -> None:
-    (one,) = incidents(BROKE, report(0, 2, 7), report(1, 2, 7), *READY)
-    assert (one.cause, one.reason, one.others) == (Cause.NETWORK, BROKE.reason, ())
+    """Each time at another iteration, so that nothing but the count shows that it comes again."""
+    first, second = incidents(*broken(1, at=7), *broken(2, at=8))
+    assert (first.cause, first.reason, first.others) == (Cause.NETWORK, "Connection closed by peer", ())
+    assert (first.machines, first.slots, first.times) == (("A",), (0,), 1)
+    assert (second.machines, second.slots, second.times) == (("A",), (0,), 2)
+    assert incident_in_words(second).startswith(
+        "incident 2 on machine 0, for the 2nd time (cause: network): "
+    )
+
+
+@pytest.mark.parametrize(
+    ("hosts", "reason", "machines"),
+    [
+        (("10.0.0.1", "10.0.0.2"), "Connection closed by peer [10.0.0.2]:41234", ("A", "B")),
+        (("10.0.0.1", "10.0.0.2"), "Connection closed by peer [10.0.0.20]:41234", ("A",)),
+        (("10.0.0.1", "10.0.0.1"), "Connection closed by peer [10.0.0.1]:41234", ("A", "B")),
+        (("node-a", "node-b"), "connection closed by remote peer node-b<41234>", ("A", "B")),
+        (("node-a", "node-b"), "connection closed by remote peer node-b.lab<41234>", ("A",)),
+        (("[fd00::1]", "[fd00::2]"), "Read error [fd00::2]:5003: Connection reset.", ("A", "B")),
+        (("10.0.0.1", "10.0.0.2"), "Connection closed by peer", ("A",)),
+    ],
+)
+def test_an_address_in_the_text_names_the_other_end(
+    hosts: tuple[str, str], reason: str, machines: tuple[str, ...]
+) -> None:
+    joined = [
+        ev.MachineJoined(machine=name, address=f"{host}:7000") for name, host in zip("AB", hosts, strict=True)
+    ]
+    opened: list[ev.Event] = [
+        ev.JobOpened(machines=2),
+        *joined,
+        *(report(rank, 1, None) for rank in range(2)),
+    ]
+    (one,) = History.of(journal(*opened, *broken(1, at=7, reason=reason))).incidents
+    assert (one.machines, one.slots) == (machines, (0, 1)[: len(machines)])
+
+
+def test_several_machines_at_one_address_cannot_be_told_apart() -> None:
+    joined = [ev.MachineJoined(machine=name, address=f"10.0.0.1:{7000 + i}") for i, name in enumerate("ABC")]
+    opened: list[ev.Event] = [
+        ev.JobOpened(machines=3),
+        *joined,
+        *(report(rank, 1, None) for rank in range(3)),
+    ]
+    broke = ev.CommunicationFailed(rank=0, generation=1, reason="Connection reset by peer [10.0.0.1]:40000")
+    back = [*(report(rank, 2, 7) for rank in range(3))]
+    ready = [ev.WorkerReady(rank=rank, generation=2) for rank in range(3)]
+    (one,) = History.of(journal(*opened, broke, *back, *ready)).incidents
+    assert one.machines == ("A",)
+
+
+def test_a_replacement_whose_script_fails_is_told_with_the_loss() -> None:
+    """It has its own place in the code, and its machine counts from then on."""
+    failed = ev.ScriptFailed(
+        machine="C", started_in=2, reason="worker 1: no data", cause=Cause.SCRIPT, evidence=("at a.py:3",)
+    )
+    back = (ev.MachineJoined(machine="D"), report(0, 3, 7), report(1, 3, None))
+    ready = (ev.WorkerReady(rank=1, generation=3),)
+    (one,) = incidents(KILLED, ev.MachineJoined(machine="C"), failed, *back, *ready)
+    assert (one.cause, one.reason) == (Cause.SIGNAL, "B was killed")
+    assert one.others == ("worker 1: no data (at a.py:3)",)
+    assert (one.machines, one.slots) == (("B", "C"), (1, 1))
+
+
+def test_a_replacement_whose_script_fails_after_a_loss_on_purpose_is_the_failure() -> None:
+    failed = ev.ScriptFailed(
+        machine="C", started_in=2, reason="worker 1: no data", cause=Cause.DATA, evidence=("at a.py:3",)
+    )
+    left = ev.MachineLost(machine="B", reason="it was drained", on_request=True)
+    back = (ev.MachineJoined(machine="D"), report(0, 3, 7), report(1, 3, None))
+    ready = (ev.WorkerReady(rank=1, generation=3),)
+    (one,) = incidents(left, ev.MachineJoined(machine="C"), failed, *back, *ready)
+    assert (one.cause, one.reason, one.evidence) == (Cause.DATA, "worker 1: no data", ("at a.py:3",))
+    assert one.others == ("it was drained",)
+
+
+def test_a_replacement_without_memory_ends_the_run_with_that_cause() -> None:
+    starved = ev.MachineLost(machine="B", reason="B was killed", out_of_memory=True)
+    failed = ev.ScriptFailed(
+        machine="C", started_in=2, reason="worker 1: MemoryError", cause=Cause.MEMORY, evidence=("at a.py:3",)
+    )
+    (one,) = incidents(starved, ev.MachineJoined(machine="C"), failed)
+    assert (one.cause, one.reason, one.evidence) == (Cause.MEMORY, "worker 1: MemoryError", ("at a.py:3",))
+    assert (one.others, one.way) == (("B was killed",), ENDED)
+    assert {*one.machines} == {"B", "C"}
 
 
 AGAIN = ev.MachineLost(machine="B", reason="it starts again", starts_again=True)
@@ -132,3 +232,89 @@ def test_a_failure_after_it_is_one() -> None:
     assert history.failures == 1
     assert [one.reason for one in history.incidents] == ["A was killed"]
     assert history.incidents[0].others == ("it starts again",)
+
+
+# ------------------------------------------------------------------------------------- without a session
+
+
+def sessionless(*events: ev.Event) -> History:
+    """The history of a job of two machines whose workers never report."""
+    opened: list[ev.Event] = [
+        ev.JobOpened(machines=2, restarts=1),
+        *(ev.MachineJoined(machine=name) for name in "AB"),
+    ]
+    return History.of(journal(*opened, *events))
+
+
+def lost(machine: str, *, joins: str, generation: int) -> list[ev.Event]:
+    """Machine B, or one in its place, is lost, and all scripts start again in the generation after next."""
+    return [
+        ev.MachineLost(machine=machine, reason=f"{machine} was killed", cause=Cause.SIGNAL),
+        ev.MachineJoined(machine=joins),
+        ev.SessionlessWorkers(machine="A", generation=generation),
+    ]
+
+
+def test_each_loss_without_a_session_is_an_incident_once_all_have_started_again() -> None:
+    history = sessionless(*lost("B", joins="C", generation=2))
+    (one,) = history.incidents
+    assert (one.cause, one.reason, one.machines, one.slots) == (Cause.SIGNAL, "B was killed", ("B",), (1,))
+    assert (one.way, one.seconds, one.others) == ("restart", 2.0, ())
+    history = sessionless(*lost("B", joins="C", generation=2), *lost("C", joins="D", generation=4))
+    assert [(one.machines, one.way) for one in history.incidents] == [
+        (("B",), "restart"),
+        (("C",), "restart"),
+    ]
+    assert history.lost_seconds() == 4.0
+    assert history.lost_seconds(now=1000.0) == 4.0
+
+
+def test_an_error_without_a_session_blames_no_machine_that_was_lost_before() -> None:
+    failed = [ev.ScriptFailed(machine="A", started_in=3, reason="KeyError", cause=Cause.SCRIPT)]
+    failed += [ev.ScriptFailed(machine="A", started_in=4, reason="IndexError", cause=Cause.SCRIPT)]
+    history = sessionless(*lost("B", joins="C", generation=2), *failed)
+    assert [(one.cause, one.machines, one.others, one.way) for one in history.incidents] == [
+        (Cause.SIGNAL, ("B",), (), "restart"),
+        (Cause.SCRIPT, ("A",), (), "restart"),
+        (Cause.SCRIPT, ("A",), (), ENDED),
+    ]
+
+
+def test_the_only_machine_starts_again_without_being_told_to() -> None:
+    killed = ev.MachineLost(machine="A", reason="A was killed", cause=Cause.SIGNAL)
+    opened: list[ev.Event] = [ev.JobOpened(machines=1), ev.MachineJoined(machine="A")]
+    (one,) = History.of(journal(*opened, killed, ev.MachineJoined(machine="A.1"))).incidents
+    assert (one.machines, one.way, one.seconds) == (("A",), "restart", 1.0)
+    spare = ev.MachineJoined(machine="B")
+    (one,) = History.of(journal(*opened, spare, killed)).incidents
+    assert (one.machines, one.way) == (("A",), "restart")
+
+
+def test_a_loss_that_the_other_scripts_can_do_without_is_told_at_the_end() -> None:
+    killed = ev.MachineLost(machine="B", reason="B was killed", cause=Cause.SIGNAL)
+    ends = [ev.ScriptExited(machine="A", started_in=1), ev.ScriptExited(machine="C", started_in=2)]
+    history = sessionless(killed, ev.MachineJoined(machine="C"), *ends)
+    assert history.state.verdict is not None
+    assert history.state.verdict.ok
+    (one,) = history.incidents
+    assert (one.machines, one.way) == (("B",), ENDED)
+
+
+class Recorded(Scenario):
+    """A scenario that keeps its events."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[ev.Event] = []
+
+    def apply(self, event: ev.Event) -> None:
+        self.events.append(event)
+        super().apply(event)
+
+
+def test_the_events_of_a_story_without_a_session_make_one_incident() -> None:
+    """The protocol's own scenario: B is lost once, and all processes start again."""
+    scenario = Recorded()
+    scenario.run(SCENARIOS / "sessionless-scripts-restart.txt")
+    (one,) = History.of(journal(*scenario.events)).incidents
+    assert (one.machines, one.way) == (("B",), "restart")

@@ -7,9 +7,11 @@ from functools import reduce
 import pytest
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.attempts import MAX_WAITS
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WATCHED_EACH, AgentTodo, agent_order, neighbours_of
 from swift_ft.recovery.protocol import step
+from tests.unit.recovery.test_recoveries import report
 
 OPENED = ev.JobOpened(machines=2, workers_per_machine=1, restarts=0, max_failures=None)
 
@@ -43,6 +45,45 @@ def test_a_machine_that_others_lose_sight_of_stays_away_for_longer_and_longer(
 def test_a_machine_whose_workers_end_by_their_own_errors_joins_again_at_once() -> None:
     state = after_losses(9, reporter="", cause="native code")
     assert agent_order(state, machine="m.8", started_in=None).wait_s == 0
+
+
+def failed_newcomers(*names: str, cause: str = "network") -> State:
+    """One after the other they were to replace a lost machine."""
+    opened: list[ev.Event] = [OPENED, joined("good.0"), joined("other.0")]
+    reports = [report(rank, 1, None) for rank in (0, 1)]
+    saved = ev.CheckpointCommitted(iteration=5, epoch=1)
+    state = reduce(step, [*opened, *reports, saved, lost("other.0", "")], State())
+    for name in names:
+        state = step(state, joined(name))
+        failed = ev.ScriptFailed(
+            machine=name, started_in=state.generation, reason="HTTP Error 503", cause=cause
+        )
+        state = step(state, failed)
+        assert name in state.membership.fenced
+    return state
+
+
+def test_newcomers_wait_for_longer_and_longer_for_what_passes() -> None:
+    """Also one that comes for the first time: it would meet the same server."""
+    state = failed_newcomers("m.0", "m.1", "n.0", "m.2")
+    waits = [agent_order(state, machine=name, started_in=None).wait_s for name in ("n.0", "m.2")]
+    assert waits == [20, 40]
+    assert agent_order(failed_newcomers("m.0"), machine="m.0", started_in=None).wait_s == 0
+    state = failed_newcomers("m.0", cause="script")
+    assert not state.tries.attempts.waits
+    state = failed_newcomers(*(f"m.{number}" for number in range(MAX_WAITS)))
+    assert agent_order(state, machine=f"m.{MAX_WAITS - 1}", started_in=None).wait_s == 0, "it is given up"
+
+
+def test_once_all_train_nobody_waits_for_what_has_passed() -> None:
+    state = failed_newcomers("m.0", "m.1", "m.2")
+    assert agent_order(state, machine="m.2", started_in=None).wait_s == 20
+    state = step(state, joined("n.0"))
+    for rank, at in enumerate((7, None)):
+        state = step(state, report(rank, state.generation, at))
+    state = step(state, ev.WorkerReady(rank=1, generation=state.generation))
+    assert state.phase == Phase.LIVE
+    assert agent_order(state, machine="m.2", started_in=None).wait_s == 0
 
 
 def often_lost(name: str, times: int, domain: str = "") -> list[ev.Event]:

@@ -130,6 +130,17 @@ def test_a_killed_process_of_the_script_s(cause: Cause) -> None:
     assert watched.end(1) == [ev.MachineLost(machine="A", reason=reason, cause=cause)]
 
 
+def test_a_loss_says_for_how_long_the_workers_ran() -> None:
+    watched = Watched()
+    watched.heard.open({})
+    watched.heard.since = time.monotonic() - 7200.5
+    watched.end(-signal.SIGSEGV)
+    watched.heard.close()  # what comes then is of no workers
+    watched.watch.report_loss("its setup has changed")
+    first, second = (event for event in watched.reports if isinstance(event, ev.MachineLost))
+    assert (first.ran_s, second.ran_s) == (7200, 0)
+
+
 def test_a_worker_that_starts_again_on_purpose(tmp_path: Path) -> None:
     """Nothing has killed it, whatever was killed just now."""
     kernel = Kernel(tmp_path / "kmsg")
