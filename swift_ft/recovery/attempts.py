@@ -134,7 +134,7 @@ class Attempts:
                 )
         return ""
 
-    def wait(self, machine: str) -> Attempts:
+    def put_off(self, machine: str) -> Attempts:
         """Note that a newcomer has failed by a cause that passes.
 
         Args:

@@ -310,7 +310,7 @@ def _note_newcomer(state: State, event: ev.ScriptFailed) -> State:
     attempts, machine = state.tries.attempts, state.membership.identity_of(event.machine)
     # No way back is to blame for a server that does not answer, and the survivors' state is worth a wait.
     if passes(event) and attempts.may_wait:
-        return replace(state, tries=replace(state.tries, attempts=attempts.wait(machine)))
+        return replace(state, tries=replace(state.tries, attempts=attempts.put_off(machine)))
     return note_machine(state, event.machine, event.reason, cause_of(event))
 
 
