@@ -101,7 +101,7 @@ def all_of(orders: list[list[int]]) -> list[int]:
     return [number for order in orders for number in order]
 
 
-SAMPLERS = {
+SAMPLERS: dict[str, Callable[[], Any]] = {
     "a subset": lambda: SubsetRandomSampler(range(SAMPLES)),
     "weights": lambda: WeightedRandomSampler([1.0] * SAMPLES, SAMPLES, replacement=False),
     "a generator of its own": lambda: SubsetRandomSampler(range(SAMPLES), torch.Generator()),
