@@ -34,6 +34,7 @@ def hold():
     sum(range(10**12))  # without letting the interpreter go
 
 def fail():
+    sys.stdin.read()  # until its file is open here
     ctypes.string_at(0)
 
 deeper(60, {what})
@@ -48,7 +49,9 @@ def worker(folder: Path, what: str) -> Iterator[tuple[subprocess.Popen[bytes], s
     ours, theirs = channel_pair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, str(script), str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            [sys.executable, str(script), str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.PIPE,
         )
     ours.settimeout(60)
     try:
@@ -61,7 +64,7 @@ def worker(folder: Path, what: str) -> Iterator[tuple[subprocess.Popen[bytes], s
         stack.close()
     finally:
         process.kill()
-        process.wait(60)
+        process.communicate(timeout=60)
         ours.close()
 
 
@@ -86,7 +89,8 @@ def test_one_that_holds_the_interpreter_is_asked(tmp_path: Path) -> None:
 
 def test_one_that_dies_in_native_code_has_left_its_place(tmp_path: Path) -> None:
     with worker(tmp_path, "fail") as (process, _, stack):
-        assert process.wait(60) == -signal.SIGSEGV
+        process.communicate(timeout=60)
+        assert process.returncode == -signal.SIGSEGV
         (place,) = stack.read()
         assert place.startswith("at train.py:")
         assert place.endswith("(fail), in __init__.string_at")
