@@ -37,6 +37,7 @@ def wait_for(works: Sequence[dist.Work]) -> None:
 
 
 GLOO = "gloo"
+_FAKE = "fake"
 
 
 def device_of(group: dist.ProcessGroup) -> torch.device:
@@ -46,13 +47,16 @@ def device_of(group: dist.ProcessGroup) -> torch.device:
 
 
 def silent_devices(group: dist.ProcessGroup) -> list[torch.device]:
-    """The devices on which an abort of a group ends waits without an error: any backend's but gloo's."""
+    """The devices on which an abort of a group ends waits without an error.
+
+    gloo raises. The fake backend, which torchtitan takes for dimensions of one worker, waits for nothing.
+    """
     # With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch wraps each of them.
     backends: list[tuple[torch.device, Any]] = [(d, group._get_backend(d)) for d in group._device_types]
     return [
         _of_this_worker(device)
         for device, backend in backends
-        if getattr(backend, "wrapped_pg", backend).name() != GLOO
+        if getattr(backend, "wrapped_pg", backend).name() not in (GLOO, _FAKE)
     ]
 
 

@@ -121,6 +121,15 @@ def test_no_abort_of_gloo_is_silent(group: dist.ProcessGroup) -> None:
     assert silent_devices(group) == []
 
 
+def test_the_fake_backend_waits_for_nothing(group: dist.ProcessGroup) -> None:
+    """It is there for all devices, also for those that this host has not."""
+    fake = dist.new_group([0], backend="fake")
+    assert isinstance(fake, dist.ProcessGroup)
+    assert len(fake._device_types) > 1
+    assert silent_devices(fake) == []
+    dist.destroy_process_group(fake)
+
+
 def test_operations_begin_and_end() -> None:
     assert begin([]) == []
     wait_for([])
