@@ -58,5 +58,6 @@ def contents_of(value: Any, depth: int = _DEPTH, *, whole: bool) -> Iterator[Any
 
 
 def _content_of(container: Any) -> tuple[Any, ...]:
-    few = len(container) <= MOST_ELEMENTS and not isinstance(container, bytearray)
-    return tuple(content_in(container)) if few else ()
+    if len(container) > MOST_ELEMENTS or isinstance(container, bytearray):
+        return ()
+    return tuple(container if isinstance(container, tuple) else content_in(container))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from swift_ft.data import GlobalBatches, IndexedBatches, LoaderBatches
 from swift_ft.data.forked_variables import ForkedVariables
+from swift_ft.data.script_variables import objects_from
 
 
 class Scale:
@@ -161,6 +163,13 @@ def test_a_change_in_a_function_for_batches() -> None:
         found.append([first, batches[1].tolist(), batches[1].tolist()])
         batches.close()
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("place", [lambda one: partial(print, one), lambda one: (1, (one,)), lambda one: ()])
+def test_tuples_and_partial_functions_are_looked_into(place: Any) -> None:
+    dataset = Levels()
+    found = [*objects_from(place(dataset))]
+    assert [one for one in found if one is dataset] == [dataset] * (place(dataset) != ())
 
 
 def same_again(dataset: Levels) -> None:
