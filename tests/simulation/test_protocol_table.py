@@ -8,8 +8,8 @@ from pathlib import Path
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import TRANSITIONS, step
-from swift_ft.testing.scenario import Scenario
 from swift_ft.testing.simulation import JobKind, make_job
+from tests.support.recording_scenario import RecordingScenario
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.txt"))
 RUNS = (
@@ -32,18 +32,6 @@ def transitions_of(events: Iterable[ev.Event]) -> Seen:
         if state is not before:
             seen.add((before.phase, type(event), state.phase))
     return seen
-
-
-class RecordingScenario(Scenario):
-    """A scenario that keeps its events."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[ev.Event] = []
-
-    def apply(self, event: ev.Event) -> None:
-        self.events.append(event)
-        super().apply(event)
 
 
 def seen_by_scenarios() -> Seen:

@@ -13,7 +13,7 @@ from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History
 from swift_ft.recovery.incidents import ENDED, Incident
 from swift_ft.recovery.job_state import Phase
-from swift_ft.testing.scenario import Scenario
+from tests.support.recording_scenario import RecordingScenario
 from tests.unit.recovery.test_recoveries import journal, report
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -300,21 +300,9 @@ def test_a_loss_that_the_other_scripts_can_do_without_is_told_at_the_end() -> No
     assert (one.machines, one.way) == (("B",), ENDED)
 
 
-class Recorded(Scenario):
-    """A scenario that keeps its events."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[ev.Event] = []
-
-    def apply(self, event: ev.Event) -> None:
-        self.events.append(event)
-        super().apply(event)
-
-
 def test_the_events_of_a_story_without_a_session_make_one_incident() -> None:
     """The protocol's own scenario: B is lost once, and all processes start again."""
-    scenario = Recorded()
+    scenario = RecordingScenario()
     scenario.run(SCENARIOS / "sessionless-scripts-restart.txt")
     (one,) = History.of(journal(*scenario.events)).incidents
     assert (one.machines, one.way) == (("B",), "restart")

@@ -12,7 +12,6 @@ from swift_ft.errors import DivergenceError, UsageError
 from swift_ft.runtime.script.script_phases import ScriptPhases
 from swift_ft.runtime.steps import Step
 from swift_ft.torch_adapters.abortable_waits import ABORTED, AbortableWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.step_failures import step_failures
 
 
@@ -90,16 +89,6 @@ def test_a_mistake_that_the_script_has_caught_is_raised_again() -> None:
 def test_an_error_of_the_script_leaves_the_block() -> None:
     with pytest.raises(ValueError, match="a fault"), a_step():
         raise ValueError("a fault")
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> AbortableWaits:
-    """Over NCCL, within a step."""
-    waits = AbortableWaits()
-    waits.silent = True
-    waits.begun()
-    monkeypatch.setattr(LastingGroup, "waits", waits)
-    return waits
 
 
 @pytest.mark.parametrize(

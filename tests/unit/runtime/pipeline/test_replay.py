@@ -11,7 +11,6 @@ from swift_ft.errors import CannotHelpError, DivergenceError
 from swift_ft.recovery import events as ev
 from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup
 
 
 class Helper:
@@ -39,15 +38,6 @@ class Helper:
         state: Any = SimpleNamespace(generation=3)
         shared: Any = SimpleNamespace(members=(0, 1))
         return self.replays._take_part(state, shared, act)
-
-
-@pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> AbortableWaits:
-    waits = AbortableWaits()
-    waits.silent = True
-    waits.begun()
-    monkeypatch.setattr(LastingGroup, "waits", waits)
-    return waits
 
 
 @pytest.mark.parametrize(
