@@ -7,6 +7,7 @@ container from a generator again: a text becomes the generator's name, a ``deque
 from __future__ import annotations
 
 import copy
+import operator
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -85,5 +86,7 @@ def _moved(value: Any, device: torch.device) -> Any:
         return changed
     if isinstance(value, tuple):
         items = [_moved(item, device) for item in value]
+        if all(map(operator.is_, items, value)):
+            return value  # a torch.Size, for one, which has a way of its own to be made
         return tuple.__new__(type(value), items)
     return value

@@ -67,7 +67,8 @@ def _refuse_same_draws() -> None:
     if dist.is_initialized() and dist.get_world_size() > 1:
         raise UsageError(
             "The sampler of these IndexedBatches draws at random, and which replica it is for was not said: "
-            "all would draw the same samples. Give IndexedBatches(rank=session.replica).",
+            "all replicas would draw the same samples. Give IndexedBatches(rank=session.replica), which is 0 "
+            "in all stages of a single pipeline.",
             alike=True,
         )
 

@@ -27,13 +27,16 @@ _OBJECTS_KEPT, _ELEMENTS_KEPT, _LETTERS_KEPT = 32, 16, 256
 _EPOCH = "epoch"
 _MOST_CONTENT = 2**14
 """Elements of all containers together: more are samples, and to compare them takes a millisecond."""
+_MOST_READ = 2**22
+"""Bytes of all arrays together: each batch reads them again, which takes a millisecond."""
 
 
 class ForkedVariables:
     """Notes the variables that processes were forked with, and sees which of them the script changes later.
 
     The processes have what was there as they began, and go on with it. Not compared are states of generators,
-    arrays of more than 1 MiB, and what is in containers of more than 1,024 elements.
+    arrays of more than 1 MiB or of more than 4 MiB in all, and what is in containers of more than 1,024
+    elements.
 
     Args:
         roots: the data set and whatever else of the script makes samples or batches in the processes.
@@ -158,19 +161,28 @@ def in_line(names: list[str]) -> str:
 
 
 class _Room:
-    """For elements that are compared one by one.
+    """For elements that are compared one by one, and for bytes of arrays, which are read for that.
 
     Attributes:
-        left: how many more.
+        left: how many more elements.
     """
 
     def __init__(self) -> None:
         self.left = _MOST_CONTENT
+        self._bytes_left = _MOST_READ
 
     def takes(self, container: Any) -> bool:
         """Whether the elements of one more may be compared."""
         self.left -= len(container)
         return self.left >= 0 and len(container) <= MOST_ELEMENTS
+
+    def takes_array(self, array: np.ndarray) -> bool:
+        """Whether one more may be read."""
+        in_memory = array.flags.writeable and not isinstance(array, np.memmap)
+        if not in_memory or array.nbytes > min(MOST_BYTES, self._bytes_left):
+            return False
+        self._bytes_left -= array.nbytes
+        return True
 
 
 class _Noted:
@@ -178,7 +190,8 @@ class _Noted:
 
     def __init__(self, value: Any, room: _Room) -> None:
         self.value = value
-        self._contents = [_Content(thing, room) for thing in contents_of(value, whole=True)]
+        things = islice(contents_of(value, whole=True), max(1, room.left))
+        self._contents = [_Content(thing, room) for thing in things]
 
     def changed(self, now: Any) -> bool:
         """Whether this is not the value that was noted, or other things are in it."""
@@ -190,7 +203,9 @@ class _Content:
 
     def __init__(self, thing: Any, room: _Room) -> None:
         self._thing = thing
-        self._whole = isinstance(thing, CONTAINERS) and room.takes(thing)
+        self._whole = (isinstance(thing, CONTAINERS) and room.takes(thing)) or (
+            isinstance(thing, np.ndarray) and room.takes_array(thing)
+        )
         self._before = self._now()
 
     @property
@@ -207,14 +222,9 @@ class _Content:
             if not self._whole:
                 return (len(thing),)
             return (*(thing if isinstance(thing, dict) else ()), *content_in(thing))
-        if isinstance(thing, torch.Tensor) or (isinstance(thing, np.ndarray) and _is_compared(thing)):
+        if isinstance(thing, torch.Tensor) or (isinstance(thing, np.ndarray) and self._whole):
             return (fingerprint_of(thing),)
         return ()
-
-
-def _is_compared(array: np.ndarray) -> bool:
-    in_memory = array.flags.writeable and not isinstance(array, np.memmap)
-    return in_memory and array.nbytes <= MOST_BYTES
 
 
 def _is_same(one: Any, other: Any) -> bool:

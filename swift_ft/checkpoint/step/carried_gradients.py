@@ -26,7 +26,7 @@ _SAMPLE = 64
 
 
 class CarriedGradients:
-    """Looks at the gradient of each parameter just before a step first adds to it, or updates with it."""
+    """Looks at the gradient of each parameter when a step first adds to it, and as it updates with it."""
 
     def __init__(self) -> None:
         self._stale: dict[torch.Tensor, torch.Tensor | None] = {}  # shards' own are held, to tell them again
@@ -55,8 +55,10 @@ class CarriedGradients:
                     lambda _, parameter=parameter, name=name: self._before_accumulation(parameter, name)
                 )
 
-    def before_update(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step. Nothing tells when FSDP adds to the gradient of a shard.
+    def refuse_carried(self, optimizer: Optimizer) -> None:
+        """Before an optimizer updates with its gradients, or after it if its closure computes them.
+
+        Nothing tells when FSDP adds to the gradient of a shard.
 
         Raises:
             UnsupportedError: it still has the very gradient of the step before.

@@ -28,6 +28,9 @@ from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
 from swift_ft.torch_core.shards import local, note_changed
 from swift_ft.torch_core.tensors import same_bits, write_back
 
+_OFTEN = 16
+"""Steps: state of an optimizer that changes twice within them, between two steps, does so again and again."""
+
 _logger = logging.getLogger(__name__)
 
 
@@ -135,6 +138,8 @@ class ParameterWatch:
         self._uncopied: set[torch.Tensor] = set()  # found in this step to change, and not copied as it began
         self._states = OptimizerState()
         self._states_uncopied: set[torch.Tensor] = set()  # parameters, as above
+        self._begun = 0  # steps
+        self._changed_between: dict[torch.Tensor, int] = {}  # the last step before which state changed
         self._lost: set[torch.Tensor] = set()  # of the step before: no undo of it would lead back
         self._follows = False  # nobody but the script has changed anything since the last step
         self._expected: Fingerprint | None = None
@@ -174,11 +179,13 @@ class ParameterWatch:
             self._named = named
             self._names = {tensor: name for name, tensor in (*named.items(), *large.items())}
             self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
+            self._changed_between.clear()
         for optimizer in self._state.optimizers.values():
             changed = self._states.note(optimizer)
             if self._follows:
                 self._lost |= {p for p in changed if self._copied.get(p) != _Kind.AFTER}
-                self._note(changed, _Kind.AFTER)
+                self._note(self._changing_often(changed), _Kind.AFTER)
+        self._begun += 1
         self._follows = False
         self._stepped.clear()
         self._expect([*self._names], closely=closely)
@@ -239,6 +246,19 @@ class ParameterWatch:
         """As :meth:`unaccounted`, of the step before: no undo of its updates leads to where it began."""
         return self._in_words(self._lost)
 
+    def _changing_often(self, changed: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Those whose state has changed between two steps a few steps ago, too.
+
+        A restart at an epoch's begin costs one step its way back. Copies would cost each step from then on.
+        """
+        often = []
+        for tensor in changed:
+            before = self._changed_between.get(tensor)
+            if before is not None and self._begun - before <= _OFTEN:
+                often.append(tensor)
+            self._changed_between[tensor] = self._begun
+        return often
+
     def _in_words(self, tensors: Iterable[torch.Tensor]) -> list[str]:
         return sorted(self._names.get(tensor, "a parameter that no module has") for tensor in tensors)
 
@@ -286,6 +306,7 @@ class ParameterWatch:
         self._kinds.clear()
         self._copied = {}
         self._uncopied, self._states_uncopied, self._lost = set(), set(), set()
+        self._changed_between.clear()
         self._states.forget()
         self._as_updated.clear()
 

@@ -8,7 +8,7 @@ change outside of an optimizer's step. Between two steps gradients are zero, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -304,13 +304,16 @@ class Rollback:
         if not torch.compiler.is_compiling():  # it would become a part of the graph
             self._parameters.look()
 
-    def _before_update(self, optimizer: Optimizer, *_: object) -> None:
+    def _before_update(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for held in self._stood_for_by(optimizer).values():
             self._parameters.before_update(held)
-            self._gradients.before_update(held)
+            if not _has_closure(args, kwargs):
+                self._gradients.refuse_carried(held)
 
-    def _after_update(self, optimizer: Optimizer, *_: object) -> None:
+    def _after_update(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for name, held in self._stood_for_by(optimizer).items():
+            if _has_closure(args, kwargs):  # gradients are its work, of which there was nothing before it
+                self._gradients.refuse_carried(held)
             self._parameters.after_update(held)
             if not isinstance(held, UndoableOptimizer):  # else it can undo its update
                 self._updated.add(name)
@@ -322,3 +325,13 @@ class Rollback:
             for name, held in self._state.optimizers.items()
             if held is optimizer or getattr(held, "state", None) is optimizer.state
         }
+
+
+def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether ``step(closure)`` was called.
+
+    Args:
+        args: of the call, from the optimizer itself on, as torch gives them to hooks.
+        kwargs: of the call.
+    """
+    return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None

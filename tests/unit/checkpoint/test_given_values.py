@@ -42,7 +42,7 @@ class Own(Optimizer):
                 if not s:
                     s["average"] = torch.zeros(p.shape)
                     s["factors"] = [torch.zeros(p.shape), torch.zeros(p.shape)]
-                    s["latest"], s["kind"] = deque(maxlen=2), "plain"
+                    s["latest"], s["kind"], s["shape"] = deque(maxlen=2), "plain", p.shape
                     s["seen"] = torch.zeros((), dtype=torch.int64)
                 for average in (s["average"], *s["factors"]):
                     average.lerp_(p.grad.float(), 1 / 3)

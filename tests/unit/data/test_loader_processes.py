@@ -286,3 +286,21 @@ def test_how_much_is_looked_into() -> None:
     variables.note()
     dataset.samples[3][0] = 1.0
     assert variables.changed() == ["Levels.samples"]
+
+
+def test_how_many_bytes_are_read_for_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small data set in memory is read by its processes, and not once more here for each batch."""
+    dataset = Levels()
+    dataset.samples = [{"x": np.zeros(100_000, np.uint8)} for _ in range(1000)]
+    variables = ForkedVariables(dataset)
+    read: list[int] = []
+    monkeypatch.setattr(
+        "swift_ft.data.forked_variables.fingerprint_of", lambda array: read.append(array.nbytes) or 0
+    )
+    variables.changed()
+    assert 1 < sum(read) <= 2**22
+    monkeypatch.undo()
+    variables.note()
+    dataset.samples[3]["x"][7] = 1
+    dataset.samples[999]["x"] = np.ones(1, np.uint8)
+    assert variables.changed() == ["Levels.samples"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
+from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import UnsupportedError
+from swift_ft.optim import wrap_optimizer
 
 
 def backward(model: nn.Module) -> None:
@@ -56,12 +60,12 @@ def test_an_update_before_a_new_gradient(model: nn.Module, closely: bool) -> Non
         model.zero_grad(set_to_none=set_to_none)
         if set_to_none:
             backward(model)
-        carried.before_update(optimizer)
+        carried.refuse_carried(optimizer)
         model.zero_grad()
         backward(model)
     carried.begin(named, closely=closely)
     with pytest.raises(UnsupportedError, match="before this step computes one") if closely else nullcontext():
-        carried.before_update(optimizer)
+        carried.refuse_carried(optimizer)
 
 
 def test_gradients_are_not_held(model: nn.Module) -> None:
@@ -83,3 +87,62 @@ def test_a_parameter_that_has_no_part_in_the_step(model: nn.Sequential) -> None:
     model[0](torch.ones(2, 3)).sum().backward()
     carried.begin(dict(model.named_parameters()), closely=True)
     model[1](torch.ones(2, 3)).sum().backward()
+
+
+@contextmanager
+def watched(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[Rollback]:
+    rollback = Rollback(TrainingState({"model": model, "optimizer": optimizer}), CheckStep.ALWAYS)
+    rollback.watch()
+    yield rollback
+    rollback.close()
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def wrapped(model: nn.Module) -> torch.optim.Optimizer:
+    return wrap_optimizer(sgd(model))
+
+
+def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+
+@pytest.mark.parametrize("make", [sgd, wrapped, lbfgs])
+@pytest.mark.parametrize("by_name", [True, False])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_closure_computes_the_gradients(
+    model: nn.Module,
+    make: Callable[[nn.Module], torch.optim.Optimizer],
+    by_name: bool,
+    set_to_none: bool,
+) -> None:
+    """As torch's documents have it: it zeroes what the step before has left."""
+    optimizer = make(model)
+
+    def closure() -> float:
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss = model(torch.ones(2, 3)).square().sum()
+        loss.backward()
+        return loss.item()
+
+    losses = []
+    with watched(model, optimizer) as rollback:
+        for iteration in range(4):
+            rollback.begin(iteration)
+            losses.append(optimizer.step(closure=closure) if by_name else optimizer.step(closure))
+            rollback.completed()
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("make", [sgd, wrapped])
+def test_a_closure_that_computes_none(
+    model: nn.Module, make: Callable[[nn.Module], torch.optim.Optimizer]
+) -> None:
+    optimizer = make(model)
+    backward(model)
+    with watched(model, optimizer) as rollback:
+        rollback.begin(0)
+        with pytest.raises(UnsupportedError, match="before this step computes one"):
+            optimizer.step(lambda: 0.0)

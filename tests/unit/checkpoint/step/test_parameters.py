@@ -337,3 +337,29 @@ def test_perturbed_between_two_passes_and_put_back_by_the_script(training: Train
     training.complete()
     assert training.changes_parameters
     training.rollback.close()
+
+
+def reset_at(training: Training, steps: set[int]) -> list[int]:
+    """Trains 40 steps, some of which begin without state. How many parameters each has copied."""
+    copied = []
+    for step in range(40):
+        if step in steps:
+            drop_state(training)
+        training.begin()
+        copied.append(len(training.rollback._parameters._copied))
+        training.compute()
+        training.update()
+        training.complete()
+    training.rollback.close()
+    return copied
+
+
+def test_a_restart_now_and_then_is_not_copied_for(training: Training) -> None:
+    """It costs the step before it its way back, and not each later step the memory of all state."""
+    assert not any(reset_at(training, {5, 22, 39}))
+
+
+def test_state_that_changes_between_steps_again_and_again(training: Training) -> None:
+    copied = reset_at(training, {5, 9})
+    assert not any(copied[:9])
+    assert copied[9:] == [2] * 31
