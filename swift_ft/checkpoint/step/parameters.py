@@ -179,7 +179,7 @@ class ParameterWatch:
             self._named = named
             self._names = {tensor: name for name, tensor in (*named.items(), *large.items())}
             self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
-            self._changed_between.clear()
+            self._changed_between = {p: step for p, step in self._changed_between.items() if p in self._names}
         for optimizer in self._state.optimizers.values():
             changed = self._states.note(optimizer)
             if self._follows:
