@@ -331,7 +331,7 @@ def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether ``step(closure)`` was called.
 
     Args:
-        args: of the call, from the optimizer itself on, as torch gives them to hooks.
-        kwargs: of the call.
+        args: from the optimizer itself on, as torch gives them to hooks.
+        kwargs: beside them.
     """
     return (args[1] if len(args) > 1 else kwargs.get("closure")) is not None
