@@ -110,7 +110,6 @@ MEANINGS = {
     "variable_not_taken": "A value has changed and cannot come with the state: it is another one here.",
     "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",
     "checkpoint_failed": "A part of a checkpoint could not be written. The previous checkpoint stays valid.",
-    "checkpoint_unverified": "An earlier version wrote it. It has no digests, so it cannot be verified.",
     "iteration_over": "A worker whose iteration took long goes on.",
     "iteration_hangs": "It takes far longer than others: where all workers are, the odd ones first.",
     "iteration_stalled": "An iteration takes far longer than others: for how long, and where the script is.",

@@ -25,7 +25,7 @@ import torch
 from benchmarks.lib.results import Summary, Target, argument_parser, finish, table, target_table
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import write_manifest
-from swift_ft.checkpoint.run_record import RECORD
+from swift_ft.checkpoint.run_record import write_record
 from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.logging.format.record import Direction, MessageKey, Record, RecordKind, checksum_of
 from swift_ft.logging.format.segment import SegmentIdentity, SegmentWriter
@@ -78,7 +78,7 @@ def write_store(place: Path, log_bytes: int, checkpoint_bytes: int, message_byte
     """A pipeline's log of some iterations after its checkpoint of iteration 0."""
     store = Store(place)
     topology = {"machines": WORKERS, "workers": 1, "stages": WORKERS}
-    store.write_json(RECORD, {"run_id": RUN, "topology": topology, "earlier": []})
+    write_record(store, {"run_id": RUN, "topology": topology, "earlier": [], "settings": {}})
     payload = memoryview(os.urandom(message_bytes))
     for rank in range(WORKERS):
         _write_log(store, rank, payload, log_bytes // WORKERS)

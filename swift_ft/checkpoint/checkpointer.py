@@ -27,7 +27,6 @@ from swift_ft.checkpoint.training_state import TrainingState, bytes_of
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.observe.waits import waiting
-from swift_ft.recovery.job_state import SavedPart
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.storage.retry import is_outage, is_transient, retry
 from swift_ft.storage.store import Store
@@ -64,8 +63,6 @@ class Checkpointer:
     Attributes:
         files: where the files of parts are read.
         bytes_per_s: at which the last part was written; None before the first.
-        unverified: the iteration of the checkpoint that the state comes from, if an earlier version wrote it,
-            so that it cannot be known whether it is what was saved.
     """
 
     def __init__(
@@ -81,7 +78,6 @@ class Checkpointer:
         self._waiting = False
         self._failure = ""
         self.bytes_per_s: float | None = None
-        self.unverified: int | None = None
 
     def save(
         self,
@@ -198,7 +194,7 @@ class Checkpointer:
             TopologyMismatchError: if another model made it.
         """
         try:
-            part = self._read_twice(lambda: self._load(iteration, rank, layout, workers))
+            self._read_twice(lambda: self._load(iteration, rank, layout, workers))
         except DamagedCheckpointError as error:
             raise self._damaged(iteration, rank, error) from error
         except (CheckpointError, UsageError):
@@ -214,27 +210,18 @@ class Checkpointer:
                 iteration=iteration,
                 rank=rank,
             ) from error
-        self.unverified = None if part.digest else iteration
-        if not part.digest:
-            _logger.warning(
-                "The checkpoint of iteration %d in %s has no digests, because an earlier version wrote it: "
-                "whether its bytes are those that were saved cannot be known.",
-                iteration,
-                self.folder.store.url,
-                extra={"event": "checkpoint_unverified", "iteration": iteration},
-            )
 
     def _may_pass(self, error: BaseException) -> bool:
         """Whether the store could not be read; a damaged part stays damaged."""
         return self.folder.store.may_pass(error) and not isinstance(error, (*_DAMAGE, CheckpointError))
 
-    def _read_twice(self, action: Callable[[], SavedPart]) -> SavedPart:
+    def _read_twice(self, action: Callable[[], None]) -> None:
         """A damage must be found twice: bits may flip on their way from the store, too."""
         patience_s = self.folder.store.patience_s
         try:
-            return retry(action, patience_s, self._may_pass)
+            retry(action, patience_s, self._may_pass)
         except DamagedCheckpointError:
-            return retry(action, patience_s, self._may_pass)
+            retry(action, patience_s, self._may_pass)
 
     def _damaged(self, iteration: int, rank: int, error: DamagedCheckpointError) -> DamagedCheckpointError:
         path = error.fields.get("path", "")
@@ -244,9 +231,9 @@ class Checkpointer:
             **{**error.fields, "iteration": iteration, "rank": rank},
         )
 
-    def _load(self, iteration: int, rank: int, layout: StageLayers | None, workers: int | None) -> SavedPart:
+    def _load(self, iteration: int, rank: int, layout: StageLayers | None, workers: int | None) -> None:
         self.folder.check_anchor()
-        return PartLoader(self.folder, self.files, self._state).load(iteration, rank, layout, workers)
+        PartLoader(self.folder, self.files, self._state).load(iteration, rank, layout, workers)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until no save is under way; False if the timeout passed first."""

@@ -96,7 +96,8 @@ class CheckpointFolder:
             )
         if marker is None:
             raise DamagedCheckpointError(f"the file {MARKER} is gone", file=MARKER)
-        digests = marker.get("digests", {})
+        # Of a part whose digest the marker lacks no list of files is the right one: it is damaged.
+        digests = marker["digests"]
         return {int(rank): SavedPart(path, digests.get(path, "")) for rank, path in marker["parts"].items()}
 
     def layers_of(self, iteration: int) -> dict[int, tuple[int, ...]]:
@@ -124,7 +125,7 @@ class CheckpointFolder:
         return part
 
     def reader(self, part: SavedPart, near: NearFiles | None = None) -> PartReader:
-        """Reads a part, and verifies all that it reads, unless an earlier version wrote it.
+        """Reads a part, and verifies all that it reads.
 
         Args:
             part: a committed checkpoint's.
@@ -133,9 +134,7 @@ class CheckpointFolder:
         Raises:
             DamagedCheckpointError: if the list of its files is not what was written.
         """
-        # An empty digest is an earlier version's: there is nothing to compare with.
-        files = read_manifest(self.store, part.path, part.digest) if part.digest else None
-        return PartReader(self.store, part.path, files, near)
+        return PartReader(self.store, part.path, read_manifest(self.store, part.path, part.digest), near)
 
     def fetch_of(self, part: SavedPart) -> FetchRanges | None:
         """Fetches ranges of a part's tensors from whoever has them; None where its files are read."""

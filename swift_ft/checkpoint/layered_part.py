@@ -8,7 +8,7 @@ What belongs to no layer (a scheduler, a scaler, a variable of the script) comes
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
-from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, StateDigests
+from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState, by_plain_names, place_of
 from swift_ft.errors import CheckpointError, TopologyMismatchError
@@ -35,9 +35,6 @@ class StateReader(Protocol):
 
     def fill(self, state: dict[str, Any]) -> None:
         """Load the part into the tensors of a state, and its plain bytes into a ``BytesIO`` there."""
-
-    def add_values_in(self, state: dict[str, Any], part: str, wanted: Callable[[str], bool]) -> None:
-        """Let :meth:`fill` read values that an earlier version kept among the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,13 +147,12 @@ def load_layers(
     optimizers, plain = {}, {}
     for name in state.optimizers:
         optimizers[name], plain[name] = _as_saved(name, kept[name], options[name], state)
-    stored = STORED_AS if STORED_AS in own else STORED_BEFORE
     rest = {
         "small": own["small"],
         "optimizers": plain,
         "extra": {name: _merged([piece.extra.get(name, {}) for piece in pieces]) for name in state.modules},
         "carried": merged_values(piece.carried for piece in pieces),
-        stored: _digests_of_here([piece.plain.get(stored, {}) for piece in pieces], state),
+        STORED_AS: _digests_of_here([piece.plain[STORED_AS] for piece in pieces], state),
         "shards": own["shards"],
     }
     return state.take_over(
@@ -178,10 +174,10 @@ def _read(reader: StateReader, layers: set[int], layered: LayeredState, *, own: 
         layer = layered.layer_of(part, name)
         return own if layer is None else layer in layers
 
-    for part, values in piece.plain.get("extra", {}).items():
+    for part, values in piece.plain["extra"].items():
         piece.extra[part] = {name: value for name, value in values.items() if wanted(part, name)}
     wanted_layers: set[int | None] = {*layers, *((None,) if own else ())}
-    piece.carried.update(layered.values_in(piece.plain.get("carried", {}), wanted_layers))
+    piece.carried.update(layered.values_in(piece.plain["carried"], wanted_layers))
     saved = piece.plain["optimizers"]
     names = {name: _names(one) for name, one in saved.items()}
     states: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in saved}
@@ -210,11 +206,6 @@ def _read(reader: StateReader, layers: set[int], layered: LayeredState, *, own: 
 
 def _names(saved: Mapping[str, Any]) -> dict[int, tuple[str, str]]:
     """By the saved index of a parameter: its part and its name there."""
-    if "names" not in saved:
-        raise CheckpointError(
-            "An earlier version wrote this checkpoint, without the names of parameters: resume with as many "
-            "machines as it was made with."
-        )
     return {index: place_of(*name) for index, name in enumerate(saved["names"]) if name is not None}
 
 

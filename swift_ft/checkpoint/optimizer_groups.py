@@ -154,7 +154,7 @@ def fit_groups(
         name: what an error calls the optimizer.
         saved: the groups of its ``state_dict()``.
         parameters: which it held then, in their order; None for one that this process does not know. Empty
-            where a checkpoint of an earlier version does not say it.
+            if it holds the same here.
 
     Raises:
         TopologyMismatchError: it held parameters that this process does not know.

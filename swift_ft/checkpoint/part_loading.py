@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
@@ -17,10 +16,6 @@ from swift_ft.errors import DamagedCheckpointError, TopologyMismatchError
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.dcp.verified_files import NearFiles
-from swift_ft.torch_core.model_state import is_extra
-
-# What torch raises when it reads a damaged file that no digest has shown to be damaged.
-_UNREADABLE = (pickle.UnpicklingError, EOFError, RuntimeError)
 
 
 class SavedParts(Protocol):
@@ -59,11 +54,8 @@ class PartLoader:
         self._files = files
         self._state = state
 
-    def load(self, iteration: int, rank: int, layout: StageLayers | None, workers: int | None) -> SavedPart:
+    def load(self, iteration: int, rank: int, layout: StageLayers | None, workers: int | None) -> None:
         """Load a worker's part: see :meth:`swift_ft.checkpoint.checkpointer.Checkpointer.load`.
-
-        Returns:
-            The part that vouches for what was loaded.
 
         Raises:
             DamagedCheckpointError: it is not what was saved.
@@ -71,12 +63,14 @@ class PartLoader:
         """
         placed = self._folder.layers_of(iteration) if layout is not None else {}
         if placed and layout is not None:
-            return self._load_layers(iteration, rank, layout, placed)
+            self._load_layers(iteration, rank, layout, placed)
+            return
         parts = self._folder.parts_of(iteration)
         replicas = len({part.path for part in parts.values()}) == 1 and not is_sharded(self._state)
         others = workers is not None and not replicas
         if others and (len(parts) != workers or self._is_of_another_mesh(parts[rank])):
-            return self._load_slices(parts, rank)
+            self._load_slices(parts, rank)
+            return
         part = parts[min(parts)] if replicas else self._folder.part_of(iteration, rank)
         try:
             with self._named(part):
@@ -85,8 +79,7 @@ class PartLoader:
             # A worker that has whole tensors cannot load a part with slices as it is.
             if not others or not self._sliced(part).is_sliced:
                 raise
-            return self._load_slices(parts, rank)
-        return part
+            self._load_slices(parts, rank)
 
     @contextmanager
     def _named(self, part: SavedPart) -> Iterator[None]:
@@ -99,14 +92,10 @@ class PartLoader:
         except FileNotFoundError as error:
             self._folder.check_anchor()  # the file is gone, and not the whole store
             raise DamagedCheckpointError("a file of it is gone", path=part.path) from error
-        except _UNREADABLE as error:
-            if part.digest:  # it is what was saved, and does not fit this script
-                raise
-            raise DamagedCheckpointError(f"it cannot be read ({error})", path=part.path) from error
 
     def _load_layers(
         self, iteration: int, rank: int, layout: StageLayers, placed: Mapping[int, Sequence[int]]
-    ) -> SavedPart:
+    ) -> None:
         """Load this worker's layers from the parts that have them."""
         layered, parts = LayeredState(self._state), self._folder.parts_of(iteration)
         sources = sources_of(layered.layers_in(layout), placed, rank)
@@ -118,7 +107,6 @@ class PartLoader:
                 raise DamagedCheckpointError(
                     f"the loaded state is not what was saved: {listed(names)} differ"
                 )
-        return first
 
     def _is_of_another_mesh(self, part: SavedPart) -> bool:
         """Whether a worker's own part has other shards than the worker."""
@@ -131,7 +119,7 @@ class PartLoader:
         with self._named(part):
             return SlicedPart(self._folder.reader(part, self._files), self._folder.fetch_of(part))
 
-    def _load_slices(self, parts: Mapping[int, SavedPart], rank: int) -> SavedPart:
+    def _load_slices(self, parts: Mapping[int, SavedPart], rank: int) -> None:
         """Load this worker's ranges from the parts that have them. Replicas share a part."""
         own = rank if rank in parts else max(parts)
         saved: dict[int, SlicedPart] = {}
@@ -142,14 +130,12 @@ class PartLoader:
                 saved[other] = self._sliced(parts[other])
         with self._named(parts[own]):
             load_slices(saved, own, self._state)
-        return parts[own]
 
     def _load_part(self, part: SavedPart) -> None:
         reader = self._folder.reader(part, self._files)
         kinds = kinds_of(reader)
         self._state.check(kinds)
         state = self._state.to_load(kinds)
-        reader.add_values_in(state, "models", is_extra)
         reader.fill(state)
         if names := self._state.take_over(state):
             raise DamagedCheckpointError(f"the loaded state is not what was saved: {listed(names)} differ")

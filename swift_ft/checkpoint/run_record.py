@@ -3,7 +3,7 @@
 run.json               of the newest run: its name, its topology, and the runs that it continues
 runs/<run>/run.json    the same of each run. The newest of these mends the first one
 
-Both have their own digest. Versions before this one wrote none, and no copies.
+Both have their own digest.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ RECORD = "run.json"
 """The path of the record that says which run a store belongs to."""
 
 FORMAT = 1
-"""Of the store's layout. Stores of the versions before this number say none, and are read as well."""
+"""Of the store's layout."""
 
 RUNS = "runs"
 """The folder of everything in a store that belongs to a single run."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _NEEDED = {"run_id", "topology", "earlier"}
-_UNSEALED = _NEEDED | {"format", "settings"}  # what earlier versions wrote
 _DIGEST = "digest"
 
 
@@ -94,13 +93,13 @@ def owner_of(store: Store) -> str:
 
 def _read(store: Store, path: str) -> tuple[dict[str, Any] | None, str]:
     """A record without its digest, and what is wrong with it; empty for an intact or a strange one."""
-    record, damage = read_whole(store, path, _is_unsealed)
+    record, damage = read_whole(store, path, _is_strange)
     return record, damage if damage in ("", GONE) else f"is damaged (it {damage})"
 
 
-def _is_unsealed(content: Mapping[str, Any]) -> bool:
-    """Whether an earlier version wrote it, or another tool."""
-    return _DIGEST not in content and (content.keys() <= _UNSEALED or not content.keys() >= _NEEDED)
+def _is_strange(content: Mapping[str, Any]) -> bool:
+    """Whether another tool wrote it."""
+    return _DIGEST not in content and not content.keys() >= _NEEDED
 
 
 def _newest_copy(store: Store) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ class SlicedPart:
         content = {"plain": {"bytes": io.BytesIO()}}
         reader.fill(content)
         self.plain: Mapping[str, Any] = unpack(content["plain"]["bytes"].getvalue())
-        stages = self.plain.get("stages", {"own": [], "count": 0})  # an earlier version wrote none
+        stages = self.plain["stages"]
         self.stages = StagesHere(tuple(stages["own"]), stages["count"])
         keys = {name: _keys_of(saved) for name, saved in self.plain["optimizers"].items()}
         kinds = kinds_of(reader)
@@ -69,7 +69,7 @@ class SlicedPart:
 
     def description(self, path: StatePath) -> Description | None:
         """Of what a tensor is a part; None if it is whole."""
-        found: Any = self.plain.get("shards") or {}
+        found: Any = self.plain["shards"]
         for key in self._stored.get(path, path):
             found = found.get(key) if isinstance(found, Mapping) else None
         return found if isinstance(found, dict) else None
@@ -130,7 +130,7 @@ def is_sharded(state: TrainingState) -> bool:
 
 def fits(part: SlicedPart, state: TrainingState) -> bool:
     """Whether a part has the very shards of the state's parameters."""
-    if part.stages.count and part.stages != state.stages:
+    if part.stages != state.stages:
         return False
     for name, module in state.modules.items():
         for key, tensor in model_state(module).items():
@@ -159,7 +159,7 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
         own = min(parts)
     saved = state.to_save()
     here = unpack(saved["plain"]["bytes"].getvalue())
-    shards, keys = here["shards"], _keys_of_all(here["optimizers"], parts)
+    shards, keys = here["shards"], {name: _keys_of(one) for name, one in here["optimizers"].items()}
     wanted: dict[StatePath, _Wanted] = {}
     tensors: dict[StatePath, torch.Tensor] = {
         ("models", name, key): tensor
@@ -183,7 +183,7 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
     rest = {
         "small": plain["small"],
         "optimizers": {name: _plain_of(name, one, parts, own) for name, one in here["optimizers"].items()},
-        **({"extra": plain["extra"]} if "extra" in plain else {}),  # an earlier version had it among tensors
+        "extra": plain["extra"],
         "carried": _carried(parts, own, tensors),
         STORED_AS: {},  # those of other ranges would not match
         "shards": {"models": shards["models"], "optimizers": described},
@@ -209,7 +209,7 @@ def _carried(
     for rank in (*(rank for rank in parts if rank != own), own):
         of_part = _prefixes(parts[rank].kinds)
         values: dict[str, dict[str, Any]] = {}
-        for path, named in parts[rank].plain.get("carried", {}).items():
+        for path, named in parts[rank].plain["carried"].items():
             for name, value in named.items():
                 place = plain_name(name if path in BY_NAME else path)
                 home = next((one for one in _ends(place) if one in of_part), None)
@@ -232,28 +232,16 @@ def _ends(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _keys_of(saved: Mapping[str, Any]) -> list[str] | None:
-    """The name of each parameter of an optimizer, or else its number. None: no names were kept."""
-    if "names" not in saved:  # an earlier version wrote it
-        return None
+def _keys_of(saved: Mapping[str, Any]) -> list[str]:
+    """The name of each parameter of an optimizer, or else its number."""
     return [str(i) if name is None else "/".join(place_of(*name)) for i, name in enumerate(saved["names"])]
 
 
-def _named(path: StatePath, keys: Mapping[str, Sequence[str] | None]) -> StatePath:
+def _named(path: StatePath, keys: Mapping[str, Sequence[str]]) -> StatePath:
     """A path in a part, with the key of a parameter instead of its number."""
-    if path[0] != "optimizers" or (known := keys[path[1]]) is None:
+    if path[0] != "optimizers":
         return path
-    return (*path[:3], known[int(path[3])], *path[4:])
-
-
-def _keys_of_all(here: Mapping[str, Any], parts: Mapping[int, SlicedPart]) -> dict[str, list[str]]:
-    """By optimizer, the keys of this worker's parameters in the paths of all parts."""
-    found = {}
-    for name, saved in here.items():
-        named = all("names" in part.plain["optimizers"][name] for part in parts.values())
-        count = len(saved["names"])
-        found[name] = (_keys_of(saved) if named else None) or [*map(str, range(count))]
-    return found
+    return (*path[:3], keys[path[1]][int(path[3])], *path[4:])
 
 
 def _optimizer_tensors(
@@ -283,7 +271,7 @@ def _plain_of(
     """
     saved: Mapping[str, Any] = parts[own].plain["optimizers"][name]
     known, keys = _keys_of(saved), _keys_of(here)
-    if known is None or known == keys or keys is None:
+    if known == keys:
         return saved
     if len(saved["param_groups"]) != len(here["param_groups"]):
         raise TopologyMismatchError(
@@ -294,7 +282,7 @@ def _plain_of(
     values: dict[str, Any] = {}
     for part in parts.values():
         theirs = part.plain["optimizers"][name]
-        of_them = _keys_of(theirs) or []
+        of_them = _keys_of(theirs)
         for index, value in theirs["state"].items():
             values.setdefault(of_them[int(index)], value)
     groups = zip(saved["param_groups"], here["param_groups"], strict=True)

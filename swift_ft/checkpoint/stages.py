@@ -24,16 +24,14 @@ class StagesHere:
     """The stages of a pipeline on one worker.
 
     Attributes:
-        own: their indices. None in a part that an earlier version wrote.
-        count: stages of the whole pipeline; 0 in such a part.
+        own: their indices.
+        count: stages of the whole pipeline.
     """
 
     own: tuple[int, ...] = (0,)
     count: int = 1
 
     def __str__(self) -> str:
-        if not self.own:
-            return "a stage that is not known"
         return f"stage {' and '.join(map(str, self.own))} of {self.count}"
 
 
@@ -78,7 +76,7 @@ def check_names(paths: Iterable[StatePath], parts: Mapping[int, StagedPart]) -> 
                 continue
             if one is None:
                 one = part
-            elif not (part.stages.own and part.stages == one.stages) and not _same(path, one, part):
+            elif part.stages != one.stages and not _same(path, one, part):
                 raise TopologyMismatchError(
                     f"{path[1]}.{path[-1]} is in {one.stages} and in {part.stages}, with other values: name "
                     "tensors as in the whole model, or keep the number of stages",

@@ -5,9 +5,6 @@
 The same bits give the same number on every device, and on a device only the numbers travel to the host. A
 change of one element always changes the number, because weights are odd. Changes of several elements cancel
 out in about one of 2^32 cases at worst.
-
-An earlier version shifted by 32, and signed words, by which x and ~x gave the same number. Checkpoints with
-such digests are compared as they were written.
 """
 
 from __future__ import annotations
@@ -24,8 +21,8 @@ from swift_ft.units import some
 StateDigests = Mapping[str, int]
 """By the name of a tensor of the state."""
 
-STORED_AS, STORED_BEFORE = "digests 2", "digests"
-"""Under which a checkpoint has digests, and has those of an earlier version."""
+STORED_AS = "digests 2"
+"""Under which a checkpoint has digests."""
 
 _ROW = 4096
 _SMALL_BYTES = 8 * _ROW
@@ -38,14 +35,13 @@ _SHIFT = 33
 _SHIFTED = 2 ** (64 - _SHIFT) - 1
 
 
-def tensor_digests(tensors: Mapping[str, torch.Tensor], *, earlier: bool = False) -> dict[str, int]:
+def tensor_digests(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The digest of each tensor: of its bits, its dtype and its shape.
 
     Dense tensors only; others are left out. Of a DTensor the local part counts. Waits for each device once.
 
     Args:
         tensors: by name.
-        earlier: as an earlier version did, for what it has stored.
     """
     local = {name: t.to_local() if isinstance(t, DTensor) else t for name, t in tensors.items()}
     dense = {name: t.detach() for name, t in local.items() if t.layout == torch.strided}
@@ -53,8 +49,8 @@ def tensor_digests(tensors: Mapping[str, torch.Tensor], *, earlier: bool = False
     for device in {t.device for t in dense.values()}:
         here = {name: t for name, t in dense.items() if t.device == device}
         small = {name: t for name, t in here.items() if t.nbytes < _SMALL_BYTES}
-        sums.update(_sums_of_small(small, earlier=earlier))
-        if large := {name: weighted_sum(t, earlier=earlier) for name, t in here.items() if name not in small}:
+        sums.update(_sums_of_small(small))
+        if large := {name: weighted_sum(t) for name, t in here.items() if name not in small}:
             sums.update(zip(large, torch.stack([*large.values()]).tolist(), strict=True))
     return {name: _mix((sums[name] & _MASK) ^ _kind_of(t)) for name, t in dense.items()}
 
@@ -77,12 +73,11 @@ def listed(names: Sequence[str]) -> str:
     return some(names, 3, of="tensors")
 
 
-def weighted_sum(tensor: torch.Tensor, *, earlier: bool = False) -> torch.Tensor:
+def weighted_sum(tensor: torch.Tensor) -> torch.Tensor:
     """The weighted sum over the words of a contiguous tensor: an int64 of no dimension, on its device.
 
     Args:
         tensor: any dtype.
-        earlier: see :func:`tensor_digests`.
     """
     flat = _bytes_of(tensor)
     whole = flat.numel() // 8 * 8
@@ -91,13 +86,13 @@ def weighted_sum(tensor: torch.Tensor, *, earlier: bool = False) -> torch.Tensor
         words = flat[:whole]
         if words.data_ptr() % 8 or words.storage_offset() % 8:
             words = words.clone()
-        total = _sum_of_words(words.view(torch.int64), earlier=earlier)
+        total = _sum_of_words(words.view(torch.int64))
     if whole < flat.numel():
-        total = total * 3 + _scrambled(_padded(flat[whole:].unsqueeze(0)), earlier=earlier)[0]
+        total = total * 3 + _scrambled(_padded(flat[whole:].unsqueeze(0)))[0]
     return total
 
 
-def _sums_of_small(tensors: Mapping[str, torch.Tensor], *, earlier: bool) -> dict[str, int]:
+def _sums_of_small(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """The weighted sums of tensors of less than a row each, which share a device.
 
     Those of equal size are summed together: calls of torch would cost more than the sums.
@@ -110,9 +105,9 @@ def _sums_of_small(tensors: Mapping[str, torch.Tensor], *, earlier: bool) -> dic
         flat = torch.stack([_bytes_of(tensors[name]) for name in names])
         words = size // 8
         block = flat[:, : words * 8].reshape(-1).view(torch.int64).view(len(names), words)
-        totals = _row_sums(_scrambled(block, earlier=earlier), _weights(flat.device)[:words])
+        totals = _row_sums(_scrambled(block), _weights(flat.device)[:words])
         if size % 8:
-            totals = totals * 3 + _scrambled(_padded(flat[:, words * 8 :]), earlier=earlier)
+            totals = totals * 3 + _scrambled(_padded(flat[:, words * 8 :]))
         found.update(zip(names, totals.tolist(), strict=True))
     return found
 
@@ -133,25 +128,23 @@ def _row_sums(block: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return torch.mv(block, weights) if block.device.type == "cpu" else block.mul_(weights).sum(1)
 
 
-def _sum_of_words(words: torch.Tensor, *, earlier: bool) -> torch.Tensor:
+def _sum_of_words(words: torch.Tensor) -> torch.Tensor:
     weights = _weights(words.device)
     rows = words.numel() // _ROW
     total = torch.zeros((), dtype=torch.int64, device=words.device)
     step = max(1, _BLOCK_BYTES.get(words.device.type, _DEFAULT_BLOCK_BYTES) // (8 * _ROW))
     for begin in range(0, rows, step):
         end = min(rows, begin + step)
-        block = _scrambled(words[begin * _ROW : end * _ROW].view(-1, _ROW), earlier=earlier)
+        block = _scrambled(words[begin * _ROW : end * _ROW].view(-1, _ROW))
         total += (_row_sums(block, weights) * _row_weights(begin, end, words.device)).sum()
     if rest := words.numel() - rows * _ROW:
-        tail = (_scrambled(words[-rest:], earlier=earlier) * weights[:rest]).sum()
+        tail = (_scrambled(words[-rest:]) * weights[:rest]).sum()
         total += tail * _row_weights(rows, rows + 1, words.device)[0]
     return total
 
 
-def _scrambled(words: torch.Tensor, *, earlier: bool) -> torch.Tensor:
+def _scrambled(words: torch.Tensor) -> torch.Tensor:
     """High bits also count in the low half: an odd weight keeps the highest bit as it is."""
-    if earlier:
-        return (words >> 32).bitwise_xor_(words)
     # Not by 32: if both numbers of 32 bits in a word changed their signs, only its highest bit would change.
     # And torch shifts copies of the sign in, which would make ~x of x there.
     return (words >> _SHIFT).bitwise_and_(_SHIFTED).bitwise_xor_(words)

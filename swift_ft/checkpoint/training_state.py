@@ -17,13 +17,7 @@ from swift_ft.checkpoint.optimizer_groups import fit_groups, load_optimizer
 from swift_ft.checkpoint.plain_classes import KnownClasses
 from swift_ft.checkpoint.plain_values import classes_in
 from swift_ft.checkpoint.stages import StagesHere
-from swift_ft.checkpoint.state_digest import (
-    STORED_AS,
-    STORED_BEFORE,
-    StateDigests,
-    differing,
-    tensor_digests,
-)
+from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests, differing, tensor_digests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
@@ -259,9 +253,7 @@ class TrainingState:
 
     def _check(self, stored: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
         for name, model in self.local_models().items():
-            theirs = {
-                key: shape for (part, key), shape in stored.items() if part == name and not is_extra(key)
-            }
+            theirs = {key: shape for (part, key), shape in stored.items() if part == name}
             ours = {key: tuple(t.shape) for key, t in model.items()}
             for key in sorted({*ours, *theirs}):
                 if (here := ours.get(key)) != (there := theirs.get(key)):
@@ -323,13 +315,10 @@ class TrainingState:
         if plain is None:
             plain = self.unpack(loaded["plain"]["bytes"].getvalue())
             assert plain is not None
-        shards = plain.get("shards") or {"models": {}, "optimizers": {}}  # an earlier version has no shards
+        shards = plain["shards"]
         for name, module in self.modules.items():
-            values = loaded["models"][name]
-            extra = plain["extra"][name] if "extra" in plain else _extra_of(values)
-            self._take_over_model(
-                name, module, {**_tensors_of(values), **extra}, shards["models"].get(name, {})
-            )
+            values = {**loaded["models"][name], **plain["extra"][name]}
+            self._take_over_model(name, module, values, shards["models"].get(name, {}))
         for name, optimizer in self.optimizers.items():
             state: dict[int, dict[str, Any]] = {
                 int(i): dict(v) for i, v in plain["optimizers"][name]["state"].items()
@@ -347,10 +336,9 @@ class TrainingState:
         if self.carried is not None and "carried" in plain:
             self.carried.take_over(plain["carried"])
         self.restore(plain["small"])  # after the variables: a part may set some of what it holds itself
-        earlier = STORED_AS not in plain
-        if not (expected := plain.get(STORED_BEFORE if earlier else STORED_AS)):  # also of verify="none"
+        if not (expected := plain[STORED_AS]):  # of verify="none"
             return []
-        found = tensor_digests(self.named_tensors(), earlier=earlier)
+        found = tensor_digests(self.named_tensors())
         return differing(by_plain_names(found), by_plain_names(expected))
 
     def _named_as(self, names: Iterable[Sequence[str] | None]) -> list[nn.Parameter | None]:
@@ -372,10 +360,8 @@ class TrainingState:
             here = local(ours) if isinstance(ours, torch.Tensor) else None
             return here is None or not same_bits(here, given.to(here.device))
 
-        of_models = {name: _tensors_of(model) for name, model in loaded["models"].items()}
-
         names = []
-        for name, model in of_models.items():
+        for name, model in loaded["models"].items():
             if any(_memory(tensor) not in live for tensor in model.values()):
                 ours = model_state(self.modules[name])
                 names += [f"{name}.{key}" for key, given in model.items() if differs(ours.get(key), given)]
@@ -414,10 +400,7 @@ class TrainingState:
 
 
 def place_of(part: str, name: str) -> tuple[str, str]:
-    """A parameter's part of the state, and its name there, which wrappers around layers do not change.
-
-    For names in a checkpoint, too: an earlier version wrote them with some wrappers.
-    """
+    """A parameter's part of the state, and its name there, which wrappers around layers do not change."""
     return part, plain_name(name)
 
 

@@ -55,7 +55,7 @@ def read_record(store: Store, rank: int) -> WorkerRecord | None:
     facts = store.read_json(record_path(rank))
     if facts is None:
         return None
-    lists = {name: tuple(facts.get(name, ())) for name in ("stages", "holds", "linked", "together")}
+    lists = {name: tuple(facts[name]) for name in ("stages", "holds", "linked", "together")}
     shapes = {int(stage): shape for stage, shape in facts["shapes"].items()}
     return WorkerRecord(**{**facts, **lists, "shapes": shapes})
 

@@ -118,8 +118,7 @@ class LoaderBatches:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from there when that batch is asked for."""
         if state["next"] not in self._kept and state["next"] != self._next:
-            own = state.get("rank", _rank()) == _rank()  # an earlier version did not say
-            self._loaded = (state["next"], state["loader"] if own else None)
+            self._loaded = (state["next"], state["loader"] if state["rank"] == _rank() else None)
 
     def _seek(self, index: int) -> None:
         """Begin anew: where a state was loaded for, or at the beginning of the epoch."""

@@ -54,10 +54,7 @@ class ArchivedJournal:
         """The problems, one of which may be that there is no journal."""
         if self.entries:
             return self.problems
-        missing = (
-            "the journal of this run is not archived: an earlier version ran it, or its session never began"
-        )
-        return (missing, *self.problems)
+        return ("the journal of this run is not archived: its session never began", *self.problems)
 
     def after_gaps(self) -> Later | None:
         """Facts of the time after the first gap; None if there is no gap."""

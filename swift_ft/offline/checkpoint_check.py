@@ -24,13 +24,11 @@ class CheckedPart:
         path: its place in the store.
         ranks: the workers whose part it is: replicas share one.
         damaged: by file name, what is wrong with it.
-        verified: whether it has digests. An earlier version wrote none.
     """
 
     path: str
     ranks: tuple[int, ...]
     damaged: Mapping[str, str]
-    verified: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +57,9 @@ class CheckedCheckpoint:
         return (*([self.marker] if self.marker else []), *lines)
 
     @property
-    def unverified(self) -> tuple[str, ...]:
-        """The places of parts without digests, which an earlier version wrote."""
-        return tuple(part.path for part in self.parts if not part.verified)
-
-    @property
     def intact(self) -> bool:
         """Whether all its bytes are proven to be those that were saved."""
-        return not self.damaged and not self.unverified
+        return not self.damaged
 
 
 def verify_checkpoint(
@@ -98,14 +91,14 @@ def verify_checkpoint(
     with ThreadPoolExecutor(threads, "swift_ft verify") as pool:
         pending = [(part, *_begun(pool, folder.store, part, on_bytes)) for part in ranks]
         checked = [
-            CheckedPart(part.path, tuple(ranks[part]), _damaged(part, known, reading), bool(part.digest))
+            CheckedPart(part.path, tuple(ranks[part]), _damaged(part, known, reading))
             for part, known, reading in pending
         ]
     return CheckedCheckpoint(iteration, "", tuple(checked), url)
 
 
 def part_damages(folder: CheckpointFolder, part: SavedPart) -> list[str]:
-    """One line for each file of a part that is not what was saved; none if that cannot be known."""
+    """One line for each file of a part that is not what was saved."""
     with ThreadPoolExecutor(1, "swift_ft verify") as pool:
         return [*_damaged(part, *_begun(pool, folder.store, part, lambda count: None)).values()]
 
@@ -115,7 +108,7 @@ def _begun(
 ) -> tuple[str, dict[str, Future[str]]]:
     """The damage of a part's list of files, empty if none, and the damage of each file, once it is read."""
     try:
-        files = read_manifest(store, part.path, part.digest) if part.digest else {}
+        files = read_manifest(store, part.path, part.digest)
     except DamagedCheckpointError as error:
         return str(error), {}
     return "", {

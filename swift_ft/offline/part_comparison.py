@@ -8,14 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from swift_ft.checkpoint.folder import MARKER, CheckpointFolder
-from swift_ft.checkpoint.manifest import MANIFEST, read_marker
-from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, differing
+from swift_ft.checkpoint.manifest import digest_of_manifest, read_marker
+from swift_ft.checkpoint.state_digest import STORED_AS, differing
 from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.checkpoint.state_values import digests, leaves
 from swift_ft.errors import UsageError
 from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.job_state import SavedPart
-from swift_ft.storage.digest import digest_of_json
 from swift_ft.storage.read_only import ReadOnlyStore
 from swift_ft.storage.store import Store
 
@@ -23,7 +22,7 @@ REPLAY_RECORD = "replay.json"
 """The file in a replay's folder that describes it. It is written last: without it the replay has failed."""
 
 _METADATA = ".metadata"
-_DIGESTS = tuple(f"plain.bytes.{stored}" for stored in (STORED_AS, STORED_BEFORE))
+_DIGESTS = f"plain.bytes.{STORED_AS}"
 _VARIABLES = "plain.bytes.carried"
 _VARIABLES_BEFORE_EPOCH = "plain.bytes.small.parts.swift_ft.epochs.top"
 _RANDOM = "plain.bytes.small.random"
@@ -45,9 +44,9 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
             return {None: (ReadOnlyStore(parent or ".", patience_s=10.0), SavedPart(name, ""))}
         for marker in (MARKER, REPLAY_RECORD):
             if (content := read_marker(store, marker, marker)) is not None:
-                digests = content.get("digests", {})
+                digests = content["digests"]
                 return {
-                    int(rank): (store, SavedPart(path.rsplit("/", 1)[-1], digests.get(path, "")))
+                    int(rank): (store, SavedPart(path.rsplit("/", 1)[-1], digests[path]))
                     for rank, path in content["parts"].items()
                 }
     raise UsageError(
@@ -57,13 +56,13 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
 
 
 def read_part(store: Store, part: SavedPart) -> dict[str, Any]:
-    """All tensors and values of a part, by name, verified where it has a list of digests.
+    """All tensors and values of a part, by name, verified by the list of its files.
 
     Raises:
-        DamagedCheckpointError: it is not what was written.
+        DamagedCheckpointError: it is not what was written, or has no such list.
     """
-    if not part.digest and (files := store.read_json(f"{part.path}/{MANIFEST}")) is not None:
-        part = replace(part, digest=digest_of_json(files))  # the list itself is taken as it is
+    if not part.digest:
+        part = replace(part, digest=digest_of_manifest(store, part.path))
     return CheckpointFolder(store).reader(part).read()
 
 
@@ -78,7 +77,7 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica:
         other: another one.
         of_replica: the other one was saved by a replica, which draws random numbers of its own.
     """
-    skipped = (*_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *((_RANDOM,) if of_replica else ()))
+    skipped = (_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *((_RANDOM,) if of_replica else ()))
 
     def compared(state: Mapping[str, Any]) -> dict[str, str]:
         found = digests_in(state).items()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder
-from swift_ft.checkpoint.manifest import MANIFEST
+from swift_ft.checkpoint.manifest import digest_of_manifest
 from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import OfflineReplay
@@ -33,7 +33,7 @@ from swift_ft.offline.run_store import RunStore, open_run_store
 from swift_ft.recovery.events import JobOpened
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.runtime.offline_replay import part_name
-from swift_ft.storage.digest import digest_of_json, sealed
+from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 from swift_ft.units import named
 
@@ -232,8 +232,7 @@ def _records(run: RunStore, world_size: int, machine: int) -> dict[int, WorkerRe
         )
     missing = named("worker", sorted(set(range(world_size)) - set(found)))
     raise UsageError(
-        f"{run.store.url} does not say which stages {missing} had: the run ended before its first step, or "
-        "an earlier version of swift_ft wrote the store"
+        f"{run.store.url} does not say which stages {missing} had: the run ended before its first step"
     )
 
 
@@ -398,13 +397,12 @@ def _filled(out: Path, ranks: Sequence[int]) -> Iterator[None]:
 def _write_record(out: Path, run: RunStore, plan: ReplayPlan) -> None:
     """Say what the folder holds, last of all."""
     folder = Store(out)
-    lists = {part_name(rank): folder.read_json(f"{part_name(rank)}/{MANIFEST}") for rank in plan.ranks}
     facts = {
         "run_id": run.run_id,
         "iteration": plan.until,
         "checkpoint": plan.begin,
         "parts": {str(rank): part_name(rank) for rank in plan.ranks},
-        "digests": {name: digest_of_json(files) for name, files in lists.items() if files is not None},
+        "digests": {name: digest_of_manifest(folder, name) for name in map(part_name, plan.ranks)},
     }
     folder.write_json(REPLAY_RECORD, sealed(facts))
 

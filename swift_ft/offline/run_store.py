@@ -29,7 +29,7 @@ class RunStore:
         topology: of that run, as its session recorded it.
         earlier: the runs that it continued, oldest first.
         settings: of its session: ``checkpoint_every``, and ``log_disk_bytes`` of each worker (None for no
-            limit). Earlier versions noted none.
+            limit).
     """
 
     store: Store
@@ -84,9 +84,7 @@ def open_run_store(url: str, *, writable: bool = False) -> RunStore:
     if record is None:
         what = "holds no run of swift_ft" if names else "does not exist or is empty"
         raise UsageError(f"{store.url} {what}: give the store that the script gave to swift_ft.Session")
-    return RunStore(
-        store, record["run_id"], record["topology"], tuple(record["earlier"]), record.get("settings", {})
-    )
+    return RunStore(store, record["run_id"], record["topology"], tuple(record["earlier"]), record["settings"])
 
 
 @contextmanager

@@ -44,14 +44,12 @@ class VerifiedCheckpoint:
 
     Attributes:
         parts: how many different ones it has.
-        intact: nothing in it is damaged.
-        proven: it has digests. Otherwise an earlier version wrote it, and it cannot be known.
+        intact: all its bytes are those that were saved.
     """
 
     iteration: int
     parts: int
     intact: bool
-    proven: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +157,7 @@ def verify_store(
         verified_bytes=read.total,
         newest=logs.coverage.newest or None,
         checkpoints=tuple(
-            VerifiedCheckpoint(one.iteration, len(one.parts), not one.damaged, not one.unverified)
-            for one in view.checked
+            VerifiedCheckpoint(one.iteration, len(one.parts), one.intact) for one in view.checked
         ),
         workers=tuple(view.outlooks()),
         findings=(*view.findings(), *(_of_journal(run, problem) for problem in journal.problems)),

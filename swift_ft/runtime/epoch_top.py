@@ -52,7 +52,7 @@ class Epochs:
 
     def is_begun(self, iteration: int) -> bool:
         """Whether the state, of this iteration, is from after the lines at the top of its epoch."""
-        return self.has_top or iteration > self.began  # an earlier version has no top
+        return self.has_top or iteration > self.began  # a run without epochs() has no top
 
     def state_dict(self) -> dict[str, Any]:
         """The state."""
@@ -67,8 +67,8 @@ class Epochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse."""
         self.number, self.began = state["number"], state["began"]
-        self.top, self.top_of = state.get("top", b""), state.get("top_of", -1)
-        self.written = tuple(state.get("written", ()))
+        self.top, self.top_of = state["top"], state["top_of"]
+        self.written = tuple(state["written"])
 
 
 class _Moment:

@@ -22,7 +22,7 @@ def read_whole(
     Args:
         store: where it is.
         path: in the store.
-        is_unsealed: says of a content that it was written without a digest, as earlier versions did.
+        is_unsealed: says of a content that it has no digest of its own, and needs none.
 
     Returns:
         A content and an empty text; or None and `GONE`, `NO_JSON` or `OTHER_DIGEST`.

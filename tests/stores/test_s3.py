@@ -15,6 +15,7 @@ from benchmarks.lib.seaweed import BUCKET, SECRET_KEY, SeaweedServer
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.cli.recover.main import main
 from swift_ft.errors import StoreNotWritableError
+from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 from swift_ft.testing import StoreConformanceTests
 
@@ -96,7 +97,8 @@ def test_gc_shows_half_uploaded_objects_and_removes_them(
     name, other = uuid.uuid4().hex, uuid.uuid4().hex
     url, client = f"s3://{BUCKET}/{name}", seaweed.client()
     topology = {"machines": 1, "workers": 1, "stages": 1}
-    Store(url).write_json("run.json", {"run_id": "run.1", "topology": topology, "earlier": []})
+    record = {"run_id": "run.1", "topology": topology, "earlier": [], "settings": {}}
+    Store(url).write_json("run.json", sealed(record))
     for folder in (name, other):
         half_uploaded(client, f"{folder}/log/rank-00000/g00001-s000000.arrow")
     assert main(["gc", url, "--dry-run", "--json"]) == 0

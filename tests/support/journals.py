@@ -12,6 +12,7 @@ from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.journal_reader import JournalReader
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
+from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 
 ONE_REPLICA_LESS = """
@@ -98,7 +99,7 @@ def store_with(
     topology = {"machines": machines, "workers": 1, "stages": machines}
     settings = {"checkpoint_every": 10, "log_disk_bytes": 4_000_000}
     record = {"format": 1, "run_id": RUN, "topology": topology, "earlier": ["job.0-ffffffff"]}
-    store.write_json(RECORD, {**record, "settings": settings})
+    store.write_json(RECORD, sealed({**record, "settings": settings}))
     if events:
         JournalArchive(store, RUN).write(entries_of(events))
     for event in events:

@@ -53,7 +53,8 @@ def make_run(folder: Path, script: Path, *, checkpoints: tuple[int, ...] = (3, 6
     """
     store = Store(folder)
     topology = {"machines": 4, "workers": 1, "stages": 4}
-    store.write_json(RECORD, {"format": 1, "run_id": RUN, "topology": topology, "earlier": []})
+    record = {"format": 1, "run_id": RUN, "topology": topology, "earlier": [], "settings": {}}
+    store.write_json(RECORD, sealed(record))
     for rank in range(4):
         write_record(store, rank, pipeline_record(rank))
         write_log(store, rank, checkpoints[0], until)

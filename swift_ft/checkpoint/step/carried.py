@@ -32,7 +32,7 @@ _logger = logging.getLogger(__name__)
 
 UNSAVED = "swift_ft.unsaved"
 """In the place of a value that has changed and cannot be saved: what there is stays. With it are the words of
-its trace; earlier versions have a number there."""
+its trace."""
 _OF_EPOCH = "swift_ft.of_epoch"
 """Around a value that the script has set at the top of this epoch: only who lacks it is given it, .."""
 _ALIKE = "swift_ft.alike"
@@ -387,8 +387,8 @@ class CarriedVariables:
             extra={"event": "variable_missing", "variable": ".".join(place)},
         )
 
-    def _say_not_taken(self, place: Place, words: str | int) -> None:
-        if words and isinstance(words, str) and place not in self._named:
+    def _say_not_taken(self, place: Place, words: str) -> None:
+        if words and place not in self._named:
             self._named.add(place)
             _logger.warning(
                 "%s (%s) has changed since the start of training, and cannot travel with the state. In this "

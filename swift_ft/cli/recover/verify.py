@@ -40,10 +40,6 @@ def _print(result: Verification) -> None:
     )
     for checkpoint in result.checkpoints:
         state = "intact" if checkpoint.intact else "damaged"
-        if not checkpoint.proven:
-            state = (
-                "without digests, because an earlier version wrote it: whether it is intact cannot be known"
-            )
         console.print(f"checkpoint of iteration {checkpoint.iteration}: {checkpoint.parts} parts, {state}")
     if result.workers:
         Console().print(_table(result.workers))

@@ -144,8 +144,6 @@ class ReplayFailed:
         diverged: what is computed again is not what it was.
         differs_at: the iteration in which this worker itself computed other bytes than the original; None if
             it did not.
-        doubts: the checkpoint that a divergence puts in doubt: the state comes from it, and no digest
-            vouches for it. None if there is none.
     """
 
     rank: int
@@ -153,7 +151,6 @@ class ReplayFailed:
     reason: str
     diverged: bool = False
     differs_at: int | None = None
-    doubts: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

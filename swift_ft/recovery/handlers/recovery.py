@@ -10,7 +10,6 @@ from immutables import Map
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import COMMUNICATION, STATE, Way
 from swift_ft.recovery.audits import Audits
-from swift_ft.recovery.handlers.checkpoints import doubt_what_follows, give_up_checkpoint
 from swift_ft.recovery.handlers.failures import note_failure
 from swift_ft.recovery.handlers.generations import end_job, end_too_early, open_generation, restart_all
 from swift_ft.recovery.handlers.layouts import in_layout, placed, with_new_layout
@@ -366,20 +365,12 @@ def _diverged(state: State, event: ev.ReplayFailed) -> State:
     such as a variable of the script. Survivors have that as it is now, and neither a checkpoint nor a copy in
     memory would go with it.
 
-    A checkpoint that its digests prove was loaded as it was saved, so it is the place to return to. One that
-    nothing proves may be what diverged: an older one is.
+    Its digests prove that a checkpoint was loaded as it was saved, so it is the place to return to.
     """
     why = f"worker {event.rank} cannot replay: {event.reason}"
     if (ended := end_too_early(state)) is not None:
         return ended
     state = note_failure(state, STATE, why)
-    if event.doubts is not None and event.doubts == state.checkpoints.committed:
-        why += f" (the checkpoint of iteration {event.doubts}, which it began from, cannot be verified)"
-        state = give_up_checkpoint(state, event.doubts, why)
-        if state.phase == Phase.ENDED:
-            return state
-        assert state.checkpoints.committed is not None
-        return restart_all(doubt_what_follows(state, state.checkpoints.committed), why)
     if differs_from_the_start(state, event):
         assert state.plan is not None
         if state.plan.parallel_replay_of(event.rank) is not None:  # a helper may be what differs

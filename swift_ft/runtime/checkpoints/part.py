@@ -138,7 +138,7 @@ class CheckpointsPart(Part):
         if isinstance(error, DamagedCheckpointError):
             iteration = error.fields["iteration"]
             _logger.error("%s", error, extra={"event": "checkpoint_damaged", "iteration": iteration})
-        return failure_event(error, self._context.rank, generation, self._checkpointer.unverified)
+        return failure_event(error, self._context.rank, generation)
 
     def flush_notes(self) -> None:
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""

@@ -7,14 +7,13 @@ from swift_ft.recovery.events import CheckpointDamaged, HelpDeclined, ReplayFail
 
 
 def failure_event(
-    error: SwiftError, rank: int, generation: int, unverified: int | None
+    error: SwiftError, rank: int, generation: int
 ) -> CheckpointDamaged | HelpDeclined | ReplayFailed:
     """Why a worker cannot do its task of a plan.
 
     Args:
         error: what happened.
         rank: the worker.
-        unverified: the checkpoint that its state comes from, if no digest vouches for that one.
     """
     reason = str(error)
     if isinstance(error, DamagedCheckpointError):
@@ -30,5 +29,4 @@ def failure_event(
         reason=reason,
         diverged=True,
         differs_at=error.fields.get("computed_in"),
-        doubts=unverified,
     )

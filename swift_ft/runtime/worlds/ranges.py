@@ -193,9 +193,6 @@ class OfferedPart:
             if one.target.data_ptr() != target.data_ptr():
                 target.detach().copy_(one.target)
 
-    def add_values_in(self, state: dict[str, Any], part: str, wanted: Callable[[str], bool]) -> None:
-        """All values are in the plain bytes."""
-
     def fetch(self, asked: Sequence[tuple[StatePath, TensorKind, Ranges]]) -> list[torch.Tensor]:
         """Fetch ranges of tensors: of each its path, what it is there, and the ranges in it.
 

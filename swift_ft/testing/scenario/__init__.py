@@ -21,7 +21,7 @@ of the world that was planned last.
                                                  [takes-unlike]
                                                  [kept=15] [held=15] [held-of=1]
     ready R                                communication-failed R "why"
-    replay-failed R ["why"] [diverged] [differs-at=20] [doubts=20]
+    replay-failed R ["why"] [diverged] [differs-at=20]
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
     persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
     plan-change M ... [world=1] [plan=p | plan=cuts:4,5@6/3,3,3@10] [command="train.py --wide"] ["why"]

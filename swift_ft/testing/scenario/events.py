@@ -176,8 +176,8 @@ def _ready(line: Line, state: State) -> list[ev.Event]:
 
 
 def _replay_failed(line: Line, state: State) -> list[ev.Event]:
-    generation, doubts, at = _generation(line, state), line.option("doubts"), line.option("differs-at")
-    diverged = line.flag("diverged") or doubts is not None or at is not None
+    generation, at = _generation(line, state), line.option("differs-at")
+    diverged = line.flag("diverged") or at is not None
     return [
         ev.ReplayFailed(
             rank=int(line.take()),
@@ -185,7 +185,6 @@ def _replay_failed(line: Line, state: State) -> list[ev.Event]:
             reason=line.text("the replay diverged" if diverged else "its log is torn"),
             diverged=diverged,
             differs_at=None if at is None else int(at),
-            doubts=None if doubts is None else int(doubts),
         )
     ]
 

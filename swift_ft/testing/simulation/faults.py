@@ -221,11 +221,7 @@ class Faults:
         worker = next((w for w in self._cluster.workers if w.mode in stepping and not w.frozen), None)
         if worker is None:
             return False
-        resumed = self._cluster.settings.resume
-        doubts = resumed[-1] if resumed and self._rng.random() < 0.5 else None  # an earlier version wrote it
-        if doubts is not None:
-            self._cluster.excuses.damaged = True
-        worker.diverge(doubts)
+        worker.diverge()
         return True
 
     def break_update(self) -> bool:

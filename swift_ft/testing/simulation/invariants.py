@@ -51,10 +51,7 @@ def _check_checkpoints(before: State, after: State, event: ev.Event) -> None:
         raise Violation(f"{now.kept} is not in order")
     if was.committed is None or (now.committed is not None and now.committed >= was.committed):
         return
-    given_up = isinstance(event, ev.CheckpointDamaged) or (
-        isinstance(event, ev.ReplayFailed) and event.doubts == was.committed
-    )
-    if not given_up or now.kept != was.earlier or now.epoch == was.epoch:
+    if not isinstance(event, ev.CheckpointDamaged) or now.kept != was.earlier or now.epoch == was.epoch:
         raise Violation(f"committed decreased from {was.kept} to {now.kept}")
 
 

@@ -180,7 +180,7 @@ class _Checkpoints:
         )
 
     def failure(self, error: SwiftError, generation: int) -> ev.Event:
-        return failure_event(error, self._worker.rank, generation, error.fields.get("doubts"))
+        return failure_event(error, self._worker.rank, generation)
 
     def flush_notes(self) -> None:
         """Nothing is noted."""

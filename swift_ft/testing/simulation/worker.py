@@ -185,10 +185,10 @@ class Worker(ReplayingProcess, Part):
         self.fail_communication()
         return True
 
-    def diverge(self, doubts: int | None) -> None:
-        """Its step finds that the result is wrong. ``doubts`` is the checkpoint that may be at fault."""
+    def diverge(self) -> None:
+        """Its step finds that the result is wrong."""
         at = self.content.iteration if self.content is not None else None
-        self.failure = DivergenceError("diverged", computed_in=at, doubts=doubts)
+        self.failure = DivergenceError("diverged", computed_in=at)
 
     # --------------------------------------------------------------------------------------- its parts
 

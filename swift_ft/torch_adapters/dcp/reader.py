@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import IO, Any
 
 import torch
@@ -151,20 +151,6 @@ class PartReader(FileSystemReader):
         else:
             return
         raise failed
-
-    def add_values_in(self, state: dict[str, Any], part: str, wanted: Callable[[str], bool]) -> None:
-        """Let :meth:`fill` read more values than a state has, whatever they consist of.
-
-        Args:
-            state: what is to be filled.
-            part: the first key of their paths. The second one is in the state.
-            wanted: whether a third one leads to such a value.
-        """
-        stored = self.read_metadata()
-        for flat, path in (stored.planner_data or {}).items():
-            if path[0] == part and wanted(str(path[2])):
-                found = stored.state_dict_metadata[flat]
-                set_element(state, path, _empty(found))
 
     def read(self) -> dict[str, Any]:
         """All that the part holds: tensors on the CPU, and other values, by name.

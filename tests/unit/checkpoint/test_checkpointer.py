@@ -19,18 +19,18 @@ from torch import nn
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.manifest import MANIFEST, write_manifest
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, DamagedCheckpointError
 from swift_ft.faults import failpoints
 from swift_ft.recovery.job_state import SavedPart
+from swift_ft.storage.digest import digest_of_file
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import staged, write_part
 
 DEADLINE_S = 60.0
 PART = "checkpoints/00000010/rank-00000.g00001"
-UNVERIFIED = {"iteration": 10, "run_id": "run", "parts": {"0": PART}}
-"""A marker as earlier versions wrote it."""
 
 
 class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
@@ -313,18 +313,29 @@ class Forged:
         return os.mkdir, (os.environ["SWIFT_TEST_PROOF"],)
 
 
+def forge_digests(store: Path) -> None:
+    """Those of the part as it is now: they prove nothing against who forges them, too."""
+    files = {}
+    for path in (store / PART).iterdir():
+        with path.open("rb") as file:
+            files[path.name] = digest_of_file(file)
+    del files[MANIFEST]
+    folder = CheckpointFolder(Store(str(store)))
+    folder.commit(10, {0: PART}, "run", {PART: write_manifest(folder.store, PART, files)})
+
+
 @pytest.mark.parametrize("where", ["description", "bytes"])
 def test_a_forged_part_executes_nothing(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proof = tmp_path / "proof"
     monkeypatch.setenv("SWIFT_TEST_PROOF", str(proof))
     store = Store(str(tmp_path / "store"))
     saved(store)
-    store.write_json("checkpoints/00000010/committed.json", UNVERIFIED)  # a digest would be forged, too
     if where == "description":
         (tmp_path / "store" / PART / ".metadata").write_bytes(pickle.dumps(Forged()))
     else:
         state = TrainingState({"model": nn.Linear(20, 20)}).to_save()
         write_part(store, PART, staged(state) | {"plain": {"bytes": Forged()}})
+    forge_digests(tmp_path / "store")
     with pytest.raises(CheckpointError, match=r"names posix.mkdir|[Uu]nsupported"):
         Worker(store).checkpointer.load(10, 0)
     assert not proof.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,14 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, DamagedCheckpointError
 from swift_ft.offline.checkpoint_check import verify_checkpoint
+from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 from tests.support.damage import flip
 
 PART = "checkpoints/00000010/rank-00000.g00001"
 MARKER = "checkpoints/00000010/committed.json"
 DATA, METADATA, MANIFEST = (f"{PART}/{name}" for name in ("__0_0.distcp", ".metadata", "digests.json"))
+NAMED = {"iteration": 10, "run_id": "run", "parts": {"0": PART}}
 DEADLINE_S = 60.0
 
 
@@ -112,7 +115,7 @@ def test_a_store_that_is_gone_is_no_damage(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_is_intact(saved: Path) -> None:
     checked = verify_checkpoint(CheckpointFolder(Store(str(saved))), 10)
-    assert (checked.damaged, checked.unverified, checked.intact) == ((), (), True)
+    assert (checked.damaged, checked.intact) == ((), True)
 
 
 def test_all_files_of_a_part_are_verified_on_demand(saved: Path) -> None:
@@ -128,9 +131,22 @@ def test_all_files_of_a_part_are_verified_on_demand(saved: Path) -> None:
     assert ".metadata is gone" in metadata
 
 
-def test_what_an_earlier_version_wrote_cannot_be_verified() -> None:
-    old = CheckpointFolder(Store(str(Path(__file__).parent / "data" / "before-the-house")))
-    checked = verify_checkpoint(old, 10)
-    assert checked.damaged == ()
-    assert checked.unverified == (PART,)
-    assert not checked.intact
+@pytest.mark.parametrize(
+    ("marker", "damaged_file"),
+    [
+        (NAMED, "committed.json"),
+        ({**NAMED, "digests": {}}, "committed.json"),
+        (sealed({**NAMED, "digests": {}}), "digests.json"),
+    ],
+    ids=["no digests", "none of its own", "none of the part"],
+)
+def test_a_marker_that_lost_its_digests(marker: dict[str, Any], damaged_file: str, saved: Path) -> None:
+    """What nothing proves is damaged: else a loss of digests would turn all verification off."""
+    (saved / MARKER).write_text(json.dumps(marker))
+    checkpointer, model = worker(saved)
+    before = model.weight.detach().clone()
+    with pytest.raises(DamagedCheckpointError, match=f"{damaged_file} does not match its digest"):
+        checkpointer.load(10, 0)
+    assert torch.equal(model.weight, before)
+    (found,) = verify_checkpoint(checkpointer.folder, 10).damaged
+    assert damaged_file in found

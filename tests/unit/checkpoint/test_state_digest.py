@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
-from swift_ft.checkpoint.state_digest import STORED_AS, STORED_BEFORE, differing, tensor_digests
-from swift_ft.checkpoint.state_payload import pack, unpack
+from swift_ft.checkpoint.state_digest import differing, tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
 
 
@@ -120,17 +118,10 @@ def test_it_is_the_same_in_every_version() -> None:
     assert (digest(POSITIVE), digest(NEGATIVE)) == (EXPECTED, EXPECTED_OF_NEGATIVE)
 
 
-def test_it_is_what_an_earlier_version_stored() -> None:
-    before = tensor_digests({"positive": POSITIVE, "negative": NEGATIVE}, earlier=True)
-    assert before == {"positive": BEFORE, "negative": BEFORE_OF_NEGATIVE}
-
-
 POSITIVE = torch.arange(10_000, dtype=torch.int32)
 NEGATIVE = torch.arange(-20_000, 3, dtype=torch.int64)
 EXPECTED = 12395049039976966531
 EXPECTED_OF_NEGATIVE = 17273176674500576144
-BEFORE = 6017609043753162219
-BEFORE_OF_NEGATIVE = 14417925822709159933
 
 
 def test_names_are_those_that_a_user_knows() -> None:
@@ -169,24 +160,3 @@ def test_a_model_that_is_wrapped_since_it_was_saved() -> None:
 
 def compiled(module: nn.Module) -> Any:
     return torch.compile(module, backend="eager")
-
-
-def as_before(payload: dict[str, Any]) -> dict[str, Any]:
-    """A payload as an earlier version saved it."""
-    plain = unpack(payload["plain"]["bytes"].getvalue())
-    plain[STORED_BEFORE] = plain.pop(STORED_AS)
-    return {**payload, "plain": {"bytes": io.BytesIO(pack(plain))}}
-
-
-def test_digests_of_an_earlier_version_are_compared_as_they_were_written() -> None:
-    saved, restored = (TrainingState({"net": nn.Linear(3, 3)}) for _ in range(2))
-    with torch.no_grad():
-        for parameter in saved.modules["net"].parameters():
-            parameter.fill_(-1.0)
-    tensors = saved.named_tensors()
-    before = tensor_digests(tensors, earlier=True)
-    assert differing(before, tensor_digests(tensors)) == ["net.bias", "net.weight"]
-    payload = as_before(saved.to_save(before))
-    assert restored.take_over(payload) == []
-    payload["models"]["net"]["weight"] = payload["models"]["net"]["weight"] + 1
-    assert restored.take_over(payload) == ["net.weight"]

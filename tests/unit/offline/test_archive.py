@@ -21,6 +21,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import JobShape, Phase, State, Verdict
 from swift_ft.recovery.membership import Membership
+from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 
 RUN = "job.1-0a1b2c3d"
@@ -50,7 +51,7 @@ def journal(count: int) -> list[Entry]:
 @pytest.fixture
 def archive(tmp_path: Path) -> JournalArchive:
     store = Store(tmp_path)
-    store.write_json(RECORD, {"run_id": RUN, "topology": {}, "earlier": []})
+    store.write_json(RECORD, sealed({"run_id": RUN, "topology": {}, "earlier": []}))
     return JournalArchive(store, RUN)
 
 
@@ -264,7 +265,7 @@ def test_an_agent_writes_in_no_other_store(archive: JournalArchive, tmp_path: Pa
     gone = tmp_path / "gone"
     run_end(archive, journal(4), store=str(gone)).archive(30.0)
     assert not gone.exists()
-    archive.store.write_json(RECORD, {"run_id": "another", "topology": {}, "earlier": []})
+    archive.store.write_json(RECORD, sealed({"run_id": "another", "topology": {}, "earlier": []}))
     run_end(archive, journal(4)).archive(30.0)
     run_end(archive, journal(4), store="").archive(30.0)
     assert files(archive) == []

@@ -34,7 +34,7 @@ def test_one_worker_on_a_host_has_all_threads() -> None:
 def test_a_run_that_tells_no_variables_refuses_none(
     setup: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its journal is not in the store, or an earlier version has noted it."""
+    """Its journal is not in the store."""
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert environment_of(setup) == {"OMP_NUM_THREADS": "1"}
 

@@ -111,7 +111,7 @@ def test_a_fallback(tmp_path: Path) -> None:
 
 
 def test_nobody_noted_anything(tmp_path: Path) -> None:
-    """An earlier version ran it."""
+    """All workers were killed before their first notes."""
     made(tmp_path, [*RECOVERED, *ENDED], noted=False)
     found = read(tmp_path)
     assert lost(found) == {

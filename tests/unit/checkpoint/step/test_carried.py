@@ -334,19 +334,6 @@ def test_a_group_that_got_as_many_other_parameters(later: list[str], one: Proces
         assert torch.equal(mine, theirs_)
 
 
-def test_a_checkpoint_that_does_not_name_an_optimizers_parameters(one: Process, other: Process) -> None:
-    """An earlier version wrote it."""
-    one.step()
-    saved = one.saved()
-    plain = one.state.unpack(saved["plain"]["bytes"].getvalue())
-    del plain["optimizers"]["optimizer"]["names"]
-    held = other.group["params"]
-    other.state.take_over(saved, plain)
-    assert other.group["params"] == held
-    for mine, theirs in zip(one.net.head.parameters(), other.net.head.parameters(), strict=True):
-        assert torch.equal(one.optimizer.state[mine]["exp_avg"], other.optimizer.state[theirs]["exp_avg"])
-
-
 def test_a_group_of_parameters_that_no_module_has(one: Process, other: Process) -> None:
     one.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
     with pytest.raises(TopologyMismatchError, match=r"groups of \[2, 1\] parameters when it was saved"):

@@ -58,7 +58,7 @@ def test_a_bundle(
 
 
 def test_what_a_script_has_said_of_its_secrets_is_left_out(tmp_path: Path) -> None:
-    """The journal of an earlier version has its words as they were."""
+    """The journal has its words as they were."""
     said = ("http://me:hunter2@proxy refused", "token=hunter2", "x?X-Amz-Signature=hunter2")
     failed = ev.ScriptFailed(machine="host-1", started_in=1, reason=said[0], evidence=said[1:])
     store_with(str(tmp_path / "store"), [*EVENTS, failed], machines=3)

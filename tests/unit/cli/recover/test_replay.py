@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.checkpoint.worker_record import write_record
 from swift_ft.cli.recover.main import main
 from swift_ft.coordination.archive import JournalArchive
@@ -16,7 +15,14 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.storage.store import Store
 from tests.support.damage import flip
-from tests.support.stored_run import RUN, make_run, pipeline_record, save_checkpoint, write_log
+from tests.support.stored_run import (
+    RUN,
+    change_record,
+    make_run,
+    pipeline_record,
+    save_checkpoint,
+    write_log,
+)
 
 
 @pytest.fixture
@@ -100,9 +106,7 @@ def test_no_store(tmp_path: Path, script: Path, capsys: pytest.CaptureFixture[st
 def test_a_data_parallel_run_has_no_log(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = store.read_json(RECORD)
-    assert record is not None
-    store.write_json(RECORD, {**record, "topology": {"machines": 4, "workers": 1, "stages": 1}})
+    change_record(tmp_path / "store", topology={"machines": 4, "workers": 1, "stages": 1})
     store.delete("workers", recursive=True)
     line = refused(tmp_path, capsys, "")
     assert "machine 1 is a data-parallel replica" in line

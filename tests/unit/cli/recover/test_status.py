@@ -14,9 +14,11 @@ from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.status import run_status
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.events import Event
+from swift_ft.storage.digest import sealed
 from swift_ft.testing.scenario import Scenario
 from tests.support.journals import BEGAN, ONE_REPLICA_LESS, RUN, checkpoint, machine, opening, store_with
 
+NEWER = {"format": 99, "run_id": "r", "topology": {}, "earlier": []}
 SEGMENTS = {
     0: ["g00001-s000000-i00000000-00000009.arrow", "g00001-s000001-i00000010-00000014.arrow"],
     1: ["g00001-s000001-i00000010-00000011.arrow", "g00001-s000002-i00000014-00000016.arrow"],
@@ -149,7 +151,7 @@ def test_a_run_that_losses_have_made_smaller(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_store_without_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An earlier version of swift_ft wrote it."""
+    """Its session never began, or somebody has deleted it."""
     store_with(str(tmp_path), [], machines=3, segments=SEGMENTS)
     status = shown(tmp_path, capsys, code=1)
     assert (status["phase"], status["iteration"]) == ("unknown", 16)
@@ -161,7 +163,8 @@ def test_a_store_without_a_journal(tmp_path: Path, capsys: pytest.CaptureFixture
     [
         (None, "holds no run of swift_ft"),
         ('{"run_id": "job.1-0a', "is damaged"),
-        ('{"format": 99, "run_id": "r", "topology": {}, "earlier": []}', "A newer version of swift_ft wrote"),
+        (json.dumps(sealed(NEWER)), "A newer version of swift_ft wrote"),
+        (json.dumps(NEWER), "is damaged"),
         ('{"name": "of another tool"}', "its run.json is something else"),
     ],
 )

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from matplotlib import image
 
-from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.cli.recover.main import main
 from swift_ft.cli.timeline.chart import run_chart, ticks
 from swift_ft.cli.timeline.picture import COLOURS
@@ -24,6 +23,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.occupancy import Doing
 from swift_ft.storage.store import Store
 from tests.support.journals import ENDED, RECOVERED, RUN, machine, opening, store_with, work_of_recovered
+from tests.support.stored_run import change_record
 
 EVIL = '<script>alert("1")</script>&$run'
 PAGE = Path(__file__).parents[4] / "swift_ft" / "cli" / "timeline" / "page.html"
@@ -145,7 +145,7 @@ def test_everything_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str
     folder = tmp_path / "store"
     events = [evil(event) for event in RECOVERED]
     work_of_recovered(store_with(str(folder), [*events, ev.JobClosed(reason=EVIL)], machines=2))
-    (folder / RECORD).write_text((folder / RECORD).read_text().replace("job.0-ffffffff", "job.<b>0"))
+    change_record(folder, earlier=["job.<b>0"])
     out = tmp_path / "report.html"
     assert main(["timeline", str(folder), "--plot", str(out)]) == 0
     page, text = read_page(out), out.read_text()
@@ -227,7 +227,7 @@ def test_bad_input(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     foreign.mkdir()
     (foreign / "notes.txt").write_text("mine")
     shutil.copytree(store, newer)
-    (newer / RECORD).write_text((newer / RECORD).read_text().replace('"format": 1', '"format": 99'))
+    change_record(newer, format=99)
     for arguments, words in (
         ([str(tmp_path / "nothing")], "does not exist or is empty"),
         ([str(foreign)], "holds no run of swift_ft"),

@@ -12,7 +12,6 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from swift_ft.checkpoint.run_record import RECORD
 from swift_ft.cli.recover.main import main
 from swift_ft.cli.timeline.page import html_of
 from swift_ft.cli.timeline.picture import draw
@@ -33,6 +32,7 @@ from tests.support.journals import (
     store_with,
     work_of_recovered,
 )
+from tests.support.stored_run import change_record
 
 WRITTEN = datetime.fromtimestamp(BEGAN, UTC)
 PROTOCOL = ("slot", "agreeing", "regrouping", "fallback", "noted up to", "held back")
@@ -177,10 +177,8 @@ def test_shards_without_replicas_are_told_apart_from_what_is_unknown(sharded: bo
         for event in [*opening(2), *checkpoint(2, 0)]
     ]
     store = store_with(str(tmp_path), events, machines=2)
-    record = store.read_json(RECORD)
-    assert record is not None
-    record["topology"] |= {"sharded": True} if sharded else {}
-    store.write_json(RECORD, record)
-    found = run_timeline(open_run_store(str(tmp_path)))
+    run = open_run_store(store.url)
+    change_record(tmp_path, topology={**run.topology, **({"sharded": True} if sharded else {})})
+    found = run_timeline(open_run_store(store.url))
     held = {row[5] for row in place_table(found).rows}
     assert held == ({"shards of the model that no other machine had"} if sharded else {"unknown"})

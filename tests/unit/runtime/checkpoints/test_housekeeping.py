@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.errors import StoreInUseError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.audits import checkpoints_doubted
-from swift_ft.recovery.handlers.recovery import replay_failed
 from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.runtime.checkpoints.commits import Commits
@@ -75,14 +73,6 @@ def by_an_audit(state: State) -> State:
     return checkpoints_doubted(state, ev.CheckpointsDoubted(generation=2, iteration=10, reason="wrong"))
 
 
-def by_a_replay(state: State) -> State:
-    """Twice: nothing proves the older one either."""
-    for doubts in (30, 20):
-        failed = ev.ReplayFailed(rank=0, generation=2, reason="differs", diverged=True, doubts=doubts)
-        state = replay_failed(state, failed)
-    return state
-
-
 def told(folder: CheckpointFolder, *states: State, rank: int = 0) -> None:
     """Housekeeping learns of states, and does all that it has to do."""
     with ThreadPoolExecutor(1) as background:
@@ -93,13 +83,10 @@ def told(folder: CheckpointFolder, *states: State, rank: int = 0) -> None:
             background.submit(lambda: None).result()
 
 
-@pytest.mark.parametrize("doubt", [by_an_audit, by_a_replay])
 @pytest.mark.parametrize("live", [False, True])
-def test_what_may_be_wrong_is_nothing_to_resume_from(
-    doubt: Callable[[State], State], live: bool, folder: CheckpointFolder
-) -> None:
+def test_what_may_be_wrong_is_nothing_to_resume_from(live: bool, folder: CheckpointFolder) -> None:
     """Only the journal knew of it. A run that is resumed reads no journal of an earlier one."""
-    state = doubt(LIVE)
+    state = by_an_audit(LIVE)
     assert state.checkpoints.committed == 10
     told(folder, replace(state, phase=Phase.LIVE) if live else state)
     assert folder.committed() == [10]
