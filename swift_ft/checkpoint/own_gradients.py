@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 from swift_ft.checkpoint.state_digest import StateDigests
 from swift_ft.checkpoint.store_claim import history_directory
+from swift_ft.plain import from_plain
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.sealed_file import read_whole
 from swift_ft.storage.store import Store
@@ -67,7 +68,7 @@ def write_own_steps(store: Store, run_id: str, rank: int, steps: Mapping[int, Ow
 def read_own_steps(store: Store, run_id: str, rank: int) -> dict[int, OwnStep]:
     """See :func:`write_own_steps`. Empty if there is no whole file."""
     found, _ = read_whole(store, _path(run_id, rank, "gradients"))
-    return {int(iteration): OwnStep(**step) for iteration, step in (found or {}).items()}
+    return {int(iteration): from_plain(OwnStep, step) for iteration, step in (found or {}).items()}
 
 
 def _path(run_id: str, rank: int, what: str) -> str:

@@ -11,11 +11,11 @@ import re
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.checkpoint.worker_history import read_sealed
-from swift_ft.observe.spans import Recording, Span
+from swift_ft.observe.spans import Recording
+from swift_ft.plain import from_plain
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 
@@ -76,14 +76,4 @@ def read_recording(store: Store, run_id: str, name: str) -> StoredRecording:
     Raises:
         SwiftError: it is not what was written, or it is gone.
     """
-    content = read_sealed(store, run_id, name)
-    recorded: dict[str, Any] = content["recording"]
-    recording = Recording(
-        **{
-            **recorded,
-            "spans": tuple(Span(*span) for span in recorded["spans"]),
-            "seen": tuple((first, last, at) for first, last, at in recorded["seen"]),
-            "own": tuple((position, at) for position, at in recorded["own"]),
-        }
-    )
-    return StoredRecording(**{**content, "recording": recording})
+    return from_plain(StoredRecording, read_sealed(store, run_id, name))

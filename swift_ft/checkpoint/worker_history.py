@@ -16,6 +16,7 @@ from typing import Any
 from swift_ft.checkpoint.run_record import run_directory
 from swift_ft.checkpoint.store_claim import history_directory
 from swift_ft.errors import SwiftError
+from swift_ft.plain import from_plain
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.sealed_file import read_whole
 from swift_ft.storage.store import Store
@@ -93,9 +94,7 @@ def read_history(store: Store, run_id: str, name: str) -> WorkerHistory:
     Raises:
         SwiftError: it is not what was written, or it is gone.
     """
-    content = read_sealed(store, run_id, name)
-    works = tuple(GenerationWork(**_known(data)) for data in content["generations"])
-    return WorkerHistory(content["run_id"], content["rank"], content["started_in"], works)
+    return from_plain(WorkerHistory, read_sealed(store, run_id, name))
 
 
 def read_sealed(store: Store, run_id: str, name: str) -> dict[str, Any]:
@@ -147,8 +146,3 @@ def sweep_histories(
     if started_in.get(0, 1) > 1:  # not with `sweep`, which ends uploads below: others write there
         for name in store.temporary_files(run_directory(run_id)):
             store.delete(f"{run_directory(run_id)}/{name}")
-
-
-def _known(data: dict[str, Any]) -> dict[str, Any]:
-    """Without what a later version may have added."""
-    return {name: value for name, value in data.items() if name in GenerationWork.__slots__}

@@ -5,12 +5,11 @@ runs/<run>/workers/rank-00003.profile.json     with a digest; written again when
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
 
 from swift_ft.checkpoint.store_claim import history_directory
-from swift_ft.costs.job import Measured, Worker
+from swift_ft.costs.job import Worker
+from swift_ft.plain import from_plain
 from swift_ft.storage.digest import sealed
 from swift_ft.storage.read_only import read_at_once
 from swift_ft.storage.sealed_file import read_whole
@@ -37,20 +36,7 @@ def read_profiles(store: Store, run_id: str, world_size: int) -> dict[int, Worke
 def _read(store: Store, path: str) -> Worker | None:
     """The content of a file; None if it is damaged."""
     plain, _ = read_whole(store, path)
-    return _worker(plain) if plain is not None else None
-
-
-def _worker(content: Mapping[str, Any]) -> Worker:
-    """Without what a later version may have added."""
-    known = {
-        name: value for name, value in content["measured"].items() if name in Measured.__dataclass_fields__
-    }
-    sent = {
-        int(slot): size for slot, size in known.pop("sent").items()
-    }  # JSON has no other keys than strings
-    return Worker(
-        tuple(content["holds"]), tuple(content["stages"]), content["pipeline"], Measured(sent=sent, **known)
-    )
+    return from_plain(Worker, plain) if plain is not None else None
 
 
 def _path(run_id: str, rank: int) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from swift_ft.checkpoint.own_gradients import OwnStep, read_own_steps
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import RecoveryError, UsageError
+from swift_ft.plain import from_plain
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.topology import is_whole_model
 from swift_ft.runtime.data.digest import digest_of
@@ -38,7 +39,7 @@ def noted_step(out: Path, rank: int) -> OwnStep:
         RecoveryError: it has come to an end without.
     """
     try:
-        return OwnStep(**json.loads(_file(out, rank).read_text()))
+        return from_plain(OwnStep, json.loads(_file(out, rank).read_text()))
     except FileNotFoundError as error:
         raise RecoveryError(f"the step of worker {rank} has ended without all of its gradients") from error
 
