@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from swift_ft.checkpoint.recording_file import StoredRecording, read_recording, recording_names
+from swift_ft.checkpoint.recording_file import StoredRecording, recording_names
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.observe.spans import FIRST_ITERATION, Span
 from swift_ft.offline.clock_alignment import Clock, align
@@ -123,14 +124,15 @@ def read_recordings(
         run_id: the run.
         generations: that went live after recoveries.
     """
+    files = WorkerFiles(store, run_id)
 
     def read(name: str) -> StoredRecording | str:
         try:
-            return read_recording(store, run_id, name)
+            return files.read(StoredRecording, name)
         except SwiftError as error:
             return first_line(error)
 
-    results = read_at_once(read, recording_names(store, run_id, {*generations}))
+    results = read_at_once(read, recording_names(files, {*generations}))
     return (
         [result for result in results if isinstance(result, StoredRecording)],
         [result for result in results if isinstance(result, str)],

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from swift_ft.checkpoint.recording_file import StoredRecording
-from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, history_names, read_history
+from swift_ft.checkpoint.worker_files import WorkerFiles
+from swift_ft.checkpoint.worker_history import HISTORIES, GenerationWork, WorkerHistory
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.offline.archive import ArchivedJournal, read_journal
 from swift_ft.offline.lost_time import CAUSE_OF_PHASE, Cause, Goodput, Works, account, regrouped
@@ -234,17 +235,18 @@ def _histories(
     run: RunStore, run_id: str, on_file: Callable[[int], None]
 ) -> tuple[list[WorkerHistory], list[str]]:
     """The notes of workers, and the damaged ones among them, one line each."""
+    files = WorkerFiles(run.store, run_id)
 
     def read(name: str) -> WorkerHistory | str:
         try:
-            return read_history(run.store, run_id, name)
+            return files.read(WorkerHistory, name)
         except SwiftError as error:
             return first_line(error)
         finally:
             on_file(1)
 
     with store_errors(run.store):
-        results = read_at_once(read, history_names(run.store, run_id))
+        results = read_at_once(read, files.names(HISTORIES))
     return (
         [result for result in results if isinstance(result, WorkerHistory)],
         [result for result in results if isinstance(result, str)],
