@@ -23,6 +23,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "ground": (
         "errors",
         "units",
+        "plain",
         "host",
         "faults",
         "program",

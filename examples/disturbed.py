@@ -18,7 +18,8 @@ from typing import Any
 
 from examples.commands import EXAMPLES, CommandError, check, finished, started, swift_run, torchrun
 from swift_ft.checkpoint.run_record import RECORD
-from swift_ft.checkpoint.worker_history import GenerationWork, history_names, read_history
+from swift_ft.checkpoint.worker_files import WorkerFiles
+from swift_ft.checkpoint.worker_history import HISTORIES, GenerationWork, WorkerHistory
 from swift_ft.cli.watch import View, Watch
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.observe.spans import FIRST_ITERATION
@@ -216,7 +217,8 @@ def works_of(store: Store, workers: int) -> tuple[dict[int, Works], dict[int, Wo
     if record is None:
         raise CommandError(f"{store.url} belongs to no run")
     run_id = record["run_id"]
-    histories = [read_history(store, run_id, name) for name in history_names(store, run_id)]
+    files = WorkerFiles(store, run_id)
+    histories = [files.read(WorkerHistory, name) for name in files.names(HISTORIES)]
     histories.sort(key=lambda history: history.started_in)
     last = {history.rank: history.generations for history in histories}
     first = {history.rank: history.generations for history in reversed(histories)}

@@ -1,7 +1,6 @@
 """A replica's own work in the step after each checkpoint, as digests: what a spare can compute again.
 
-runs/<run>/workers/rank-00003.setup.json         what the script communicated before its first step
-                   rank-00003.gradients.json     its gradients, and what they follow from, of some steps
+`checkpoint/worker_files.py` says where they are. Besides the gradients these are what they follow from.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from swift_ft.checkpoint.state_digest import StateDigests
-from swift_ft.checkpoint.store_claim import history_directory
-from swift_ft.storage.digest import sealed
-from swift_ft.storage.sealed_file import read_whole
-from swift_ft.storage.store import Store
+from swift_ft.checkpoint.worker_files import GRADIENTS, WorkerFiles, of_rank
+from swift_ft.plain import from_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,39 +33,19 @@ class OwnStep:
     gradients: StateDigests
 
 
-def write_setup(store: Store, run_id: str, rank: int, setup: Mapping[str, str]) -> None:
-    """Write what a worker's script communicated before its first step.
-
-    Args:
-        run_id: the run.
-        rank: the worker.
-        setup: by key (`coordination/setup_communication.py`).
-    """
-    store.write_json(_path(run_id, rank, "setup"), sealed(dict(setup)))
-
-
-def read_setup(store: Store, run_id: str, rank: int) -> dict[str, str] | None:
-    """See :func:`write_setup`. None if there is no whole file."""
-    return read_whole(store, _path(run_id, rank, "setup"))[0]
-
-
-def write_own_steps(store: Store, run_id: str, rank: int, steps: Mapping[int, OwnStep]) -> None:
+def write_own_steps(files: WorkerFiles, rank: int, steps: Mapping[int, OwnStep]) -> None:
     """Write or replace a worker's.
 
     Args:
-        run_id: the run.
+        files: of its run.
         rank: the worker.
         steps: by completed iterations of the checkpoint before.
     """
     content = {str(iteration): asdict(step) for iteration, step in steps.items()}
-    store.write_json(_path(run_id, rank, "gradients"), sealed(content))
+    files.write(of_rank(rank, GRADIENTS), content)
 
 
-def read_own_steps(store: Store, run_id: str, rank: int) -> dict[int, OwnStep]:
+def read_own_steps(files: WorkerFiles, rank: int) -> dict[int, OwnStep]:
     """See :func:`write_own_steps`. Empty if there is no whole file."""
-    found, _ = read_whole(store, _path(run_id, rank, "gradients"))
-    return {int(iteration): OwnStep(**step) for iteration, step in (found or {}).items()}
-
-
-def _path(run_id: str, rank: int, what: str) -> str:
-    return f"{history_directory(run_id)}/rank-{rank:05d}.{what}.json"
+    found = files.find(of_rank(rank, GRADIENTS)) or {}
+    return {int(iteration): from_plain(OwnStep, step) for iteration, step in found.items()}

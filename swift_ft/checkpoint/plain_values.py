@@ -1,13 +1,10 @@
-"""Values of Python and NumPy as ones that ``torch.load(weights_only=True)`` reads, and back.
+"""Values of Python and NumPy as ones that ``torch.load(weights_only=True)`` reads.
 
 Most of what stands in a ``state_dict()`` can be written by ``torch.save``, and only a part of that can be
 read again without executing what a file names. So each other value becomes a *tagged* dict of readable ones
-(an array is the tensor of its bytes), and comes back as what it was: equal, of the same type, and shared
-where it was shared.
-
-A tag names a class only for an enum, a dataclass or a named tuple. It is looked up among the classes that the
-reader :class:`knows <KnownClasses>`, and an object is made without calling it: nothing that is read executes
-anything.
+(an array is the tensor of its bytes). It comes back (`checkpoint/restored_values.py`) as what it was: equal,
+of the same type, and shared where it was shared. A tag names a class only for an enum, a dataclass or a named
+tuple.
 """
 
 from __future__ import annotations
@@ -18,9 +15,7 @@ import decimal
 import enum
 import fractions
 import io
-import math
 import pathlib
-import pickle
 import types
 import uuid
 import zoneinfo
@@ -43,7 +38,7 @@ from swift_ft.checkpoint.plain_classes import (
     name_of,
 )
 
-_TAG = "swift_ft.plain"
+TAG = "swift_ft.plain"
 _ATOMS = {
     type(None),
     bool,
@@ -63,31 +58,25 @@ _ATOMS = {
 _LONGEST_BITS = 2039
 """Of an integer that ``torch.load`` reads: one of more than 255 bytes has an opcode that it does not know."""
 _KEYS = {type(None), bool, int, float, complex, str}
-_FACTORIES: dict[str, type] = {
-    c.__name__: c for c in (int, float, complex, bool, str, list, dict, set, tuple)
-}
+FACTORIES: dict[str, type] = {c.__name__: c for c in (int, float, complex, bool, str, list, dict, set, tuple)}
 _PATHS = {kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath)}
-_AS_TEXT: dict[str, Callable[[str], Any]] = {
+AS_TEXT: dict[str, Callable[[str], Any]] = {
     "UUID": uuid.UUID,
     "Decimal": decimal.Decimal,
     "Fraction": fractions.Fraction,
     "ZoneInfo": zoneinfo.ZoneInfo,
     **_PATHS,
 }
-_CONSTANTS = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
-
-
-def restored(value: Any, known: KnownClasses = NOTHING_KNOWN) -> Any:
-    """The value that was given to :meth:`Encoder.encode`.
-
-    Args:
-        value: what it returned, or what a version without it has written.
-        known: classes of which objects are made; objects of others become :class:`Unknown`.
-
-    Raises:
-        pickle.UnpicklingError: a later version has written it.
-    """
-    return _Decoder(known).decode(value)
+CONSTANTS = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
+TIMES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "timedelta": (datetime.timedelta, ("days", "seconds", "microseconds")),
+    "date": (datetime.date, ("year", "month", "day")),
+    "time": (datetime.time, ("hour", "minute", "second", "microsecond")),
+    "datetime": (
+        datetime.datetime,
+        ("year", "month", "day", "hour", "minute", "second", "microsecond"),
+    ),
+}
 
 
 def classes_in(value: Any) -> set[type]:
@@ -97,8 +86,6 @@ def classes_in(value: Any) -> set[type]:
         encoder.encode(value)
     return {kind for kind in encoder.kinds if kind_of(kind)}
 
-
-# -------------------------------------------------------------------------------------------------- encode
 
 _GIVE_PLAIN = "give plain values (numbers, text, tensors, arrays, lists, dicts) in state_dict()"
 _GIVE_NAMES = "give names or numbers as keys in state_dict()"
@@ -187,11 +174,11 @@ class Encoder:
         return self.encode(key)
 
     def _tagged(self, value: Any, kind: str, fill: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        form: dict[str, Any] = self._filled(value, {_TAG: kind}, lambda form: form.update(fill()))
+        form: dict[str, Any] = self._filled(value, {TAG: kind}, lambda form: form.update(fill()))
         return form
 
     def _dict(self, value: dict[Any, Any]) -> Any:
-        if _TAG not in value and all(_is_key(key) for key in value):
+        if TAG not in value and all(_is_key(key) for key in value):
             content = value.items()
             return self._filled(value, {}, lambda form: form.update((k, self._at(k, v)) for k, v in content))
         return self._tagged(value, "dict", lambda: {"items": self._pairs(value)})
@@ -210,7 +197,7 @@ class Encoder:
     def _default(self, value: defaultdict[Any, Any]) -> Any:
         factory = value.default_factory
         name = getattr(factory, "__name__", "")
-        if factory is not None and _FACTORIES.get(name) is not factory:
+        if factory is not None and FACTORIES.get(name) is not factory:
             raise NotPlainError(
                 value, f"whose default comes from {name or factory!r}", "give dict(...) of it in state_dict()"
             )
@@ -229,40 +216,40 @@ class Encoder:
         kind, order = _spec_of(value.dtype, value), "F" if value.flags.fnc else "C"
         data = np.frombuffer(bytearray(value.tobytes(order="A")), np.uint8)
         content = {"dtype": kind, "shape": list(value.shape), "order": order, "data": torch.from_numpy(data)}
-        return self._note(value, {_TAG: "array", **content})
+        return self._note(value, {TAG: "array", **content})
 
     def _scalar(self, value: np.generic) -> Any:
-        return {_TAG: "scalar", "dtype": _spec_of(value.dtype, value), "data": bytearray(value.tobytes())}
+        return {TAG: "scalar", "dtype": _spec_of(value.dtype, value), "data": bytearray(value.tobytes())}
 
     def _text(self, value: Any) -> Any:
         text = value.key if isinstance(value, zoneinfo.ZoneInfo) else str(value)
         if text is None:  # a zone that was read from a file
             return self._object(value)
-        return {_TAG: "text", "type": type(value).__name__, "text": text}
+        return {TAG: "text", "type": type(value).__name__, "text": text}
 
     def _time(self, value: Any) -> Any:
-        numbers = [getattr(value, name) for name in _TIMES[type(value).__name__][1]]
-        form: dict[str, Any] = {_TAG: "time", "type": type(value).__name__, "numbers": numbers}
+        numbers = [getattr(value, name) for name in TIMES[type(value).__name__][1]]
+        form: dict[str, Any] = {TAG: "time", "type": type(value).__name__, "numbers": numbers}
         if isinstance(value, datetime.datetime | datetime.time):
             form |= {"fold": value.fold, "zone": self._at("tzinfo", value.tzinfo)}
         return form
 
     def _zone(self, value: datetime.timezone) -> Any:
         name = value.__getinitargs__()[1:]  # type: ignore[attr-defined]  # typeshed does not have it
-        return {_TAG: "timezone", "offset": self.encode(value.utcoffset(None)), "name": list(name)}
+        return {TAG: "timezone", "offset": self.encode(value.utcoffset(None)), "name": list(name)}
 
     def _slice(self, value: slice | range) -> Any:
         bounds = [self._at(name, getattr(value, name)) for name in ("start", "stop", "step")]
-        return {_TAG: type(value).__name__, "bounds": bounds}
+        return {TAG: type(value).__name__, "bounds": bounds}
 
     def _file(self, value: io.BytesIO) -> Any:
         return self._note(
-            value, {_TAG: "BytesIO", "data": bytearray(value.getvalue()), "position": value.tell()}
+            value, {TAG: "BytesIO", "data": bytearray(value.getvalue()), "position": value.tell()}
         )
 
     def _unknown(self, value: Unknown) -> Any:
         return self._note(
-            value, {_TAG: value.kind, "class": value.name, "content": self.encode(value.content)}
+            value, {TAG: value.kind, "class": value.name, "content": self.encode(value.content)}
         )
 
     def _object(self, value: Any) -> Any:
@@ -280,9 +267,9 @@ class Encoder:
             names = members(value)
             if isinstance(value, enum.Flag) and member(type(value), names) != value:
                 raise NotPlainError(value, "with bits that have no name", "give its value in state_dict()")
-            return self._note(value, {_TAG: kind, "class": name, "content": names})
+            return self._note(value, {TAG: kind, "class": name, "content": names})
         if kind == "namedtuple":
-            return self._note(value, {_TAG: kind, "class": name, "content": self._items(value)})
+            return self._note(value, {TAG: kind, "class": name, "content": self._items(value)})
         return self._tagged(value, kind, lambda: {"class": name, "content": self._dict(attributes(value))})
 
     def _foreign(self, value: Any) -> Any:
@@ -311,7 +298,7 @@ def _is_key(key: Any) -> bool:
 
 def _integer(value: int) -> dict[str, Any]:
     size = value.bit_length() // 8 + 1
-    return {_TAG: "integer", "data": bytearray(value.to_bytes(size, "little", signed=True))}
+    return {TAG: "integer", "data": bytearray(value.to_bytes(size, "little", signed=True))}
 
 
 def _spec_of(dtype: np.dtype[Any], value: Any) -> Any:
@@ -330,16 +317,6 @@ def _spec_of(dtype: np.dtype[Any], value: Any) -> Any:
     return spec
 
 
-_TIMES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "timedelta": (datetime.timedelta, ("days", "seconds", "microseconds")),
-    "date": (datetime.date, ("year", "month", "day")),
-    "time": (datetime.time, ("hour", "minute", "second", "microsecond")),
-    "datetime": (
-        datetime.datetime,
-        ("year", "month", "day", "hour", "minute", "second", "microsecond"),
-    ),
-}
-
 _ENCODE: dict[type, Callable[[Encoder, Any], Any]] = {
     set: Encoder._set,
     frozenset: lambda self, value: self._tagged(
@@ -349,7 +326,7 @@ _ENCODE: dict[type, Callable[[Encoder, Any], Any]] = {
     Counter: lambda self, value: self._tagged(value, "Counter", lambda: {"items": self._pairs(value)}),
     defaultdict: Encoder._default,
     deque: Encoder._deque,
-    bytes: lambda _, value: value or {_TAG: "no bytes"},  # torch does not read empty ones
+    bytes: lambda _, value: value or {TAG: "no bytes"},  # torch does not read empty ones
     np.ndarray: Encoder._array,
     io.BytesIO: Encoder._file,
     datetime.timezone: Encoder._zone,
@@ -359,145 +336,7 @@ _ENCODE: dict[type, Callable[[Encoder, Any], Any]] = {
         value, "SimpleNamespace", lambda: {"content": self._dict(vars(value))}
     ),
     Unknown: Encoder._unknown,
-    **{kind: Encoder._text for kind in _AS_TEXT.values() if isinstance(kind, type)},
-    **{kind: Encoder._time for kind, _ in _TIMES.values() if isinstance(kind, type)},
-    **{type(one): lambda self, value: {_TAG: "constant", "name": repr(value)} for one in _CONSTANTS.values()},
-}
-
-
-# -------------------------------------------------------------------------------------------------- decode
-
-
-class _Decoder:
-    """Walks through one value that was read."""
-
-    def __init__(self, known: KnownClasses) -> None:
-        self._known = known
-        self._done: dict[int, Any] = {}
-
-    def decode(self, form: Any) -> Any:
-        kind = type(form)
-        if kind not in (dict, list, tuple):
-            return form
-        if id(form) in self._done:
-            return self._done[id(form)]
-        if kind is tuple:
-            return self._note(form, tuple(self._items(form)))
-        if kind is list:
-            value: list[Any] = self._note(form, [])
-            value.extend(self._items(form))
-            return value
-        if _TAG not in form:
-            found: dict[Any, Any] = self._note(form, {})
-            found.update((key, self.decode(item)) for key, item in form.items())
-            return found
-        if (way := _DECODE.get(form[_TAG])) is None:
-            raise pickle.UnpicklingError(
-                f"the state has a {form[_TAG]!r}, which a later version of swift_ft wrote"
-            )
-        return way(self, form)
-
-    def _note(self, form: Any, value: Any) -> Any:
-        self._done[id(form)] = value
-        return value
-
-    def _items(self, forms: Iterable[Any]) -> list[Any]:
-        return [self.decode(form) for form in forms]
-
-    def _collected(self, form: Any, empty: Any) -> Any:
-        """A container, known before its content."""
-        value = self._note(form, empty)
-        if isinstance(value, dict):
-            for key, item in form["items"]:
-                value[self.decode(key)] = self.decode(item)
-        elif isinstance(value, set):
-            value.update(self._items(form["items"]))
-        else:
-            value.extend(self._items(form["items"]))
-        return value
-
-    def _ordered(self, form: Any) -> Any:
-        value: Any = self._collected(form, OrderedDict())
-        vars(value).update(self.decode(form["attributes"]))
-        return value
-
-    def _default(self, form: Any) -> Any:
-        factory = form["factory"]
-        return self._collected(form, defaultdict(_FACTORIES[factory] if factory else None))
-
-    def _array(self, form: Any) -> Any:
-        data = _numbers(form["data"].cpu().numpy().tobytes(), form["dtype"], math.prod(form["shape"]))
-        return self._note(form, data.reshape(form["shape"], order=form["order"]))
-
-    def _objects(self, form: Any) -> Any:
-        value = self._note(form, np.empty(form["shape"], object))
-        for number, item in enumerate(form["items"]):
-            value.flat[number] = self.decode(item)
-        return value
-
-    def _time(self, form: Any) -> Any:
-        more = {}
-        if "fold" in form:
-            more = {"fold": form["fold"], "tzinfo": self.decode(form["zone"])}
-        return self._note(form, _TIMES[form["type"]][0](*form["numbers"], **more))
-
-    def _file(self, form: Any) -> Any:
-        value = self._note(form, io.BytesIO(form["data"]))
-        value.seek(form["position"])
-        return value
-
-    def _namespace(self, form: Any) -> Any:
-        value = self._note(form, types.SimpleNamespace())
-        vars(value).update(self.decode(form["content"]))
-        return value
-
-    def _object(self, form: Any) -> Any:
-        kind, name = form[_TAG], form["class"]
-        known = self._known.find(name)
-        if known is None or kind_of(known) != kind:
-            return self._note(form, Unknown(kind, name, self.decode(form["content"])))
-        if kind == "enum":
-            return self._note(form, member(known, form["content"]))
-        if kind == "namedtuple":
-            return self._note(form, tuple.__new__(known, self._items(form["content"])))
-        value = self._note(form, object.__new__(known))
-        for name, item in form["content"].items():
-            object.__setattr__(value, name, self.decode(item))
-        return value
-
-
-def _numbers(data: bytes | bytearray, spec: Any, count: int = 1) -> np.ndarray[Any, Any]:
-    """A flat array that can be written; an empty text's type has no bytes."""
-    dtype = np.dtype(spec)
-    return np.frombuffer(bytearray(data), dtype) if dtype.itemsize and count else np.zeros(count, dtype)
-
-
-def _once(made: Callable[[_Decoder, Any], Any]) -> Callable[[_Decoder, Any], Any]:
-    return lambda self, form: self._note(form, made(self, form))
-
-
-_DECODE: dict[str, Callable[[_Decoder, Any], Any]] = {
-    "dict": lambda self, form: self._collected(form, {}),
-    "set": lambda self, form: self._collected(form, set()),
-    "frozenset": _once(lambda self, form: frozenset(self._items(form["items"]))),
-    "OrderedDict": _Decoder._ordered,
-    "Counter": lambda self, form: self._collected(form, Counter()),
-    "defaultdict": _Decoder._default,
-    "deque": lambda self, form: self._collected(form, deque(maxlen=form["maxlen"])),
-    "no bytes": lambda _, form: b"",
-    "integer": _once(lambda self, form: int.from_bytes(form["data"], "little", signed=True)),
-    "array": _Decoder._array,
-    "objects": _Decoder._objects,
-    "scalar": _once(lambda self, form: _numbers(form["data"], form["dtype"])[0]),
-    "text": _once(lambda self, form: _AS_TEXT[form["type"]](form["text"])),
-    "time": _Decoder._time,
-    "timezone": _once(lambda self, form: datetime.timezone(self.decode(form["offset"]), *form["name"])),
-    "slice": _once(lambda self, form: slice(*self._items(form["bounds"]))),
-    "range": _once(lambda self, form: range(*self._items(form["bounds"]))),
-    "BytesIO": _Decoder._file,
-    "SimpleNamespace": _Decoder._namespace,
-    "constant": _once(lambda self, form: _CONSTANTS[form["name"]]),
-    "enum": _Decoder._object,
-    "namedtuple": _Decoder._object,
-    "dataclass": _Decoder._object,
+    **{kind: Encoder._text for kind in AS_TEXT.values() if isinstance(kind, type)},
+    **{kind: Encoder._time for kind, _ in TIMES.values() if isinstance(kind, type)},
+    **{type(one): lambda self, value: {TAG: "constant", "name": repr(value)} for one in CONSTANTS.values()},
 }

@@ -1,7 +1,6 @@
 """The file in a store that records one process's part in a recovery (`observe/spans.py`).
 
-runs/<run>/workers/rank-00003.g0002.trace.json          of a worker, for the generation that went live
-runs/<run>/workers/agent-m-1a2b3c4d.0.g0002.trace.json  of an agent that had something to do
+`checkpoint/worker_files.py` says where. Its name has the generation that went live.
 """
 
 from __future__ import annotations
@@ -9,17 +8,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from swift_ft.checkpoint.store_claim import history_directory
-from swift_ft.checkpoint.worker_history import read_sealed
-from swift_ft.observe.spans import Recording, Span
-from swift_ft.storage.digest import sealed
-from swift_ft.storage.store import Store
+from swift_ft.checkpoint.worker_files import WorkerFiles, of_rank
+from swift_ft.observe.spans import Recording
 
-_NAME = re.compile(r"(rank-\d{5,}|agent-.+)\.g(\d{4,})\.trace\.json")
+_NAME = re.compile(r"(?:rank-\d{5,}|agent-.+)\.g(\d{4,})\.trace\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +41,12 @@ class StoredRecording:
     clock: str
     recording: Recording
 
+    @property
+    def file(self) -> str:
+        """Its name."""
+        what = f"g{self.generation:04d}.trace"
+        return f"agent-{self.machine}.{what}.json" if self.rank is None else of_rank(self.rank, what)
+
 
 def clock_of_host() -> str:
     """A name for the monotonic clock of this process: the boot of the host, and a namespace of time."""
@@ -56,34 +57,7 @@ def clock_of_host() -> str:
         return f"process {os.getpid()} of {os.uname().nodename}"
 
 
-def write_recording(store: Store, stored: StoredRecording) -> None:
-    """Write the part of a process."""
-    who = f"rank-{stored.rank:05d}" if stored.rank is not None else f"agent-{stored.machine}"
-    name = f"{who}.g{stored.generation:04d}.trace.json"
-    store.write_json(f"{history_directory(stored.run_id)}/{name}", sealed(asdict(stored)))
-
-
-def recording_names(store: Store, run_id: str, generations: Collection[int] | None = None) -> list[str]:
+def recording_names(files: WorkerFiles, generations: Collection[int] | None = None) -> list[str]:
     """The files of the recoveries after which these generations went live; of all without any."""
-    names = ((name, _NAME.fullmatch(name)) for name in store.list(history_directory(run_id)))
-    found = ((name, int(of[2])) for name, of in names if of is not None)
-    return sorted(name for name, generation in found if generations is None or generation in generations)
-
-
-def read_recording(store: Store, run_id: str, name: str) -> StoredRecording:
-    """Read one of them.
-
-    Raises:
-        SwiftError: it is not what was written, or it is gone.
-    """
-    content = read_sealed(store, run_id, name)
-    recorded: dict[str, Any] = content["recording"]
-    recording = Recording(
-        **{
-            **recorded,
-            "spans": tuple(Span(*span) for span in recorded["spans"]),
-            "seen": tuple((first, last, at) for first, last, at in recorded["seen"]),
-            "own": tuple((position, at) for position, at in recorded["own"]),
-        }
-    )
-    return StoredRecording(**{**content, "recording": recording})
+    found = ((name, _NAME.fullmatch(name)) for name in files.names(_NAME))
+    return [name for name, of in found if generations is None or (of and int(of[1]) in generations)]

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from swift_ft.checkpoint.plain_classes import NOTHING_KNOWN, KnownClasses, NotPlainError
-from swift_ft.checkpoint.plain_values import Encoder, restored
+from swift_ft.checkpoint.plain_values import Encoder
+from swift_ft.checkpoint.restored_values import restored
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.tensors import Ranges
 

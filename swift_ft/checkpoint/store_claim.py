@@ -13,6 +13,7 @@ from torch.distributed import DistError
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import RECORD, RUNS, read_record, run_directory, write_record
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.checkpoint.worker_record import sweep_records
 from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
@@ -35,7 +36,6 @@ _logger = logging.getLogger(__name__)
 
 _LOG_ROOT = "log"
 _JOURNAL = "journal"
-_WORKERS = "workers"
 _OF_REPORT_TIMEOUT = 0.8
 _SEEN_WITHIN_S = 10.0
 
@@ -48,11 +48,6 @@ def log_directory(rank: int) -> str:
 def journal_directory(run_id: str) -> str:
     """The store's folder of a run's archived journal."""
     return f"{run_directory(run_id)}/{_JOURNAL}"
-
-
-def history_directory(run_id: str) -> str:
-    """The store's folder of the histories that a run's workers write (`checkpoint/worker_history.py`)."""
-    return f"{run_directory(run_id)}/{_WORKERS}"
 
 
 def open_store(store: Store, context: WorkerContext, rendezvous: RendezvousStore) -> None:
@@ -194,7 +189,7 @@ def _decide(
         _check_topology(store, record["topology"], topology)
         tidy_store(store)
         for run in store.list(RUNS):  # at a run's own end other workers may still be writing there
-            store.sweep(f"{RUNS}/{run}/{_WORKERS}")
+            store.sweep(WorkerFiles(store, run).folder)
             store.sweep(f"{RUNS}/{run}")
         _take_over_logs(store, {*earlier})
     if record is None and config.resume:

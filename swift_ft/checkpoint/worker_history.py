@@ -1,29 +1,18 @@
 """A worker's history in the store: its work in each generation, for tools that look when the run is gone.
 
-runs/<run>/workers/rank-00003.g0001.json    of the process that was started in generation 1, with a digest
-
-The file is written again whenever the worker begins to train in a generation, saves a checkpoint, is
-interrupted, or ends. A worker that is killed leaves what it had written before.
+The file (`checkpoint/worker_files.py`) is written again whenever the worker begins to train in a generation,
+saves a checkpoint, is interrupted, or ends. A worker that is killed leaves what it had written before.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from swift_ft.checkpoint.run_record import run_directory
-from swift_ft.checkpoint.store_claim import history_directory
-from swift_ft.errors import SwiftError
-from swift_ft.storage.digest import sealed
-from swift_ft.storage.sealed_file import read_whole
-from swift_ft.storage.store import Store
+from swift_ft.checkpoint.worker_files import of_rank
 
-_NAME = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.json")
-_BY_WORKER = re.compile(r"rank-(\d{5,})\.g(\d{4,})\.(?:trace\.)?json")
-_BY_AGENT = re.compile(r"agent-(.+)\.g\d{4,}\.trace\.json")
-_OF_ANY_PROCESS = re.compile(r"rank-(\d{5,})\.(?:profile|gradients|setup)\.json")
+HISTORIES = re.compile(r"rank-\d{5,}\.g\d{4,}\.json")
+"""The names of all histories of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,80 +64,7 @@ class WorkerHistory:
     started_in: int
     generations: tuple[GenerationWork, ...]
 
-
-def write_history(store: Store, history: WorkerHistory) -> None:
-    """Write or replace the history of a process."""
-    name = f"rank-{history.rank:05d}.g{history.started_in:04d}.json"
-    store.write_json(f"{history_directory(history.run_id)}/{name}", sealed(asdict(history)))
-
-
-def history_names(store: Store, run_id: str) -> list[str]:
-    """The files of all processes of a run that took a step."""
-    return sorted(name for name in store.list(history_directory(run_id)) if _NAME.fullmatch(name))
-
-
-def read_history(store: Store, run_id: str, name: str) -> WorkerHistory:
-    """Read one of them.
-
-    Raises:
-        SwiftError: it is not what was written, or it is gone.
-    """
-    content = read_sealed(store, run_id, name)
-    works = tuple(GenerationWork(**_known(data)) for data in content["generations"])
-    return WorkerHistory(content["run_id"], content["rank"], content["started_in"], works)
-
-
-def read_sealed(store: Store, run_id: str, name: str) -> dict[str, Any]:
-    """The content of a file that a process of a run wrote with a digest.
-
-    Raises:
-        SwiftError: it is not what was written, or it is gone.
-    """
-    path = f"{history_directory(run_id)}/{name}"
-    content, damage = read_whole(store, path)
-    if content is None:
-        raise SwiftError(f"the file {path} {damage}", path=path)
-    return content
-
-
-def sweep_histories(
-    store: Store,
-    run_id: str,
-    started_in: Mapping[int, int],
-    machines: Collection[str] = (),
-    workers: int | None = None,
-) -> None:
-    """Remove what killed workers left that were writing. Those that live may write meanwhile.
-
-    What a lost worker measured may have been left unfinished as well, what it or its agent did in a recovery
-    (`checkpoint/recording_file.py`), and what worker 0 says of the whole run beside their folder.
-
-    Args:
-        run_id: the run.
-        started_in: by rank, the generation in which the worker's present process was started.
-        machines: whose agents live.
-        workers: of the job, which may have had more before; None if that is unknown.
-    """
-
-    def is_dead(name: str) -> bool:
-        if agent := _BY_AGENT.match(name):
-            return agent[1] not in machines
-        of_any = _OF_ANY_PROCESS.match(name)
-        found = of_any or _BY_WORKER.match(name)
-        if found is None:
-            return False
-        rank = int(found[1])
-        if workers is not None and rank >= workers:
-            return True
-        # Such a name does not say of which process the file is.
-        return started_in.get(rank, 1) > 1 if of_any else int(found[2]) < started_in.get(rank, 0)
-
-    store.sweep(history_directory(run_id), is_dead)
-    if started_in.get(0, 1) > 1:  # not with `sweep`, which ends uploads below: others write there
-        for name in store.temporary_files(run_directory(run_id)):
-            store.delete(f"{run_directory(run_id)}/{name}")
-
-
-def _known(data: dict[str, Any]) -> dict[str, Any]:
-    """Without what a later version may have added."""
-    return {name: value for name, value in data.items() if name in GenerationWork.__slots__}
+    @property
+    def file(self) -> str:
+        """Its name."""
+        return of_rank(self.rank, f"g{self.started_in:04d}")

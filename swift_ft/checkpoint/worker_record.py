@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from swift_ft.plain import from_plain
 from swift_ft.storage.store import Store
 
 _FOLDER = "workers"
@@ -37,10 +38,10 @@ class WorkerRecord:
     holds: tuple[str, ...]
     pipeline: int
     group: int
-    linked: tuple[int, ...]
     microbatches: int
     shapes: Mapping[int, dict[str, Any]]
     setup: Mapping[str, str] = field(default_factory=dict, compare=False)
+    linked: tuple[int, ...] = ()
     together: tuple[int, ...] = ()
     processor: str = field(default="", compare=False)
 
@@ -53,11 +54,7 @@ def write_record(store: Store, rank: int, record: WorkerRecord) -> None:
 def read_record(store: Store, rank: int) -> WorkerRecord | None:
     """A worker's record; None if there is none: the worker has no pipeline, or never began a step."""
     facts = store.read_json(record_path(rank))
-    if facts is None:
-        return None
-    lists = {name: tuple(facts[name]) for name in ("stages", "holds", "linked", "together")}
-    shapes = {int(stage): shape for stage, shape in facts["shapes"].items()}
-    return WorkerRecord(**{**facts, **lists, "shapes": shapes})
+    return None if facts is None else from_plain(WorkerRecord, facts)
 
 
 def sweep_records(store: Store) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from swift_ft.plain import from_plain
+
 OUTPUT = "output.txt"
 """The file beside the rebuilt state with what the audit's process has printed."""
 
@@ -57,8 +59,7 @@ class AuditRequest:
     @classmethod
     def from_json(cls, text: str) -> AuditRequest:
         """The inverse of :meth:`to_json`."""
-        data = json.loads(text)
-        return cls(**{**data, "args": tuple(data["args"]), "setup": tuple(data["setup"])})
+        return from_plain(cls, json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,5 +81,4 @@ class AuditResult:
     @classmethod
     def from_json(cls, text: str) -> AuditResult:
         """The inverse of :meth:`to_json`."""
-        data = json.loads(text)
-        return cls(**{**data, "slots": tuple(data["slots"])})
+        return from_plain(cls, json.loads(text))

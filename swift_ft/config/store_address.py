@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode
 
 from swift_ft.errors import UsageError
@@ -69,11 +68,6 @@ class StoreAddress:
                 f"{text!r} is not an endpoint: write host:port, or etcd-v3://host:port,host:port for etcd."
             )
         return address.with_files(files)
-
-    @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> StoreAddress:
-        """Read what ``dataclasses.asdict`` of an address gives, also after a way through JSON."""
-        return cls(**{**facts, "endpoints": tuple(facts["endpoints"])})
 
     def with_files(self, files: Mapping[str, str]) -> StoreAddress:
         """The same address with the files that ``ca=..., cert=..., key=..., credentials=...`` name.

@@ -16,6 +16,7 @@ from swift_ft.config.store_address import StoreAddress
 from swift_ft.errors import NotLaunchedError
 from swift_ft.network import JobSecret, held_secret
 from swift_ft.network.secret import secret_in
+from swift_ft.plain import from_plain
 
 _CONTEXT = "SWIFT_CONTEXT"
 
@@ -118,16 +119,7 @@ class WorkerContext:
         if _CONTEXT not in env:
             raise NotLaunchedError(NOT_LAUNCHED)
         facts = json.loads(env[_CONTEXT])
-        offline = OfflineReplay(**facts["offline"]) if facts["offline"] is not None else None
-        config = RunConfig(**facts["config"])
+        config = from_plain(RunConfig, facts["config"])
         # A process that its job did not start is no member: a secret that no other one has.
         secret = held_secret() or secret_in(env, config.certificates) or JobSecret.generated()
-        return cls(
-            **{
-                **facts,
-                "store": StoreAddress.from_dict(facts["store"]),
-                "config": config,
-                "secret": secret,
-                "offline": offline,
-            }
-        )
+        return from_plain(cls, {**facts, "config": config, "secret": secret})

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from swift_ft.coordination.agent_channel import AgentChannel
@@ -41,15 +41,6 @@ class Stand:
     waits: bool
     stack: tuple[str, ...]
     backward: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Stand:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**{**data, "stack": tuple(data["stack"])})
 
 
 def standing(ranks: Iterable[int], progress: Mapping[int, Mapping[str, Any]]) -> list[int]:

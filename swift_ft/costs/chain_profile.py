@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_ft.costs.json_files import load_object, read_text, whole
+from swift_ft.costs.json_files import load_object, read_text, whole, write_text
 from swift_ft.errors import UsageError
 
 _MAX_BYTES = 2**62  # sums of bytes stay exact in int64
@@ -112,8 +112,12 @@ def read_profile(path: Path) -> ChainProfile:
 
 
 def write_profile(profile: ChainProfile, path: Path) -> None:
-    """Writes a ``profile.json``."""
-    path.write_text(profile.to_json(), encoding="utf-8")
+    """Writes a ``profile.json``.
+
+    Raises:
+        UsageError: if it cannot be written.
+    """
+    write_text(path, profile.to_json())
 
 
 def read_groups(path: Path) -> tuple[tuple[int, ...], ...]:

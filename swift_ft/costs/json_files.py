@@ -1,4 +1,4 @@
-"""Reading and writing files of the planner: what is wrong with one is said in one line."""
+"""Reading and writing files of people and tools: what is wrong with one is said in one line."""
 
 from __future__ import annotations
 
@@ -24,13 +24,19 @@ def read_text(path: Path) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file.
+    """Write a file. It appears whole; a pipe or a terminal is written as it is.
 
     Raises:
         UsageError: if it cannot be written.
     """
     try:
-        path.write_text(text, encoding="utf-8")
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        target = path.resolve()
+        draft = target.with_name(f"{target.name}.tmp")
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(target)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from swift_ft.plain import from_plain
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartFacts:
@@ -78,14 +80,6 @@ class CheckedWorker:
     keeps_position: tuple[str, ...] = ()
     forecast: Mapping[str, Any] | None = None
 
-    @classmethod
-    def from_dict(cls, facts: Mapping[str, Any]) -> CheckedWorker:
-        """The inverse of ``asdict()``."""
-        parts = tuple(PartFacts(**part) for part in facts["parts"])
-        lists = {name: tuple(facts[name]) for name in ("between", "too_large", "keeps_position")}
-        said = tuple((event, line) for event, line in facts["said"])
-        return cls(**{**facts, **lists, "parts": parts, "said": said})
-
 
 class CheckFolder:
     """The folder of a check.
@@ -126,7 +120,6 @@ class CheckFolder:
 
     def read(self) -> list[CheckedWorker]:
         """All that workers have said, by rank."""
-        found = [
-            CheckedWorker.from_dict(json.loads(path.read_text())) for path in self._path.glob("facts-*.json")
-        ]
+        texts = (path.read_text() for path in self._path.glob("facts-*.json"))
+        found = [from_plain(CheckedWorker, json.loads(text)) for text in texts]
         return sorted(found, key=lambda facts: facts.rank)

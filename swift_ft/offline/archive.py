@@ -13,7 +13,7 @@ from swift_ft.offline.journal_gaps import Gap, Later, find_gaps, what_followed
 from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History, StateChange
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.storage.read_only import read_at_once
 from swift_ft.storage.store import Store
 
@@ -62,6 +62,12 @@ class ArchivedJournal:
         if not gaps:
             return None
         return what_followed(self.last_state(), [e for e in self.entries if e.position > gaps[0].last])
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict on the run; None if no end is archived."""
+        later = self.after_gaps()
+        return later.verdict if later is not None else self.last_state().verdict
 
     @cached_property
     def history(self) -> History:

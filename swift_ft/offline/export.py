@@ -14,8 +14,8 @@ from typing import Any
 
 from swift_ft.checkpoint.folder import MARKER
 from swift_ft.checkpoint.run_record import read_record
-from swift_ft.checkpoint.store_claim import history_directory
-from swift_ft.checkpoint.worker_history import history_names
+from swift_ft.checkpoint.worker_files import WorkerFiles
+from swift_ft.checkpoint.worker_history import HISTORIES
 from swift_ft.errors import UsageError, first_line
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.run_store import RunStore, store_errors
@@ -85,8 +85,9 @@ def _members(run: RunStore, run_id: str, on_file: Callable[[int], None]) -> Iter
             if name.endswith(f"/{MARKER}") and files[name].size < _LARGEST_MARKER:
                 yield name, _text(store, name)
                 on_file(1)
-        for name in history_names(store, run_id):
-            yield f"workers/{name}", _text(store, f"{history_directory(run_id)}/{name}")
+        workers = WorkerFiles(store, run_id)
+        for name in workers.names(HISTORIES):
+            yield f"workers/{name}", _text(store, workers.path(name))
             on_file(1)
     yield "files.json", _json({name: asdict(file) for name, file in sorted(files.items())})
     yield "versions.json", _json({"store": store.url, **_versions()})

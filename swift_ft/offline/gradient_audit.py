@@ -14,8 +14,9 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from swift_ft.checkpoint.own_gradients import OwnStep, read_own_steps, read_setup
+from swift_ft.checkpoint.own_gradients import OwnStep, read_own_steps
 from swift_ft.checkpoint.state_digest import differing, listed
+from swift_ft.checkpoint.worker_files import SETUP, WorkerFiles, of_rank
 from swift_ft.checkpoint.worker_record import WorkerRecord
 from swift_ft.config.audit import AuditRequest, AuditResult
 from swift_ft.config.worker_context import OfflineReplay
@@ -65,9 +66,9 @@ def audit_gradients(request: AuditRequest) -> AuditResult:
 
 def _plan(run: RunStore, request: AuditRequest) -> ReplayPlan:
     """Only this machine's workers compute. Each is given what all have noted before the first step."""
-    records = {}
+    records, files = {}, WorkerFiles(run.store, run.run_id)
     for rank in range(request.machines * request.workers):
-        if (setup := read_setup(run.store, run.run_id, rank)) is None:
+        if (setup := files.find(of_rank(rank, SETUP))) is None:
             raise UsageError(f"worker {rank} has not noted what its script communicated at first")
         records[rank] = WorkerRecord(
             stages=(),
@@ -92,12 +93,12 @@ def _plan(run: RunStore, request: AuditRequest) -> ReplayPlan:
 
 def _recorded(run: RunStore, request: AuditRequest, ranks: Iterable[int]) -> dict[int, OwnStep]:
     """The notes of the step that is audited. Workers write them in the background."""
-    found: dict[int, OwnStep] = {}
+    found, files = dict[int, OwnStep](), WorkerFiles(run.store, run.run_id)
     until = time.monotonic() + _PATIENCE_S
     with waiting("workers to note what they have contributed", _PATIENCE_S):
         while missing := [rank for rank in ranks if rank not in found]:
             for rank in missing:
-                steps = read_own_steps(run.store, run.run_id, rank)
+                steps = read_own_steps(files, rank)
                 step = steps.get(request.begin)
                 if step is not None and step.epoch == request.epoch:
                     found[rank] = step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Self
 
 from swift_ft.checkpoint.worker_history import GenerationWork
 from swift_ft.recovery.job_state import Phase
@@ -17,30 +18,51 @@ Works = Mapping[int, Sequence[tuple[int, GenerationWork]]]
 
 
 class Cause(StrEnum):
-    """Why time was not training that counts."""
+    """Why time was not training that counts.
 
-    STARTING = "starting"
-    """From the first entry of the journal until all workers have begun their first iteration."""
-    NO_MACHINE = "waiting for a machine"
-    """A slot is empty."""
-    AGREEING = "agreeing"
-    """Processes start, and all workers leave their groups and report their status."""
-    REBUILDING = "rebuilding"
-    """Workers load checkpoints and replay; the others wait or help."""
-    REGROUPING = "regrouping"
-    """After a recovery, process groups are formed, and replicas copy state, until the first step begins."""
-    SWITCHING = "handing over to another world"
-    """From the first worker that has stopped for another world until that has its state, or is given up."""
-    INTERRUPTED = "interrupted iterations"
-    """From the beginning of an iteration to the detection of the loss that ended it."""
-    AGAIN = "iterations computed again"
-    """Completed iterations that a recovery took back."""
-    HELD_BACK = "held back by the log"
-    """Training waited for room in the log's budget."""
-    SAVING = "saving checkpoints"
-    """Training stood still while state was copied and its digests were taken."""
-    ENDING = "ending"
-    """From the end of the last iteration to the end of the run: the last checkpoint, and tidying up."""
+    Attributes:
+        meaning: when it is, in words.
+        told: its name for a reader who knows trainings, and not the protocol.
+    """
+
+    meaning: str
+    told: str
+
+    STARTING = "starting", "until all workers had begun their first iteration"
+    NO_MACHINE = "waiting for a machine", "a lost machine had no replacement yet"
+    AGREEING = "agreeing", "processes start, and all workers say where they stand", "starting replacements"
+    REBUILDING = (
+        "rebuilding",
+        "lost state is loaded and replayed; the others wait or help",
+        "rebuilding lost state",
+    )
+    REGROUPING = (
+        "regrouping",
+        "process groups are formed, and replicas copy state",
+        "connecting workers again",
+    )
+    SWITCHING = (
+        "handing over to another world",
+        "all have stopped for another world, and that takes their state",
+    )
+    INTERRUPTED = (
+        "interrupted iterations",
+        "from the beginning of an iteration to the detection of the loss that ended it",
+    )
+    AGAIN = "iterations computed again", "completed iterations that a recovery took back"
+    HELD_BACK = (
+        "held back by the log",
+        "training waits for room in the log's budget",
+        "waiting for room for the log",
+    )
+    SAVING = "saving checkpoints", "state is copied for checkpoints, and digests are taken"
+    ENDING = "ending", "after the last iteration: the last checkpoint, and tidying up"
+
+    def __new__(cls, value: str, meaning: str, told: str = "") -> Self:
+        """A member is equal to its value, as in JSON."""
+        member = str.__new__(cls, value)
+        member._value_, member.meaning, member.told = value, meaning, told or value
+        return member
 
 
 CAUSE_OF_PHASE = {

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from swift_ft.checkpoint.recording_file import StoredRecording, read_recording, recording_names
-from swift_ft.errors import SwiftError, first_line
+from swift_ft.checkpoint.recording_file import StoredRecording, recording_names
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.observe.spans import FIRST_ITERATION, Span
 from swift_ft.offline.clock_alignment import Clock, align
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.recoveries import Course
-from swift_ft.storage.read_only import read_at_once
+from swift_ft.storage.read_only import read_all
 from swift_ft.storage.store import Store
 
 _MS = 1e6
@@ -115,26 +115,21 @@ class TracedRecovery:
 
 
 def read_recordings(
-    store: Store, run_id: str, generations: Iterable[int]
+    store: Store,
+    run_id: str,
+    generations: Collection[int],
+    on_file: Callable[[int], None] = lambda count: None,
 ) -> tuple[list[StoredRecording], list[str]]:
     """The recordings of a run's processes, and the damaged ones among their files, one line each.
 
     Args:
         run_id: the run.
         generations: that went live after recoveries.
+        on_file: called with the number of files that were read since the last call, by any thread.
     """
-
-    def read(name: str) -> StoredRecording | str:
-        try:
-            return read_recording(store, run_id, name)
-        except SwiftError as error:
-            return first_line(error)
-
-    results = read_at_once(read, recording_names(store, run_id, {*generations}))
-    return (
-        [result for result in results if isinstance(result, StoredRecording)],
-        [result for result in results if isinstance(result, str)],
-    )
+    files = WorkerFiles(store, run_id)
+    names = recording_names(files, generations) if generations else []
+    return read_all(lambda name: files.read(StoredRecording, name), names, on_file)
 
 
 def trace_recoveries(

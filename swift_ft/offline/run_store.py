@@ -9,6 +9,7 @@ from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import read_record
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.checkpoint.worker_profile import read_profiles
 from swift_ft.costs.job import Worker
 from swift_ft.errors import SwiftError, UsageError, first_line
@@ -62,7 +63,7 @@ class RunStore:
         """
         with store_errors(self.store):
             workers = self.topology["machines"] * self.topology["workers"]
-            return read_profiles(self.store, self.run_id, workers)
+            return read_profiles(WorkerFiles(self.store, self.run_id), workers)
 
 
 def open_run_store(url: str, *, writable: bool = False) -> RunStore:

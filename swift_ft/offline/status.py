@@ -16,7 +16,7 @@ from swift_ft.offline.run_store import RunStore, store_errors
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import has_replicas, interval_of
 from swift_ft.recovery.audits import Wrong
-from swift_ft.recovery.job_state import Phase, State, Verdict
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.regrowth import missing_of
 from swift_ft.recovery.world_changes import WorldChange
@@ -169,7 +169,7 @@ def run_status(
     files, checkpoints = _files(run)
     state, later = journal.last_state(), journal.after_gaps()
     run = _of_present_world(run, state)
-    verdict = end_of(journal)
+    verdict = journal.verdict
     committed = checkpoints[-1] if checkpoints else None
     logs = dict(_logs(run, state, files, committed or 0))
     iteration = max(committed or 0, newest_iteration(run, journal, files.logs))
@@ -261,12 +261,6 @@ def _worlds(changes: Sequence[WorldChange]) -> str:
         return f"world {last.world} trains on {size} since iteration {last.iteration}"
     how = "is prepared" if last.prepared is not None else "prepares"
     return f"world {last.world}, on {size}, {how}"
-
-
-def end_of(journal: ArchivedJournal) -> Verdict | None:
-    """The verdict on the run; None if no end is archived."""
-    later = journal.after_gaps()
-    return later.verdict if later is not None else journal.last_state().verdict
 
 
 def newest_iteration(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from swift_ft.checkpoint.recording_file import StoredRecording
-from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, history_names, read_history
-from swift_ft.errors import SwiftError, first_line
+from swift_ft.checkpoint.worker_files import WorkerFiles
+from swift_ft.checkpoint.worker_history import HISTORIES, GenerationWork, WorkerHistory
 from swift_ft.offline.archive import ArchivedJournal, read_journal
 from swift_ft.offline.lost_time import CAUSE_OF_PHASE, Cause, Goodput, Works, account, regrouped
 from swift_ft.offline.recovery_spans import TracedRecovery, read_recordings, trace_recoveries
@@ -22,7 +21,7 @@ from swift_ft.recovery.occupancy import Occupancy, occupancy
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.recoveries import Recovery
 from swift_ft.recovery.world_changes import WorldChange
-from swift_ft.storage.read_only import read_at_once
+from swift_ft.storage.read_only import read_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +170,12 @@ def run_timeline(
     """
     run_id = run.named(run_id)
     journal = read_journal(run.store, run_id, on_file)
-    histories, damage = _histories(run, run_id, on_file)
+    files = WorkerFiles(run.store, run_id)
+    with store_errors(run.store):
+        names = files.names(HISTORIES)
+        histories, damage = read_all(lambda name: files.read(WorkerHistory, name), names, on_file)
     changes, history = list(journal.changes()), journal.history
-    state, later = history.state, journal.after_gaps()
-    verdict = later.verdict if later is not None else state.verdict
+    state, verdict = history.state, journal.verdict
     works = _by_generation(histories)
     signs = [at for group in works.values() for _, work in group for at in _times(work)]
     began = {
@@ -187,7 +188,8 @@ def run_timeline(
     occupied = occupancy(changes, began, until=max(signs, default=0.0) if whole else 0.0)
     found = history.recoveries
     ended = {recovery.generation for recovery in found if recovery.live is not None}
-    recordings, torn = _recordings(run, run_id, ended, on_file)
+    with store_errors(run.store):
+        recordings, torn = read_recordings(run.store, run_id, ended, on_file)
     traced = trace_recoveries(history.courses, recordings)
     return RunTimeline(
         url=run.store.url,
@@ -228,39 +230,6 @@ def _memory_checkpoints(changes: Iterable[StateChange]) -> Iterator[FoundMemoryC
         if (found := newest_in_memory(reports)) is not None:
             used = plan.mode == RecoveryMode.MEMORY and plan.resume == found.iteration
             yield FoundMemoryCheckpoint(found.iteration, change.entry.at, used)
-
-
-def _histories(
-    run: RunStore, run_id: str, on_file: Callable[[int], None]
-) -> tuple[list[WorkerHistory], list[str]]:
-    """The notes of workers, and the damaged ones among them, one line each."""
-
-    def read(name: str) -> WorkerHistory | str:
-        try:
-            return read_history(run.store, run_id, name)
-        except SwiftError as error:
-            return first_line(error)
-        finally:
-            on_file(1)
-
-    with store_errors(run.store):
-        results = read_at_once(read, history_names(run.store, run_id))
-    return (
-        [result for result in results if isinstance(result, WorkerHistory)],
-        [result for result in results if isinstance(result, str)],
-    )
-
-
-def _recordings(
-    run: RunStore, run_id: str, generations: Collection[int], on_file: Callable[[int], None]
-) -> tuple[list[StoredRecording], list[str]]:
-    """The recordings of a run's processes, and the damaged ones among them, one line each."""
-    if not generations:
-        return [], []
-    with store_errors(run.store):
-        recordings, damage = read_recordings(run.store, run_id, generations)
-    on_file(len(recordings) + len(damage))
-    return recordings, damage
 
 
 def _by_generation(histories: Sequence[WorkerHistory]) -> Works:

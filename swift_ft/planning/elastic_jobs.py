@@ -17,8 +17,6 @@ Besides: ``grow_s``, ``adopt_s``, ``restart_s``, ``checkpoint_interval_s``, ``ho
 
 from __future__ import annotations
 
-import csv
-import math
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -35,6 +33,7 @@ from swift_ft.planning.layout.pipeline_template import TemplateOptions
 from swift_ft.planning.layout.pipeline_time import PipelineTime
 from swift_ft.planning.layout.templates import node_counts, templates_for
 from swift_ft.planning.simulation.elastic import Change, ElasticJob
+from swift_ft.planning.simulation.inputs import timed_rows
 
 _MOST = 1e300  # beyond it are infinity, and whole numbers that are no float
 
@@ -113,20 +112,8 @@ def read_spot_trace(path: Path) -> tuple[Change, ...]:
     Raises:
         UsageError: if a line is not a change; the message names it.
     """
-    changes = []
-    for number, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):
-        if not row or row[0].lstrip().startswith("#") or (number == 1 and row[0].strip().lower() == "time"):
-            continue
-        try:
-            time_s, nodes = float(row[0]), int(row[1])
-        except (ValueError, IndexError):
-            raise UsageError(
-                f"{path}, line {number}: expected 'time,+n' or 'time,-n', got {','.join(row)!r}"
-            ) from None
-        if not math.isfinite(time_s) or time_s < 0:
-            raise UsageError(f"{path}, line {number}: the time {time_s} must be zero or more seconds")
-        changes.append(Change(time_s, nodes))
-    return tuple(sorted(changes))
+    rows = timed_rows(path, "'time,+n' or 'time,-n'")
+    return tuple(sorted(Change(time_s, nodes) for _, time_s, nodes in rows))
 
 
 def losing_every(interval_s: float, nodes: int, last: int) -> tuple[Change, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Self
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.history import StateChange
@@ -16,25 +17,29 @@ from swift_ft.recovery.job_state import Phase, State
 
 
 class Doing(StrEnum):
-    """An activity of a worker."""
+    """An activity of a worker, in the order of a legend.
 
-    TRAINS = "trains"
-    WAITS = "waits"
-    """For others. It keeps its state."""
-    ABSENT = "absent"
-    """Its machine is lost, and no other one has taken the slot."""
-    STARTS = "starts"
-    """Its process begins: imports, the script's own start. At the beginning of a run, also its machine."""
-    LOADS = "loads"
-    """Its part of a checkpoint."""
-    REPLAYS = "replays"
-    """It loads its part of a checkpoint, then computes lost iterations again, from the log."""
-    HELPS = "helps"
-    """It computes microbatches of another worker's replay."""
-    JOINS = "joins"
-    """It forms the process group of a generation, and gets or gives a replica's state."""
-    DONE = "done"
-    """It has completed its last iteration."""
+    Attributes:
+        meaning: what it is, in words.
+    """
+
+    meaning: str
+
+    TRAINS = "trains", "trains"
+    WAITS = "waits", "waits, keeps its state"
+    ABSENT = "absent", "no machine"
+    STARTS = "starts", "starts"
+    LOADS = "loads", "loads a checkpoint"
+    REPLAYS = "replays", "loads and replays"
+    HELPS = "helps", "helps in a replay"
+    JOINS = "joins", "forms groups, copies state"
+    DONE = "done", "has finished"
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        """A member is equal to its value, as in JSON."""
+        member = str.__new__(cls, value)
+        member._value_, member.meaning = value, meaning
+        return member
 
 
 @dataclass(frozen=True, slots=True)

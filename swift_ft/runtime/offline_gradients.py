@@ -15,8 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from swift_ft.checkpoint.own_gradients import OwnStep, read_own_steps
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import RecoveryError, UsageError
+from swift_ft.plain import from_plain
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.topology import is_whole_model
 from swift_ft.runtime.data.digest import digest_of
@@ -38,7 +40,7 @@ def noted_step(out: Path, rank: int) -> OwnStep:
         RecoveryError: it has come to an end without.
     """
     try:
-        return OwnStep(**json.loads(_file(out, rank).read_text()))
+        return from_plain(OwnStep, json.loads(_file(out, rank).read_text()))
     except FileNotFoundError as error:
         raise RecoveryError(f"the step of worker {rank} has ended without all of its gradients") from error
 
@@ -70,8 +72,8 @@ class GradientsAssembly(OfflineAssembly):
 
     def _put_own_variables(self) -> None:
         """The checkpoint has those of the replica that has saved it."""
-        rank, iteration = self._context.rank, self.status.iteration
-        if (step := read_own_steps(self._store, self._context.run_id, rank).get(iteration)) is not None:
+        files, iteration = WorkerFiles(self._store, self._context.run_id), self.status.iteration
+        if (step := read_own_steps(files, self._context.rank).get(iteration)) is not None:
             self._inputs.put_variables(step.variables)
 
     def _end(self, _: int, step: OwnStep) -> None:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from swift_ft.errors import StoreNotWritableError
+from swift_ft.errors import StoreNotWritableError, SwiftError, first_line
 from swift_ft.storage.atomic_file import AtomicFile
 from swift_ft.storage.store import Store
 
@@ -27,6 +27,38 @@ def read_at_once(read: Callable[[A], B], places: Iterable[A]) -> list[B]:
     """
     with ThreadPoolExecutor(_READERS) as readers:
         return list(readers.map(read, places))
+
+
+def read_all(
+    read: Callable[[A], B], places: Iterable[A], on_file: Callable[[int], None] = lambda count: None
+) -> tuple[list[B], list[str]]:
+    """Read many small files as :func:`read_at_once` does, and name the damaged ones among them.
+
+    Args:
+        read: reads one of them, or raises a `SwiftError` if it is damaged.
+        places: of the files.
+        on_file: called with the number of files that were read since the last call, by any thread.
+
+    Returns:
+        What was read, and what is wrong with the others, one line each.
+
+    Raises:
+        Exception: what a read has raised besides.
+    """
+
+    def tried(place: A) -> B | SwiftError:
+        try:
+            return read(place)
+        except SwiftError as error:
+            return error
+        finally:
+            on_file(1)
+
+    results = read_at_once(tried, places)
+    return (
+        [result for result in results if not isinstance(result, SwiftError)],
+        [first_line(result) for result in results if isinstance(result, SwiftError)],
+    )
 
 
 class ReadOnlyStore(Store):

@@ -25,7 +25,8 @@ connections.py                          gloo's sockets                          
 directed_group.py                       methods of a group                          test_directed_group.py
 present_members.py                      how a batch begins and ends on a group      test_batches.py
 abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py
-ddp.py                                  DDP's reducer and buckets, its callbacks    test_ddp.py
+ddp.py                                  DDP's reducer, its callbacks                test_ddp.py
+ddp_buckets.py                          how DDP chooses buckets                     test_ddp.py
 ddp_construction.py                     which parameters DDP averages               test_ddp.py
 accepted_ddp.py                         whether DDP has a hook, or DTensors         test_ddp.py
 ddp_buffers.py                          when DDP synchronises buffers               test_ddp_buffers.py

@@ -1,16 +1,13 @@
 """The hook on DistributedDataParallel, which averages gradients on the group of the current generation.
 
 After a failure the hook recreates DDP's reducer, which forgets the aborted backward. The new reducer starts
-from the buckets that were in use: with more than two replicas, the order of a sum depends on where in a
-bucket an element lies.
+from the buckets that were in use (:mod:`swift_ft.torch_adapters.ddp_buckets`).
 
 Private parts used (tested on torch 2.11 to 2.14):
 
 - of a DDP model: ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``, ``parameters_to_ignore``,
   ``_has_rebuilt_buckets``, ``_comm_hooks``, ``reducer``, ``require_forward_param_sync``, ``static_graph``,
-  ``bucket_bytes_cap``, ``bucket_bytes_cap_default``, ``bucket_bytes_cap_list``.
-- ``torch.distributed._DEFAULT_FIRST_BUCKET_BYTES``.
-- ``torch.distributed._compute_bucket_assignment_by_size``, which DDP looks up there.
+  ``bucket_bytes_cap``, ``bucket_bytes_cap_list``.
 - ``_sync_buffers`` of a DDP model, in which its buffers travel.
 - ``Variable._execution_engine.queue_callback``, as DDP's own end of a backward pass is queued: such a
   callback may queue another one.
@@ -38,6 +35,7 @@ from swift_ft.faults.failpoints import Point, hit
 from swift_ft.observe.spans import recorder
 from swift_ft.torch_adapters.accepted_ddp import accepted_ddp, synchronised_norms
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.ddp_buckets import Layout, assigned, predicted
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.ddp_construction import averaged
 from swift_ft.torch_adapters.lasting_group import beginning, unlogged_future
@@ -47,8 +45,6 @@ from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
 from swift_ft.torch_core.tensors import sparse_indices, sparse_values
 
-_torch: Any = dist  # with the private names that DDP itself looks up there
-
 _abandoned: list[dist.ProcessGroup] = []
 
 _LEAST_APART = 6
@@ -57,10 +53,6 @@ _MOST_CALLS = 16
 
 _BUFFERS = -1
 """Among the numbers of buckets, stands for the module's buffers."""
-
-Layout = list[list[int]]
-"""Indices of the parameters in each bucket, in the order in which buckets are reduced."""
-
 
 OnReduced = Callable[[Sequence[torch.Tensor]], None]
 """Called with the parameters of a bucket once their gradients are averages. In any thread, one at a time."""
@@ -208,9 +200,7 @@ class DataParallelHook:
         model.process_group = self.group
         model._has_rebuilt_buckets = False
         parameters, sparse = self._choice.parameters, self._choice.sparse
-        # From the buckets that were in use: with three or more replicas the order of a sum depends
-        # on where in a bucket an element is (decision 38).
-        with self._choice.as_constructed(model), _assigned(layout):
+        with self._choice.as_constructed(model), assigned(layout):
             names = model._build_debug_param_to_name_mapping(parameters)
             model._ddp_init_helper(parameters, sparse, names, model.static_graph)
         model._comm_hooks.clear()
@@ -231,7 +221,9 @@ class DataParallelHook:
         """Average a bucket; as DDP does without a hook, it is scaled first and summed then."""
         index = bucket.index()
         if not self._layout_known and bucket.is_last():
-            self._predict_layout()
+            self._layout_known = True
+            if (layout := predicted(self.model, self._choice, self._order)) is not None:
+                self._on_layout(layout)
         if bucket.is_last():
             self._all_begun = time.monotonic()
         try:
@@ -391,22 +383,6 @@ class DataParallelHook:
         self._on_reduced(bucket.parameters())
         hit(Point.UPDATE, self._iteration, bucket.index())
 
-    def _predict_layout(self) -> None:
-        """Predict the buckets that DDP makes after the first backward, from the order of the gradients."""
-        self._layout_known = True
-        model: Any = self.model
-        parameters, sparse = self._choice.parameters, self._choice.sparse
-        order = self._order[-len(parameters) :]  # of this backward: earlier ones averaged nothing
-        if model.find_unused_parameters or {*order} != {*range(len(parameters))}:
-            return  # DDP keeps the buckets that it began with
-        cap = model.bucket_bytes_cap
-        first = dist._DEFAULT_FIRST_BUCKET_BYTES if model.bucket_bytes_cap_default else cap
-        limits = model.bucket_bytes_cap_list or [first, cap]
-        layout, _ = _torch._compute_bucket_assignment_by_size(
-            [parameters[i] for i in order], limits, sparse, order
-        )
-        self._on_layout(layout)
-
     def _watch_order(self) -> list[RemovableHandle]:
         return [
             parameter.register_post_accumulate_grad_hook(lambda _, i=index: self._order.append(i))
@@ -500,19 +476,3 @@ def trial_forward(module: torch.nn.Module) -> Iterator[None]:
 def _needs_waking(gradients: torch.Tensor) -> bool:
     """Whether this is gloo on the host. Elsewhere an abort wakes all, and the future carries the streams."""
     return gradients.device.type == "cpu"
-
-
-@contextlib.contextmanager
-def _assigned(layout: Layout | None) -> Iterator[None]:
-    """Within the block, torch assigns parameters to these buckets instead of grouping them by size."""
-    if layout is None:
-        yield
-        return
-    original = _torch._compute_bucket_assignment_by_size
-    reverse = layout[::-1]  # DDP reverses them: it expects the order of the forward pass
-    limits = [2**62] * len(layout)
-    _torch._compute_bucket_assignment_by_size = lambda *_, **__: (reverse, limits)
-    try:
-        yield
-    finally:
-        _torch._compute_bucket_assignment_by_size = original

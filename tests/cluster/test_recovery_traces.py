@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from swift_ft.checkpoint.run_record import RECORD
-from swift_ft.checkpoint.worker_history import read_history
+from swift_ft.checkpoint.worker_files import WorkerFiles, of_rank
+from swift_ft.checkpoint.worker_history import WorkerHistory
 from swift_ft.observe.spans import FIRST_ITERATION
 from swift_ft.storage.store import Store
 from tests.support.cluster import EXAMPLES, ClusterRun, assert_identical, recover, run_cluster, training
@@ -100,7 +101,8 @@ def was_interrupted(run: ClusterRun, rank: int) -> bool:
     store = Store(str(run.store))
     record = store.read_json(RECORD)
     assert record is not None
-    (first, *_) = read_history(store, record["run_id"], f"rank-{rank:05d}.g0001.json").generations
+    files = WorkerFiles(store, record["run_id"])
+    (first, *_) = files.read(WorkerHistory, of_rank(rank, "g0001")).generations
     return first.interrupted is not None
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.run_record import RECORD
-from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, write_history
+from swift_ft.checkpoint.worker_files import WorkerFiles
+from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory
 from swift_ft.coordination.archive import JournalArchive
 from swift_ft.coordination.journal import EventLog
 from swift_ft.coordination.journal_reader import JournalReader
@@ -146,13 +148,19 @@ FIRST_WORK = GenerationWork(
 """What worker 0 noted of generation 1."""
 
 
+def write_history(store: Store, rank: int, *works: GenerationWork, started_in: int = 1) -> None:
+    """Write what a worker noted of its work."""
+    history = WorkerHistory(RUN, rank, started_in, works)
+    WorkerFiles(store, RUN).write(history.file, asdict(history))
+
+
 def work_of_recovered(store: Store) -> None:
     """What the workers of the run :data:`RECOVERED` noted."""
     second = GenerationWork(2, began=BEGAN + 13.5, until=BEGAN + 14, steps=1, iteration=5, log_bytes=1000)
-    write_history(store, WorkerHistory(RUN, 0, 1, (FIRST_WORK, second)))
+    write_history(store, 0, FIRST_WORK, second)
     noted = GenerationWork(1, began=BEGAN + 5.75, until=BEGAN + 7, steps=2, iteration=2, log_bytes=500)
-    write_history(store, WorkerHistory(RUN, 1, 1, (noted,)))  # and then it was killed
+    write_history(store, 1, noted)  # and then it was killed
     again = GenerationWork(
         2, began=BEGAN + 13.25, until=BEGAN + 14, steps=1, iteration=5, replayed=4, replay_s=1.5
     )
-    write_history(store, WorkerHistory(RUN, 1, 2, (again,)))
+    write_history(store, 1, again, started_in=2)

@@ -15,7 +15,7 @@ from swift_ft.errors import UsageError
 from swift_ft.offline.archive import read_journal
 from swift_ft.offline.loss import LossPlan, LossPlanner, Outcome, WorkerPart
 from swift_ft.offline.run_store import open_run_store
-from swift_ft.offline.status import end_of, newest_iteration
+from swift_ft.offline.status import newest_iteration
 from swift_ft.recovery.job_state import Verdict
 from swift_ft.units import format_seconds
 
@@ -52,7 +52,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
     run = open_run_store(args.store)
     with file_progress("reading the run") as on_file:
         journal = read_journal(run.store, run.run_id, on_file=on_file)
-    end, newest = end_of(journal), newest_iteration(run, journal)
+    end, newest = journal.verdict, newest_iteration(run, journal)
     iteration = newest if args.iteration is None else args.iteration
     # A run that goes on may be ahead of its archive, by an interval of checkpoints at most.
     ahead = 0 if end is not None else run.settings.get("checkpoint_every") or newest

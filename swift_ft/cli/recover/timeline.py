@@ -18,7 +18,8 @@ from swift_ft.cli.timeline.terminal import print_table
 from swift_ft.cli.timeline.trace_events import trace_events
 from swift_ft.cli.timeline.words import goodput_in_words, outcome, path_in_words
 from swift_ft.cli.verb import ExitCode, Verb, print_json
-from swift_ft.errors import UsageError, first_line
+from swift_ft.costs.json_files import write_text
+from swift_ft.errors import UsageError
 from swift_ft.offline.run_store import open_run_store
 from swift_ft.offline.timeline import RunTimeline, run_timeline
 
@@ -56,7 +57,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
         _write(timeline, plot)
     if args.trace is not None:
         traced = [report.traced for report in timeline.recoveries if report.traced is not None]
-        _write_text(args.trace, json.dumps(trace_events(traced)))
+        write_text(args.trace, json.dumps(trace_events(traced)))
     if args.json:
         print_json(timeline.to_dict())
     else:
@@ -71,16 +72,7 @@ def _write(timeline: RunTimeline, path: Path) -> None:
     if path.suffix != _PAGE:
         draw(timeline, path)
         return
-    _write_text(path, html_of(timeline, datetime.now(UTC)))
-
-
-def _write_text(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({first_line(error)}): give another place") from error
+    write_text(path, html_of(timeline, datetime.now(UTC)))
 
 
 def _print(timeline: RunTimeline) -> None:

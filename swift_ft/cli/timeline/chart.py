@@ -11,19 +11,6 @@ from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, WorkerSpan
 from swift_ft.units import format_seconds, named
 
-MEANINGS: dict[Doing, str] = {
-    Doing.TRAINS: "trains",
-    Doing.WAITS: "waits, keeps its state",
-    Doing.ABSENT: "no machine",
-    Doing.STARTS: "starts",
-    Doing.LOADS: "loads a checkpoint",
-    Doing.REPLAYS: "loads and replays",
-    Doing.HELPS: "helps in a replay",
-    Doing.JOINS: "forms groups, copies state",
-    Doing.DONE: "has finished",
-}
-"""The legend."""
-
 _MOST_ROWS = 48
 _MARGIN = 0.15
 """Of a recovery's duration, shown before and after it."""
@@ -99,7 +86,7 @@ class Chart:
     def shown(self) -> list[Doing]:
         """All that occurs in it, in the legend's order."""
         found = {bar.doing for row in self.rows for bar in row.bars}
-        return [doing for doing in MEANINGS if doing in found]
+        return [doing for doing in Doing if doing in found]
 
 
 def run_chart(timeline: RunTimeline, say: Callable[[RecoveryReport], str] | None = None) -> Chart | None:
@@ -225,7 +212,7 @@ def _bars(spans: list[WorkerSpan], zero: float, begin: float, end: float) -> Ite
     for span in spans:
         duration = format_seconds(span.until - span.since)
         where = f"{span.machine}, generation {span.generation}" if span.machine else "empty slot"
-        title = f"worker {span.rank} {MEANINGS[span.doing]}: {duration} ({where})"
+        title = f"worker {span.rank} {span.doing.meaning}: {duration} ({where})"
         yield Bar(span.doing, max(span.since, begin) - zero, min(span.until, end) - zero, title)
 
 

@@ -9,7 +9,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from swift_ft.cli.timeline.chart import MEANINGS, Chart, Moment, recovery_chart, run_chart, ticks
+from swift_ft.cli.timeline.chart import Chart, Moment, recovery_chart, run_chart, ticks
 from swift_ft.cli.timeline.reader import cause_named, column_named, grade, parts_of, told, without_slots
 from swift_ft.cli.timeline.tables import (
     ReportTable,
@@ -125,7 +125,7 @@ def _lost_time(timeline: RunTimeline) -> str:
 
 
 def _figure(chart: Chart) -> str:
-    legend = "".join(f'<li><i class="{doing}"></i>{escape(MEANINGS[doing])}</li>' for doing in chart.shown)
+    legend = "".join(f'<li><i class="{doing}"></i>{escape(doing.meaning)}</li>' for doing in chart.shown)
     if any(mark.kind == "checkpoint" for mark in chart.marks):
         legend += "<li>▲ checkpoint committed</li>"
     if any(mark.kind == "memory" for mark in chart.marks):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_ft.cli.common import pyplot, save_plot
-from swift_ft.cli.timeline.chart import MEANINGS, Chart, in_words, recovery_chart, run_chart, ticks
+from swift_ft.cli.timeline.chart import Chart, in_words, recovery_chart, run_chart, ticks
 from swift_ft.cli.timeline.words import goodput_in_words
 from swift_ft.errors import UsageError
 from swift_ft.offline.timeline import RunTimeline
@@ -55,9 +55,10 @@ def draw(timeline: RunTimeline, path: Path) -> None:
     )
     for axes, chart, title in zip(panels[:, 0], charts, titles, strict=True):
         _panel(axes, chart, title)
-    shown = {doing for chart in charts for doing in chart.shown}
-    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[doing]) for doing in MEANINGS if doing in shown]
-    words = [MEANINGS[doing] for doing in MEANINGS if doing in shown]
+    found = {doing for chart in charts for doing in chart.shown}
+    shown = [doing for doing in Doing if doing in found]
+    handles = [plt.Rectangle((0, 0), 1, 1, color=COLOURS[doing]) for doing in shown]
+    words = [doing.meaning for doing in shown]
     if timeline.checkpoints:
         handles.append(plt.Line2D([], [], linestyle="", marker="^", color=_CHECKPOINT, markersize=5))
         words.append("checkpoint committed")

@@ -10,20 +10,6 @@ from swift_ft.offline.timeline import RecoveryReport
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.units import format_seconds
 
-CAUSES: dict[Cause, str] = {
-    Cause.STARTING: "starting",
-    Cause.NO_MACHINE: "waiting for a machine",
-    Cause.AGREEING: "starting replacements",
-    Cause.REBUILDING: "rebuilding lost state",
-    Cause.REGROUPING: "connecting workers again",
-    Cause.INTERRUPTED: "interrupted iterations",
-    Cause.AGAIN: "iterations computed again",
-    Cause.SWITCHING: "handing over to another world",
-    Cause.HELD_BACK: "waiting for room for the log",
-    Cause.SAVING: "saving checkpoints",
-    Cause.ENDING: "ending",
-}
-
 _WAYS: dict[str, str] = {
     RecoveryMode.START: "all workers started",
     RecoveryMode.CONTINUE: "all workers kept their state",
@@ -51,12 +37,12 @@ def told(report: RecoveryReport) -> str:
 
 def parts_of(report: RecoveryReport) -> str:
     """The time of a recovery in parts."""
-    return ", ".join(f"{CAUSES[cause]} {format_seconds(s)}" for cause, s in report.seconds.items())
+    return ", ".join(f"{cause.told} {format_seconds(s)}" for cause, s in report.seconds.items())
 
 
 def cause_named(value: str) -> str:
     """The name of a cause; any other text as it is."""
-    return CAUSES[Cause(value)] if value in set(Cause) else value
+    return next((cause.told for cause in Cause if cause == value), value)
 
 
 def column_named(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from swift_ft.cli.timeline.chart import in_words
-from swift_ft.cli.timeline.words import EXPLAINED, in_seconds, lost_in_words, place_in_words
+from swift_ft.cli.timeline.words import in_seconds, lost_in_words, place_in_words
 from swift_ft.offline.lost_time import Goodput
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.units import counted, format_bytes, format_seconds
@@ -43,7 +43,7 @@ def time_table(timeline: RunTimeline) -> ReportTable:
     ]
     for lost in good.lost:
         time = in_seconds(lost.seconds, lost.estimated)
-        rows.append((lost.cause.value, time, _percent(good, lost.seconds), EXPLAINED[lost.cause]))
+        rows.append((lost.cause.value, time, _percent(good, lost.seconds), lost.cause.meaning))
     return ReportTable("where the time went", ("", "time", "share", "what that is"), rows, ("time", "share"))
 
 

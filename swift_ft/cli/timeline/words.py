@@ -5,30 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swift_ft.cli.words import cost_in_words, numbers_in_words
-from swift_ft.offline.lost_time import Cause
 from swift_ft.offline.recovery_spans import PathSegment
 from swift_ft.offline.timeline import RecoveryReport, RunTimeline
 from swift_ft.recovery.occupancy import Doing, Tenure
 from swift_ft.units import format_moment, format_seconds, named
 
+_SHARD = ", shard "
 _LONGEST = 4
 _WORTH_MS = 1.0
-_SHARD = ", shard "
 """A line names so many spans of a part of a recovery at most, and none that is shorter."""
-
-EXPLAINED: dict[Cause, str] = {
-    Cause.STARTING: "until all workers had begun their first iteration",
-    Cause.NO_MACHINE: "a lost machine had no replacement yet",
-    Cause.AGREEING: "processes start, and all workers say where they stand",
-    Cause.REBUILDING: "lost state is loaded and replayed; the others wait or help",
-    Cause.REGROUPING: "process groups are formed, and replicas copy state",
-    Cause.SWITCHING: "all have stopped for another world, and that takes their state",
-    Cause.INTERRUPTED: "from the beginning of an iteration to the detection of the loss that ended it",
-    Cause.AGAIN: "completed iterations that a recovery took back",
-    Cause.HELD_BACK: "training waits for room in the log's budget",
-    Cause.SAVING: "state is copied for checkpoints, and digests are taken",
-    Cause.ENDING: "after the last iteration: the last checkpoint, and tidying up",
-}
 
 
 def outcome(timeline: RunTimeline) -> str:

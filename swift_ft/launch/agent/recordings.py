@@ -10,9 +10,11 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 
-from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host, write_recording
+from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host
 from swift_ft.checkpoint.store_claim import store_of_run
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.errors import first_line
 from swift_ft.observe.spans import Recording
 from swift_ft.observe.waits import waiting
@@ -82,7 +84,7 @@ class AgentRecordings:
                 url, stored = self._url, self._waiting.popleft()
             try:
                 if (store := store_of_run(url, self._run_id, _PATIENCE_S)) is not None:
-                    write_recording(store, stored)
+                    WorkerFiles(store, self._run_id).write(stored.file, asdict(stored))
             except Exception as error:  # no recovery needs it
                 _logger.warning(
                     "What this machine's agent did in a recovery could not be written: %s. The trace of that "

@@ -12,7 +12,7 @@ from typing import Any
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.store_claim import store_of_run
-from swift_ft.checkpoint.worker_history import sweep_histories
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.coordination.archive import JournalArchive, end_of
 from swift_ft.errors import first_line
 from swift_ft.recovery.entries import Entry
@@ -118,7 +118,7 @@ class RunEnd:
         """Workers of other machines may be writing theirs."""
         CheckpointFolder(store).sweep_drafts(ranks)
         ended = dict.fromkeys(ranks, state.generation + 1)
-        sweep_histories(store, self._run_id, ended, state.membership.slots, state.world_size)
+        WorkerFiles(store, self._run_id).sweep(ended, state.membership.slots, state.world_size)
 
     def _archive(self, limit_s: float) -> None:
         self._in_store(self._write_tail, limit_s, "archived")

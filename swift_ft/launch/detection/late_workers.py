@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.run_config import RunConfig
@@ -85,5 +86,5 @@ class LateWorkers:
         if places:
             told = before.get(STANDS, {})  # by itself, and with more of its stack
             same = told.get("place") == places[0]
-            facts[STANDS] = told if same else Stand(iteration, places[0], waits=False, stack=()).to_dict()
+            facts[STANDS] = told if same else asdict(Stand(iteration, places[0], waits=False, stack=()))
         heard.shown[rank] = facts

@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from swift_ft.launch.processes.strays import adopt_orphans, kill_strays
 from swift_ft.launch.processes.worker import WorkerJob, run_worker
 from swift_ft.launch.signals import leave_to_the_launcher, undo_ignoring
 from swift_ft.observe.spans import recorder
+from swift_ft.plain import from_plain
 
 _MAX_PACKET = 1 << 20
 _AUDIT = "swift_ft.offline.audit"
@@ -104,7 +106,7 @@ class Standby:
             channel: the worker's end of its channel to the agent; closed here.
             line: the worker's end of its line to the agent's relay; closed here. None where there is none.
         """
-        request = {"job": job.to_dict(), "local_rank": local_rank, "stdout": stdout, "stderr": stderr}
+        request = {"job": asdict(job), "local_rank": local_rank, "stdout": stdout, "stderr": stderr}
         ends = [channel] if line is None else [channel, line]
         socket.send_fds(self._channel, [json.dumps(request).encode()], [end.fileno() for end in ends])
         for end in ends:
@@ -392,4 +394,4 @@ def _become_worker(request: dict[str, object], fds: list[int], forked: int) -> N
     job = request["job"]
     assert isinstance(job, dict)
     channel, *line = (socket.socket(fileno=fd) for fd in fds)
-    run_worker(WorkerJob.from_dict(job), channel, line[0] if line else None, forked)
+    run_worker(from_plain(WorkerJob, job), channel, line[0] if line else None, forked)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -11,7 +10,7 @@ import socket
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
@@ -71,15 +70,6 @@ class WorkerJob:
     joins: bool = False
     secret: str = field(default="", repr=False)
     sources: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> WorkerJob:
-        """The inverse of :meth:`to_dict`."""
-        return cls(**{**data, "args": tuple(data["args"])})
 
 
 def run_worker(

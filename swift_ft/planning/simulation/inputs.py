@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,19 +24,39 @@ def read_failure_trace(path: Path) -> tuple[tuple[float, int], ...]:
         UsageError: a line is not a failure; the message names it.
     """
     failures = []
+    for where, time_s, machine in timed_rows(path, "'time,machine'"):
+        if machine < 0:
+            raise UsageError(f"{where}: machine {machine} must not be negative")
+        failures.append((time_s, machine))
+    return tuple(sorted(failures))
+
+
+def timed_rows(path: Path, expected: str) -> Iterator[tuple[str, float, int]]:
+    """The rows of a CSV file with a time in seconds and a whole number, in the order of the file.
+
+    A header line is allowed, and so are comments behind ``#``.
+
+    Args:
+        path: of the file.
+        expected: a row, in words.
+
+    Yields:
+        The place of a row for errors, its time, and its number.
+
+    Raises:
+        UsageError: a line is no such row; the message names it.
+    """
     for number, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):
         if not row or row[0].lstrip().startswith("#") or (number == 1 and row[0].strip().lower() == "time"):
             continue
+        where = f"{path}, line {number}"
         try:
-            time_s, machine = float(row[0]), int(row[1])
+            time_s, value = float(row[0]), int(row[1])
         except (ValueError, IndexError):
-            raise UsageError(
-                f"{path}, line {number}: expected 'time,machine', got {','.join(row)!r}"
-            ) from None
-        if not math.isfinite(time_s) or time_s < 0 or machine < 0:
-            raise UsageError(f"{path}, line {number}: time and machine must not be negative")
-        failures.append((time_s, machine))
-    return tuple(sorted(failures))
+            raise UsageError(f"{where}: expected {expected}, got {','.join(row)!r}") from None
+        if not math.isfinite(time_s) or time_s < 0:
+            raise UsageError(f"{where}: the time {time_s} must be zero or more seconds")
+        yield where, time_s, value
 
 
 def read_calibration(path: Path) -> tuple[MeasuredRecovery, ...]:

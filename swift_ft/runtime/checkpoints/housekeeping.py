@@ -12,7 +12,7 @@ from typing import ParamSpec, TypeVar
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.part_files import LocalParts
 from swift_ft.checkpoint.store_claim import tidy_store
-from swift_ft.checkpoint.worker_history import sweep_histories
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.errors import first_line
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery.audit_orders import logs_needed_since
@@ -204,7 +204,7 @@ class Housekeeping:
                 machines = {*state.membership.slots, *state.membership.spares}
                 # Workers of a next world have ranks of their own, until it is given up with the run.
                 workers = len(ranks) if state.worlds.change is None else None
-                sweep_histories(self._folder.store, self._run_id, of_ranks, machines, workers)
+                WorkerFiles(self._folder.store, self._run_id).sweep(of_ranks, machines, workers)
         except Exception as error:
             _logger.warning(
                 "Cleaning up after the last iteration failed: %s", error, extra={"event": "cleanup_failed"}

@@ -177,7 +177,7 @@ class Profiler:
         assert self._out is not None
         try:
             write_profile(self._profile_of([json.loads(text) for text in published]), self._out)
-        except (UsageError, OSError) as error:
+        except UsageError as error:
             _logger.warning(
                 "The profile was not written to %s: %s Training continues.",
                 self._out,

@@ -6,12 +6,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from functools import partial
 
 from swift_ft.checkpoint.layer_costs import keep_layers
-from swift_ft.checkpoint.own_gradients import OwnStep, write_own_steps, write_setup
-from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
-from swift_ft.checkpoint.worker_history import WorkerHistory, write_history
-from swift_ft.checkpoint.worker_profile import write_profile
+from swift_ft.checkpoint.own_gradients import OwnStep, write_own_steps
+from swift_ft.checkpoint.recording_file import StoredRecording
+from swift_ft.checkpoint.worker_files import PROFILE, SETUP, WorkerFiles, of_rank
+from swift_ft.checkpoint.worker_history import WorkerHistory
 from swift_ft.checkpoint.worker_record import WorkerRecord, write_record
 from swift_ft.costs.job import Worker
 from swift_ft.costs.layer_profile import LayerProfile
@@ -34,6 +36,7 @@ class WorkerRecords:
     def __init__(self, store: Store, run_id: str, rank: int, background: ThreadPoolExecutor) -> None:
         self._store = store
         self._run_id = run_id
+        self._files = WorkerFiles(store, run_id)
         self._rank = rank
         self._background = background
         self._lock = threading.Lock()
@@ -62,19 +65,17 @@ class WorkerRecords:
         with self._lock:
             history, self._newest = self._newest, None
         if history is not None:
-            write_history(self._store, history)
+            self._files.write(history.file, asdict(history))
 
     def write_recording(self, stored: StoredRecording) -> None:
         """Write soon what this process did in a recovery. Returns at once."""
         then = "The trace of that recovery is without it."
-        self._soon(lambda: write_recording(self._store, stored), "what it did in a recovery", then)
+        self._soon(lambda: self._files.write(stored.file, asdict(stored)), "what it did in a recovery", then)
 
     def write_profile(self, measured: Worker) -> None:
         """Write soon what the worker has measured. Returns at once."""
-        then = "swift-recover status and plan can say less."
-        self._soon(
-            lambda: write_profile(self._store, self._run_id, self._rank, measured), "its profile", then
-        )
+        name, then = of_rank(self._rank, PROFILE), "swift-recover status and plan can say less."
+        self._soon(lambda: self._files.write(name, asdict(measured)), "its profile", then)
 
     def write_layers(self, layers: Sequence[LayerProfile]) -> None:
         """Write the costs of the model's layers soon. Returns at once."""
@@ -83,13 +84,13 @@ class WorkerRecords:
 
     def write_setup(self, setup: Mapping[str, str]) -> None:
         """Write soon what a spare is given that computes this worker's steps again. Returns at once."""
-        place, then = (self._store, self._run_id, self._rank), "No spare audits its steps."
-        self._soon(lambda: write_setup(*place, setup), "what its script communicated at first", then)
+        name, then = of_rank(self._rank, SETUP), "No spare audits its steps."
+        self._soon(lambda: self._files.write(name, setup), "what its script communicated at first", then)
 
     def write_own_steps(self, steps: Mapping[int, OwnStep]) -> None:
         """Write soon what a spare can compute again. Returns at once."""
-        place, then = (self._store, self._run_id, self._rank), "No spare audits it."
-        self._soon(lambda: write_own_steps(*place, steps), "what it has contributed to a step", then)
+        write, then = partial(write_own_steps, self._files, self._rank, steps), "No spare audits it."
+        self._soon(write, "what it has contributed to a step", then)
 
     def _soon(self, write: Callable[[], None], what: str, then: str) -> None:
         """Write in the background.

@@ -34,7 +34,8 @@ from swift_ft.runtime.replicas.payloads import parameters_payload, put_parameter
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.state_proof import StateProof
 from swift_ft.torch_adapters.communication import device_of
-from swift_ft.torch_adapters.ddp import DataParallelHook, Layout
+from swift_ft.torch_adapters.ddp import DataParallelHook
+from swift_ft.torch_adapters.ddp_buckets import Layout
 from swift_ft.torch_adapters.process_group import GenerationGroup
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.step_failures import step_failures

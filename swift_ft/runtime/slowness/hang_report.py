@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_ft.coordination.progress import STANDS, Stand
+from swift_ft.plain import from_plain
 from swift_ft.units import named
 
 MOST_FRAMES = 6
@@ -44,7 +45,7 @@ def grouped(progress: Mapping[int, Mapping[str, Any]], iteration: int) -> list[G
     stands: dict[int, Stand] = {}
     for rank, facts in sorted(progress.items()):
         if STANDS in facts:
-            stands[rank] = stand = Stand.from_dict(facts[STANDS])
+            stands[rank] = stand = from_plain(Stand, facts[STANDS])
             if stand.iteration <= iteration:
                 places[stand.place, stand.waits, stand.iteration].append(rank)
     groups = [Group(tuple(ranks), stands[ranks[0]]) for ranks in places.values()]

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import islice
 from types import FrameType
 
@@ -187,7 +188,7 @@ class SlownessPart(Part):
         self._links = LinkMeter()
 
     def _tell(self, stand: Stand) -> None:
-        self._progress.add(**{STANDS: stand.to_dict()})
+        self._progress.add(**{STANDS: asdict(stand)})
 
     def _all_stand(self, iteration: int) -> str:
         try:

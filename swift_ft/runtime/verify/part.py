@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable
+from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -22,6 +23,7 @@ from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import first_line
 from swift_ft.faults.failpoints import Point, hit
+from swift_ft.plain import from_plain
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import State
@@ -148,7 +150,7 @@ class VerifyPart(Part):
     def _verdict(self) -> Verdict:
         """Of all workers together: they exchange what differs, and then who is at fault."""
         mine = account_of(self._runs, self._proven)
-        accounts = [Account.from_dict(one) for one in _exchanged(mine.to_dict())]
+        accounts = [from_plain(Account, one) for one in _exchanged(asdict(mine))]
         own = own_faults(self._rank, self._runs[0].places, accounts)
         plain = [None if fault is None else [fault.place, list(fault.names)] for fault in own]
         faults = [

@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 from swift_ft.checkpoint.state_digest import differing
 from swift_ft.runtime.verify.evidence import STATE, Entry, Evidence
@@ -43,11 +42,6 @@ class Difference:
     members: tuple[int, ...]
     received: bool
     names: tuple[str, ...]
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Difference:
-        """The inverse of ``dataclasses.asdict``, from JSON."""
-        return cls(data["place"], tuple(data["members"]), data["received"], tuple(data["names"]))
 
 
 Differences = tuple[Difference, ...]
@@ -156,16 +150,6 @@ class Account:
     pairs: tuple[Differences, ...]
     gives: bool
     proven: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-ready dictionary."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Account:
-        """The inverse of :meth:`to_dict`."""
-        pairs = (tuple(map(Difference.from_dict, pair)) for pair in data["pairs"])
-        return cls(tuple(pairs), data["gives"], data["proven"])
 
 
 def account_of(runs: Sequence[Evidence], proven: int) -> Account:

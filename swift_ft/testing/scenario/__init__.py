@@ -11,7 +11,7 @@ of the world that was planned last.
     lost M ["why"] [by=M] [silent] [on-request] [out-of-memory] [signal=15] [starts-again]
            [cause="native code"] [ran=7200]
     drain M                                sessionless M [ran=7200]       declined M ["why"]
-    unhealthy M ["why"]
+    unhealthy M ["why"]                    damaged R at 20 ["why"]
     report R at 47 | replaying at 25 | nothing   [dirty="why"] [stages=1,5] [shapes-unknown]
                                                  [holds=model] [pipeline=1]
                                                  [updated=0,1] [rounds] [undoable=0,1] [no-update]

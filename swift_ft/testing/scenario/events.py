@@ -72,10 +72,6 @@ def _setup(line: Line) -> tuple[str, ...]:
     return () if torch is None else (f"torch: {torch}",)
 
 
-def _unhealthy(line: Line, _: State) -> list[ev.Event]:
-    return [ev.HealthCheckFailed(machine=line.take(), reason=line.text("a fan stands still"))]
-
-
 def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
     on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
@@ -96,27 +92,6 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
             ran_s=ran_s,
         )
     ]
-
-
-def _drain(line: Line, _: State) -> list[ev.Event]:
-    return [ev.DrainRequested(machine=line.take(), asked_by="an operator")]
-
-
-def _declined(line: Line, _: State) -> list[ev.Event]:
-    return [ev.GuestDeclined(machine=line.take(), reason=line.text("too little memory"))]
-
-
-def _request_machines(line: Line, _: State) -> list[ev.Event]:
-    return [ev.MachinesRequested(machine=line.take(), slots=numbers(line.take()))]
-
-
-def _came_back(line: Line, _: State) -> list[ev.Event]:
-    return [ev.WorkerCameBack(machine=line.take(), rank=int(line.take()))]
-
-
-def _sessionless(line: Line, state: State) -> list[ev.Event]:
-    ran_s, generation = line.number("ran", 0), _generation(line, state)
-    return [ev.SessionlessWorkers(machine=line.take(), generation=generation, ran_s=ran_s)]
 
 
 def _report(line: Line, state: State) -> list[ev.Event]:
@@ -170,11 +145,6 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     ]
 
 
-def _ready(line: Line, state: State) -> list[ev.Event]:
-    generation = _generation(line, state)
-    return [ev.WorkerReady(rank=rank, generation=generation) for rank in ranks_of(state, line.take())]
-
-
 def _replay_failed(line: Line, state: State) -> list[ev.Event]:
     generation, at = _generation(line, state), line.option("differs-at")
     diverged = line.flag("diverged") or at is not None
@@ -187,72 +157,6 @@ def _replay_failed(line: Line, state: State) -> list[ev.Event]:
             differs_at=None if at is None else int(at),
         )
     ]
-
-
-def _damaged(line: Line, state: State) -> list[ev.Event]:
-    generation, rank = _generation(line, state), int(line.take())
-    line.skip("at")
-    iteration = int(line.take())
-    reason = line.text("the file __0_0.distcp does not match its digest")
-    return [ev.CheckpointDamaged(rank=rank, generation=generation, iteration=iteration, reason=reason)]
-
-
-def _communication_failed(line: Line, state: State) -> list[ev.Event]:
-    generation, rank = _generation(line, state), int(line.take())
-    return [ev.CommunicationFailed(rank=rank, generation=generation, reason=line.text("connection reset"))]
-
-
-def _persisted(line: Line, state: State) -> list[ev.Event]:
-    ranks, epoch = ranks_of(state, line.take()), line.number("epoch", state.checkpoints.epoch)
-    generation, path = _generation(line, state), line.option("path") or "part"
-    line.skip("at")
-    iteration = int(line.take())
-    return [
-        ev.PartPersisted(rank=rank, iteration=iteration, epoch=epoch, generation=generation, path=path)
-        for rank in ranks
-    ]
-
-
-def _committed(line: Line, state: State) -> list[ev.Event]:
-    return [
-        ev.CheckpointCommitted(
-            iteration=int(line.take()),
-            epoch=line.number("epoch", state.checkpoints.epoch),
-            keep=line.number("keep", 1),
-            earlier=numbers(line.option("earlier")),
-        )
-    ]
-
-
-def _request_checkpoint(line: Line, state: State) -> list[ev.Event]:
-    rank, generation = int(line.take()), _generation(line, state)
-    line.skip("at")
-    iteration = int(line.take())
-    reason = line.text("its log is nearly full")
-    return [ev.CheckpointRequested(rank=rank, iteration=iteration, generation=generation, reason=reason)]
-
-
-def _request_layout(line: Line, state: State) -> list[ev.Event]:
-    rank, generation = int(line.take()), _generation(line, state)
-    line.skip("at")
-    iteration = int(line.take())
-    layers = numbers(line.take())
-    return [ev.LayoutRequested(rank=rank, generation=generation, iteration=iteration, layers=layers)]
-
-
-def _request_shares(line: Line, state: State) -> list[ev.Event]:
-    rank, generation = int(line.take()), _generation(line, state)
-    line.skip("at")
-    iteration = int(line.take())
-    shares = numbers(line.take())
-    return [ev.SharesRequested(rank=rank, generation=generation, iteration=iteration, shares=shares)]
-
-
-def _stopped(line: Line, state: State) -> list[ev.Event]:
-    ranks, generation = ranks_of(state, line.take()), _generation(line, state)
-    line.skip("at")
-    at = int(line.take())
-    return [ev.LayoutBoundaryReached(rank=rank, generation=generation, iteration=at) for rank in ranks]
 
 
 def _plan_change(line: Line, state: State) -> list[ev.Event]:
@@ -284,19 +188,6 @@ def _plan(word: str) -> str:
     return RunPlan(tuple(pipelines)).to_text()
 
 
-def _prepared(line: Line, state: State) -> list[ev.Event]:
-    world = line.number("world", state.worlds.planned)
-    return [ev.NextPrepared(rank=rank, world=world) for rank in next_ranks_of(state, line.take())]
-
-
-def _request_switch(line: Line, state: State) -> list[ev.Event]:
-    rank, generation = int(line.take()), _generation(line, state)
-    world = line.number("world", state.worlds.planned)
-    line.skip("at")
-    iteration = int(line.take())
-    return [ev.SwitchRequested(rank=rank, generation=generation, iteration=iteration, world=world)]
-
-
 def _offered(line: Line, state: State) -> list[ev.Event]:
     holder = numbers(line.option("from"))
     ranks, generation = ranks_of(state, line.take()), _generation(line, state)
@@ -315,32 +206,6 @@ def _offered(line: Line, state: State) -> list[ev.Event]:
     ]
 
 
-def _taken(line: Line, state: State) -> list[ev.Event]:
-    world = line.number("world", state.worlds.planned)
-    return [ev.StateTaken(rank=rank, world=world) for rank in next_ranks_of(state, line.take())]
-
-
-def _given_up(line: Line, state: State) -> list[ev.Event]:
-    world = line.number("world", state.worlds.planned)
-    return [ev.ChangeGivenUp(world=world, reason=line.text("its script cannot be started"))]
-
-
-def _awaiting(line: Line, state: State) -> list[ev.Event]:
-    ranks, generation = ranks_of(state, line.take()), _generation(line, state)
-    return [ev.GroupAwaited(rank=rank, generation=generation) for rank in ranks]
-
-
-def _layout_declined(line: Line, state: State) -> list[ev.Event]:
-    rank, generation = int(line.take()), _generation(line, state)
-    return [ev.LayoutDeclined(rank=rank, generation=generation, reason=line.text("too little memory"))]
-
-
-def _pace(line: Line, state: State) -> list[ev.Event]:
-    rank, generation = int(line.take()), _generation(line, state)
-    permille = int(line.take())
-    return [ev.PaceNoted(rank=rank, generation=generation, iteration=30, permille=permille)]
-
-
 def _differed(line: Line, state: State) -> list[ev.Event]:
     word, generation = line.take(), _generation(line, state)
     ranks = [] if word == NOTHING else ranks_of(state, word)
@@ -356,12 +221,6 @@ def _differed(line: Line, state: State) -> list[ev.Event]:
             right=right,
         )
     ]
-
-
-def _doubted(line: Line, state: State) -> list[ev.Event]:
-    generation, iteration = _generation(line, state), int(line.take())
-    reason = line.text("machine 1 has computed iteration 29 wrong")
-    return [ev.CheckpointsDoubted(generation=generation, iteration=iteration, reason=reason)]
 
 
 def _audits(line: Line, _: State) -> list[ev.Event]:
@@ -390,11 +249,6 @@ def _audited(line: Line, _: State) -> list[ev.Event]:
             problem=line.text(),
         )
     ]
-
-
-def _finished(line: Line, state: State) -> list[ev.Event]:
-    generation = _generation(line, state)
-    return [ev.WorkerFinished(rank=rank, generation=generation) for rank in ranks_of(state, line.take())]
 
 
 def _exited(line: Line, state: State) -> list[ev.Event]:
@@ -441,15 +295,6 @@ def _deadline_passed(line: Line, state: State) -> list[ev.Event]:
     return [ev.DeadlinePassed(generation=generation, phase=phase, machines=machines, reason=reason)]
 
 
-def _closed(line: Line, _: State) -> list[ev.Event]:
-    code = line.number("code", 1)
-    return [ev.JobClosed(reason=line.text("Ctrl-C"), exit_code=code)]
-
-
-def _inject(line: Line, _: State) -> list[ev.Event]:
-    return [ev.FaultInjected(fault=line.take())]
-
-
 def _event(line: Line, _: State) -> list[ev.Event]:
     return [event_from_dict(json.loads(line.take()))]
 
@@ -463,45 +308,116 @@ def _generation(line: Line, state: State) -> int:
     return line.number("gen", state.generation)
 
 
+def _said(
+    event: Callable[..., ev.Event], words: str, text: str | None = None, **fixed: object
+) -> Callable[[Line, State], list[ev.Event]]:
+    """A reader of lines whose words are fields of an event, in this order: one event for each rank.
+
+    Args:
+        event: its class.
+        words: names of :data:`_FIELDS` and :data:`_RANKS`, and ``at``, which stands in the line as it is.
+        text: the reason where the line ends without one; None if the event has none.
+        fixed: fields that no line says.
+    """
+
+    def read(line: Line, state: State) -> list[ev.Event]:
+        values, each = dict(fixed), [dict[str, int]()]
+        for word in words.split():
+            if word == "at":
+                line.skip(word)
+            elif word in _RANKS:
+                each = [{"rank": rank} for rank in _RANKS[word](state, line.take())]
+            else:
+                values[word] = _FIELDS[word](line, state)
+        if text is not None:
+            values["reason"] = line.text(text)
+        return [event(**values, **rank) for rank in each]
+
+    return read
+
+
+def _word(line: Line, _: State) -> str:
+    return line.take()
+
+
+def _number(line: Line, _: State) -> int:
+    return int(line.take())
+
+
+def _numbers(line: Line, _: State) -> tuple[int, ...]:
+    return numbers(line.take())
+
+
+_RANKS: dict[str, Callable[[State, str], list[int]]] = {"ranks": ranks_of, "next": next_ranks_of}
+"""Workers that a word names: of the present world, and of the one that was planned last."""
+
+_FIELDS: dict[str, Callable[[Line, State], object]] = {
+    "machine": _word,
+    "fault": _word,
+    "iteration": _number,
+    "permille": _number,
+    "slots": _numbers,
+    "layers": _numbers,
+    "shares": _numbers,
+    "generation": _generation,
+    "epoch": lambda line, state: line.number("epoch", state.checkpoints.epoch),
+    "world": lambda line, state: line.number("world", state.worlds.planned),
+    "path": lambda line, _: line.option("path") or "part",
+    "keep": lambda line, _: line.number("keep", 1),
+    "earlier": lambda line, _: numbers(line.option("earlier")),
+    "ran_s": lambda line, _: line.number("ran", 0),
+    "exit_code": lambda line, _: line.number("code", 1),
+}
+"""How a line says a field of an event: by its next word, or by an option."""
+
 _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "open": _open,
-    "declined": _declined,
-    "request-machines": _request_machines,
     "join": _join,
-    "unhealthy": _unhealthy,
+    "unhealthy": _said(ev.HealthCheckFailed, "machine", "a fan stands still"),
     "lost": _lost,
-    "came-back": _came_back,
-    "drain": _drain,
-    "sessionless": _sessionless,
+    "drain": _said(ev.DrainRequested, "machine", asked_by="an operator"),
+    "declined": _said(ev.GuestDeclined, "machine", "too little memory"),
+    "request-machines": _said(ev.MachinesRequested, "machine slots"),
+    "came-back": _said(ev.WorkerCameBack, "machine ranks"),
+    "sessionless": _said(ev.SessionlessWorkers, "machine generation ran_s"),
     "report": _report,
-    "ready": _ready,
+    "ready": _said(ev.WorkerReady, "ranks generation"),
     "replay-failed": _replay_failed,
-    "damaged": _damaged,
-    "communication-failed": _communication_failed,
-    "persisted": _persisted,
-    "committed": _committed,
-    "request-checkpoint": _request_checkpoint,
-    "request-layout": _request_layout,
-    "request-shares": _request_shares,
-    "stopped": _stopped,
+    "damaged": _said(
+        ev.CheckpointDamaged,
+        "ranks generation at iteration",
+        "the file __0_0.distcp does not match its digest",
+    ),
+    "communication-failed": _said(ev.CommunicationFailed, "ranks generation", "connection reset"),
+    "persisted": _said(ev.PartPersisted, "ranks generation at iteration epoch path"),
+    "committed": _said(ev.CheckpointCommitted, "iteration epoch keep earlier"),
+    "request-checkpoint": _said(
+        ev.CheckpointRequested, "ranks generation at iteration", "its log is nearly full"
+    ),
+    "request-layout": _said(ev.LayoutRequested, "ranks generation at iteration layers"),
+    "request-shares": _said(ev.SharesRequested, "ranks generation at iteration shares"),
+    "stopped": _said(ev.LayoutBoundaryReached, "ranks generation at iteration"),
+    "layout-declined": _said(ev.LayoutDeclined, "ranks generation", "too little memory"),
     "plan-change": _plan_change,
-    "prepared": _prepared,
-    "request-switch": _request_switch,
+    "prepared": _said(ev.NextPrepared, "next world"),
+    "request-switch": _said(ev.SwitchRequested, "ranks generation at iteration world"),
     "offered": _offered,
-    "taken": _taken,
-    "given-up": _given_up,
-    "awaiting": _awaiting,
-    "layout-declined": _layout_declined,
-    "pace": _pace,
-    "finished": _finished,
+    "taken": _said(ev.StateTaken, "next world"),
+    "given-up": _said(ev.ChangeGivenUp, "world", "its script cannot be started"),
+    "awaiting": _said(ev.GroupAwaited, "ranks generation"),
+    "pace": _said(ev.PaceNoted, "ranks generation permille", iteration=30),
+    "differed": _differed,
+    "doubted": _said(
+        ev.CheckpointsDoubted, "generation iteration", "machine 1 has computed iteration 29 wrong"
+    ),
+    "audits": _audits,
+    "audited": _audited,
+    "finished": _said(ev.WorkerFinished, "ranks generation"),
     "exited": _exited,
     "script-failed": _script_failed,
     "deadline-passed": _deadline_passed,
-    "closed": _closed,
-    "inject": _inject,
+    "closed": _said(ev.JobClosed, "exit_code", "Ctrl-C"),
+    "inject": _said(ev.FaultInjected, "fault"),
     "event": _event,
-    "differed": _differed,
-    "doubted": _doubted,
-    "audits": _audits,
-    "audited": _audited,
 }
+"""How the line of each event is read."""

@@ -103,6 +103,10 @@ def _number(line: Line) -> int:
     return int(line.take())
 
 
+def _numbers(line: Line) -> list[int]:
+    return [*map(int, line.rest())]
+
+
 def _number_or_none(line: Line) -> int | None:
     return number_or_none(line.take())
 
@@ -115,14 +119,8 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     "members": (lambda state: [m or "-" for m in state.members], Line.rest),
     "spares": (lambda state: state.membership.waiting(), Line.rest),
     "missing": (lambda state: list(state.missing()), Line.rest),
-    "awaiting": (
-        lambda state: sorted(state.round.awaiting),
-        lambda line: [int(rank) for rank in line.rest()],
-    ),
-    "finished": (
-        lambda state: sorted(state.round.finished),
-        lambda line: [int(rank) for rank in line.rest()],
-    ),
+    "awaiting": (lambda state: sorted(state.round.awaiting), _numbers),
+    "finished": (lambda state: sorted(state.round.finished), _numbers),
     "machine-patience": (lambda state: state.machine_patience, _number),
     "patience": (lambda state: state.patience, _number),
     "injected": (lambda state: sorted(state.injected), Line.rest),
@@ -141,19 +139,19 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
         lambda state: [f"{one.wrong}:{one.slot}@{one.iteration}" for one in state.audits.judged],
         Line.rest,
     ),
-    "clean": (lambda state: sorted(state.audits.clean), lambda line: [*map(int, line.rest())]),
+    "clean": (lambda state: sorted(state.audits.clean), _numbers),
     "logs-needed": (logs_needed_since, _number_or_none),
     "committed": (lambda state: state.checkpoints.committed, _number_or_none),
-    "earlier": (lambda state: list(state.checkpoints.earlier), lambda line: [*map(int, line.rest())]),
-    "asked": (lambda state: sorted(state.membership.requested), lambda line: [*map(int, line.rest())]),
+    "earlier": (lambda state: list(state.checkpoints.earlier), _numbers),
+    "asked": (lambda state: sorted(state.membership.requested), _numbers),
     "requested": (lambda state: state.checkpoints.requested, _number_or_none),
     "saves-again": (
         lambda state: [rank for rank in range(state.world_size) if saves_again(state, rank)],
-        lambda line: [int(rank) for rank in line.rest()],
+        _numbers,
     ),
     "checkpoint-needed": (lambda state: list(leaves_after_checkpoint(state)), Line.rest),
     "commit-due": (lambda state: commit_due(state, 0), _number_or_none),
-    "layout": (lambda state: list(state.layouts.current), lambda line: [*map(int, line.rest())]),
+    "layout": (lambda state: list(state.layouts.current), _numbers),
     "shares": (
         lambda state: [f"{since}:{_listed(samples)}" for since, samples in state.layouts.shares],
         Line.rest,
@@ -164,26 +162,20 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     ),
     "layers": (
         lambda state: [*map(len, (layers for _, layers in sorted(state.layouts.placed.items())))],
-        lambda line: [*map(int, line.rest())],
+        _numbers,
     ),
-    "new-layout": (
-        lambda state: list((state.plan and state.plan.new_layout) or ()),
-        lambda line: [*map(int, line.rest())],
-    ),
+    "new-layout": (lambda state: list((state.plan and state.plan.new_layout) or ()), _numbers),
     "stops-at": (lambda state: state.layouts.pending and state.layouts.pending.iteration, _number_or_none),
     "world": (lambda state: state.worlds.present.number, _number),
     "change": (lambda state: state.worlds.change and state.worlds.change.world.number, _number_or_none),
     "mode": (lambda state: state.plan.mode.value if state.plan else NOTHING, Line.take),
     "resume": (lambda state: state.plan and state.plan.resume, _number),
     "smaller": (lambda state: list(answer_of(state).machines), Line.rest),
-    "pipelines": (
-        lambda state: list(answer_of(state).pipelines),
-        lambda line: [int(stages) for stages in line.rest()],
-    ),
+    "pipelines": (lambda state: list(answer_of(state).pipelines), _numbers),
     "grows": (lambda state: _growth(state)[0], Line.rest),
-    "grown-pipelines": (lambda state: _growth(state)[1], lambda line: [*map(int, line.rest())]),
+    "grown-pipelines": (lambda state: _growth(state)[1], _numbers),
     "full": (lambda state: state.worlds.full and len(state.worlds.full.machines), _number_or_none),
-    "to-ask": (lambda state: list(slots_to_ask(state)), lambda line: [*map(int, line.rest())]),
+    "to-ask": (lambda state: list(slots_to_ask(state)), _numbers),
     "guests": (
         lambda state: [f"{host}:{_listed(slots)}" for host, slots in sorted(guests_wanted(state).items())],
         lambda line: [word for word in line.rest() if word != NOTHING],

@@ -122,6 +122,18 @@ def made(model: LayerStack, *, two_groups: bool = False) -> TrainingState:
     return TrainingState({"model": model, "optimizer": optimizer})
 
 
+def on_each(
+    as_worker: Callable[..., None], make: Callable[[], TrainingState], workers: int = WORKERS
+) -> list[TrainingState]:
+    """The states that the script of each worker makes, by rank."""
+    states = []
+    for rank in range(workers):
+        as_worker(rank)
+        torch.manual_seed(0)
+        states.append(make())
+    return states
+
+
 def tensors_of(states: list[TrainingState]) -> dict[str, torch.Tensor]:
     """All tensors of all workers, by name; each is on one of them."""
     found: dict[str, torch.Tensor] = {}
@@ -151,11 +163,7 @@ def assert_trained(states: list[TrainingState]) -> None:
 @pytest.mark.parametrize("two_groups", [False, True])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_all_layers_move(wrapper: str, two_groups: bool, as_worker: Callable[..., None]) -> None:
-    states = []
-    for rank in range(WORKERS):
-        as_worker(rank)
-        torch.manual_seed(0)
-        states.append(made(LayerStack(built(wrapper), COUNT), two_groups=two_groups))
+    states = on_each(as_worker, lambda: made(LayerStack(built(wrapper), COUNT), two_groups=two_groups))
     before = tensors_of(states)
     new = (4, 1, 2)
     layered = [LayeredState(state) for state in states]
@@ -202,11 +210,7 @@ def test_a_checkpoint_of_another_layout_is_loaded(
     workers: int, two_groups: bool, wrapper: str, as_worker: Callable[..., None], tmp_path: Path
 ) -> None:
     folder = CheckpointFolder(Store(str(tmp_path)))
-    states = []
-    for rank in range(WORKERS):
-        as_worker(rank)
-        torch.manual_seed(0)
-        states.append(made(LayerStack(built(wrapper), COUNT), two_groups=two_groups))
+    states = on_each(as_worker, lambda: made(LayerStack(built(wrapper), COUNT), two_groups=two_groups))
     saved_by(folder, states)
     before = tensors_of(states)
     new = {2: (3, 4), 3: (1, 1, 5), 5: (1, 1, 2, 1, 2)}[workers]
@@ -225,11 +229,7 @@ def test_a_script_that_wraps_its_layers_otherwise(
 ) -> None:
     """A resume has the parameters, and what optimizers keep of them."""
     folder = CheckpointFolder(Store(str(tmp_path)))
-    states = []
-    for rank in range(WORKERS):
-        as_worker(rank)
-        torch.manual_seed(0)
-        states.append(made(LayerStack(built(before), COUNT)))
+    states = on_each(as_worker, lambda: made(LayerStack(built(before), COUNT)))
     saved_by(folder, states)
     as_worker(0, 1)
     whole = made(LayerStack(built(after), COUNT))
@@ -250,12 +250,11 @@ def test_names_of_an_earlier_version() -> None:
 
 
 def test_a_stack_inside_of_another_module(as_worker: Callable[..., None]) -> None:
-    states = []
-    for rank in range(WORKERS):
-        as_worker(rank)
+    def within() -> TrainingState:
         model = LayerStack(build, COUNT)
-        state = made(model)
-        states.append(TrainingState({"model": Outer(model), **state.optimizers}))
+        return TrainingState({"model": Outer(model), **made(model).optimizers})
+
+    states = on_each(as_worker, within)
     layered = [LayeredState(state) for state in states]
     before = {**layered[1].take([2]).tensors}
     layered[0].give((3, 1, 3), [layered[1].take([2])])
@@ -320,13 +319,13 @@ def test_a_layer_that_is_made_otherwise(as_worker: Callable[..., None]) -> None:
 
 
 def test_an_average_of_the_model_goes_along(as_worker: Callable[..., None]) -> None:
-    states = []
-    for rank in range(WORKERS):
-        as_worker(rank)
+    def averaged() -> TrainingState:
         model = LayerStack(build, COUNT)
         average = AveragedModel(model, avg_fn=lambda old, new, _: old + 0.5 * new)
         average.update_parameters(model)
-        states.append(TrainingState({**made(model).modules, "average": average}))
+        return TrainingState({**made(model).modules, "average": average})
+
+    states = on_each(as_worker, averaged)
     layered = [LayeredState(state) for state in states]
     name = "module.2.0.weight"
     was = dict(states[1].modules["average"].named_parameters())[name].detach().clone()
@@ -335,10 +334,7 @@ def test_an_average_of_the_model_goes_along(as_worker: Callable[..., None]) -> N
 
 
 def test_flags_and_modes_of_a_layer_go_along(as_worker: Callable[..., None]) -> None:
-    states = []
-    for rank in range(WORKERS):
-        as_worker(rank)
-        states.append(made(LayerStack(build, COUNT)))
+    states = on_each(as_worker, lambda: made(LayerStack(build, COUNT)))
     layered = [LayeredState(state) for state in states]
     there = layer_in(states[1], 2)
     there[0].weight.requires_grad_(False)
@@ -361,21 +357,17 @@ def test_an_optimizer_that_has_not_stepped_yet(as_worker: Callable[..., None]) -
     assert not optimizer.state
 
 
-def by_layer(state: TrainingState) -> torch.optim.Optimizer:
-    """The optimizer of a state, with a group for each layer, whose rate says which."""
-    (model,) = (module for module in state.modules.values() if isinstance(module, LayerStack))
+def grouped_by_layer() -> TrainingState:
+    """A state whose optimizer has a group for each layer, and the rate says which."""
+    model = LayerStack(build, COUNT)
     groups = [{"params": model.layer(n).parameters(), "lr": 0.1 + n} for n in model.layers]
-    optimizer = torch.optim.AdamW(groups)
-    state.optimizers["optimizer"] = optimizer
-    return optimizer
+    state = made(model)
+    state.optimizers["optimizer"] = torch.optim.AdamW(groups)
+    return state
 
 
 def test_a_layer_in_a_group_that_is_not_there_stays_where_it_is(as_worker: Callable[..., None]) -> None:
-    states = []
-    for rank in range(2):
-        as_worker(rank)
-        states.append(made(LayerStack(build, COUNT)))
-        by_layer(states[-1])
+    states = on_each(as_worker, grouped_by_layer, 2)
     layered = [LayeredState(state) for state in states]
     with pytest.raises(TopologyMismatchError, match=r"model/2.0.weight in a group whose lr is 2.1, and no"):
         layered[0].prepare((3, 1, 3), [layered[1].take([2])])
@@ -384,11 +376,7 @@ def test_a_layer_in_a_group_that_is_not_there_stays_where_it_is(as_worker: Calla
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_layer_gets_the_group_with_its_options(gone: bool, as_worker: Callable[..., None]) -> None:
     """It is another one than there, which only the options show; or it has become empty."""
-    states = []
-    for rank in range(2):
-        as_worker(rank)
-        states.append(made(LayerStack(build, COUNT)))
-        by_layer(states[-1])
+    states = on_each(as_worker, grouped_by_layer, 2)
     layered = [LayeredState(state) for state in states]
     if not gone:  # worker 0 has a group with the rate of layer 2, as its second one
         states[0].optimizers["optimizer"].param_groups[1]["lr"] = 2.1
@@ -401,20 +389,16 @@ def test_a_layer_gets_the_group_with_its_options(gone: bool, as_worker: Callable
 
 def test_a_whole_state_sets_rates_of_layers(as_worker: Callable[..., None]) -> None:
     """Of groups that are unlike on workers, each gets the options of its own layer."""
-    states = []
-    for rank in range(2):
-        as_worker(rank)
-        states.append(made(LayerStack(build, COUNT)))
-        optimizer = by_layer(states[-1])
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.5
+    states = on_each(as_worker, grouped_by_layer, 2)
+    for group in [group for state in states for group in state.optimizers["optimizer"].param_groups]:
+        group["lr"] *= 0.5
     as_worker(0, 2)
-    here = made(LayerStack(build, COUNT))  # layers 0, 1, 2
-    optimizer = by_layer(here)
+    here = grouped_by_layer()  # layers 0, 1, 2
     arrived = [LayeredState(states[0]).take([0, 1], rest=True), LayeredState(states[1]).take([2], rest=True)]
     LayeredState(here).give_whole((3, 4), arrived)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.55, 1.05]
-    assert [len(group["params"]) for group in optimizer.param_groups] == [4 if n % 2 else 2 for n in range(3)]
+    groups = here.optimizers["optimizer"].param_groups
+    assert [group["lr"] for group in groups] == [0.05, 0.55, 1.05]
+    assert [len(group["params"]) for group in groups] == [4 if n % 2 else 2 for n in range(3)]
 
 
 def test_what_is_in_no_layer_comes_with_a_whole_state(as_worker: Callable[..., None]) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from swift_ft.checkpoint.recording_file import (
-    StoredRecording,
-    clock_of_host,
-    read_recording,
-    recording_names,
-    write_recording,
-)
-from swift_ft.checkpoint.worker_history import history_names, sweep_histories
+from swift_ft.checkpoint.recording_file import StoredRecording, clock_of_host, recording_names
+from swift_ft.checkpoint.worker_files import WorkerFiles
+from swift_ft.checkpoint.worker_history import HISTORIES
 from swift_ft.errors import SwiftError
 from swift_ft.observe.spans import Recording, Span
 from swift_ft.storage.store import Store
@@ -35,30 +30,36 @@ WORKER = StoredRecording(
 AGENT = replace(WORKER, by="agent m-1", rank=None, slot=None)
 
 
-def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    for stored in (WORKER, AGENT, replace(WORKER, generation=3)):
-        write_recording(store, stored)
-    names = recording_names(store, RUN, {2})
+@pytest.fixture
+def files(tmp_path: Path) -> WorkerFiles:
+    return WorkerFiles(Store(tmp_path), RUN)
+
+
+def write(files: WorkerFiles, *recordings: StoredRecording) -> None:
+    for stored in recordings:
+        files.write(stored.file, asdict(stored))
+
+
+def test_it_is_read_as_it_was_written(files: WorkerFiles, tmp_path: Path) -> None:
+    write(files, WORKER, AGENT, replace(WORKER, generation=3))
+    names = recording_names(files, {2})
     assert names == ["agent-m-1.0.g0002.trace.json", "rank-00003.g0002.trace.json"]
-    assert [read_recording(store, RUN, name) for name in names] == [AGENT, WORKER]
-    assert recording_names(store, RUN) == [*names, "rank-00003.g0003.trace.json"]
-    assert recording_names(store, "another", {2}) == []
-    assert history_names(store, RUN) == []  # these are other files
+    assert [files.read(StoredRecording, name) for name in names] == [AGENT, WORKER]
+    assert recording_names(files) == [*names, "rank-00003.g0003.trace.json"]
+    assert recording_names(WorkerFiles(Store(tmp_path), "another"), {2}) == []
+    assert files.names(HISTORIES) == []  # these are other files
 
 
-def test_damage_is_named(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    write_recording(store, WORKER)
+def test_damage_is_named(files: WorkerFiles, tmp_path: Path) -> None:
+    write(files, WORKER)
     (path,) = tmp_path.glob("runs/*/workers/*")
     path.write_text(path.read_text().replace('"load"', '"lead"'))
     with pytest.raises(SwiftError, match=r"rank-00003.g0002.trace.json does not match its digest"):
-        read_recording(store, RUN, path.name)
+        files.read(StoredRecording, path.name)
 
 
-def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    write_recording(store, WORKER)
+def test_what_killed_processes_left_is_swept(files: WorkerFiles, tmp_path: Path) -> None:
+    write(files, WORKER)
     folder = tmp_path / "runs" / RUN / "workers"
     begun = {
         name: folder / f"{name}.trace.json.12ab.tmp"
@@ -66,7 +67,7 @@ def test_what_killed_processes_left_is_swept(tmp_path: Path) -> None:
     }
     for path in begun.values():
         path.write_text("half of it")
-    sweep_histories(store, RUN, {3: 4}, {"m-2.1"})
+    files.sweep({3: 4}, {"m-2.1"})
     assert {name for name, path in begun.items() if not path.exists()} == {
         "rank-00003.g0002",
         "agent-m-1.0.g0002",

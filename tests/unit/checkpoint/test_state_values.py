@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from swift_ft.checkpoint.plain_values import Encoder, restored
+from swift_ft.checkpoint.plain_values import Encoder
+from swift_ft.checkpoint.restored_values import restored
 from swift_ft.checkpoint.state_values import digests_of
 
 

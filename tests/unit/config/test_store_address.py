@@ -10,6 +10,7 @@ import pytest
 
 from swift_ft.config.store_address import ETCD, StoreAddress
 from swift_ft.errors import UsageError
+from swift_ft.plain import from_plain
 
 EMBEDDED = StoreAddress.tcp("host0", 29400)
 CLUSTER = StoreAddress(
@@ -23,7 +24,7 @@ CLUSTER = StoreAddress(
 def test_text_and_json_lose_nothing(address: StoreAddress) -> None:
     assert StoreAddress.parse(str(address)) == address
     assert " " not in str(address)  # --endpoint-out writes it before a space and the run's name
-    assert StoreAddress.from_dict(json.loads(json.dumps(dataclasses.asdict(address)))) == address
+    assert from_plain(StoreAddress, json.loads(json.dumps(dataclasses.asdict(address)))) == address
 
 
 def test_the_embedded_store_is_named_as_ever() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
 from tests.unit.recovery.test_recoveries import report
 
-PLACE = Stand(0, "at train.py:3 (load)", waits=False, stack=()).to_dict()
+PLACE = asdict(Stand(0, "at train.py:3 (load)", waits=False, stack=()))
 LIMIT_S = 7.0
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from swift_ft.checkpoint.worker_profile import read_profiles, write_profile
+from swift_ft.checkpoint.worker_files import PROFILE, WorkerFiles, of_rank
+from swift_ft.checkpoint.worker_profile import read_profiles
 from swift_ft.costs.job import Measured, Worker
 from swift_ft.offline.archive import ArchivedJournal
 from swift_ft.offline.loss import LossPlan, LossPlanner
@@ -95,13 +97,13 @@ def test_without_profiles_the_journal_has_to_do() -> None:
 
 
 def test_profiles_are_read_back(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    files = WorkerFiles(Store(tmp_path), "run/1")
     for rank, worker in MEASURED.items():
-        write_profile(store, "run/1", rank, worker)
-    assert read_profiles(store, "run/1", 4) == MEASURED
-    assert read_profiles(store, "run/2", 4) == {}
+        files.write(of_rank(rank, PROFILE), asdict(worker))
+    assert read_profiles(files, 4) == MEASURED
+    assert read_profiles(WorkerFiles(Store(tmp_path), "run/2"), 4) == {}
     damaged = tmp_path / "runs/run_1/workers/rank-00001.profile.json"
     damaged.write_text(damaged.read_text().replace("1001", "1002"))
-    assert read_profiles(store, "run/1", 4).keys() == {0, 2}
+    assert read_profiles(files, 4).keys() == {0, 2}
     damaged.write_text("{")
-    assert read_profiles(store, "run/1", 4).keys() == {0, 2}
+    assert read_profiles(files, 4).keys() == {0, 2}

@@ -89,6 +89,13 @@ def test_nothing_after_the_gap_tells() -> None:
     assert later.log_since(found.last_state(), 10) is None
 
 
+@pytest.mark.parametrize("after", [[], [ev.JobClosed(reason="enough")]], ids=["none", "closed"])
+def test_the_verdict_may_be_known_in_spite_of_a_gap(after: list[Event]) -> None:
+    whole = ArchivedJournal(RUN, entries_of([*BEFORE, *after]))
+    for found in (whole, journal([*parts(20, epoch=1, generation=4), *after])):
+        assert (found.verdict and found.verdict.reason) == ("enough" if after else None)
+
+
 def test_plans_use_the_newer_checkpoint() -> None:
     planner = LossPlanner(journal(parts(20, epoch=1, generation=4)), {})
     plan = planner.plan([1], iteration=23)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from swift_ft.checkpoint.recording_file import StoredRecording, write_recording
+from swift_ft.checkpoint.recording_file import StoredRecording
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.observe.spans import FIRST_ITERATION, Recording, Span
 from swift_ft.offline.recovery_spans import (
     PlacedSpan,
@@ -157,7 +159,7 @@ def test_a_recovery_that_did_not_end_is_left_out() -> None:
 def test_damaged_files_are_named(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for one in recordings():
-        write_recording(store, one)
+        WorkerFiles(store, RUN).write(one.file, asdict(one))
     (torn,) = tmp_path.glob("runs/*/workers/rank-00001*")
     torn.write_text("{}")
     found, problems = read_recordings(store, RUN, [2])

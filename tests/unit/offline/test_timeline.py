@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory, write_history
+from swift_ft.checkpoint.worker_history import GenerationWork
 from swift_ft.coordination.archive import JournalArchive
 from swift_ft.errors import UsageError
 from swift_ft.offline.lost_time import Cause
@@ -24,6 +24,7 @@ from tests.support.journals import (
     machine,
     store_with,
     work_of_recovered,
+    write_history,
 )
 
 
@@ -97,7 +98,7 @@ def test_a_fallback(tmp_path: Path) -> None:
         ev.JobClosed(reason="enough"),  # 17
     ]
     store = made(tmp_path, [*RECOVERED[:12], *failed], noted=False)
-    write_history(store, WorkerHistory(RUN, 0, 1, (FIRST_WORK,)))
+    write_history(store, 0, FIRST_WORK)
     found = read(tmp_path)
     (report,) = found.recoveries
     assert (report.recovery.mode, report.recovery.iterations_lost) == ("fallback", {0: 4})
@@ -133,9 +134,9 @@ def test_nobody_noted_anything(tmp_path: Path) -> None:
 
 def test_a_run_without_recoveries(tmp_path: Path) -> None:
     store = store_with(str(tmp_path), RECOVERED[:9], machines=2)
-    works = (GenerationWork(1, began=BEGAN + 5.5, until=BEGAN + 30, steps=20, iteration=20),)
+    work = GenerationWork(1, began=BEGAN + 5.5, until=BEGAN + 30, steps=20, iteration=20)
     for rank in (0, 1):
-        write_history(store, WorkerHistory(RUN, rank, 1, works))
+        write_history(store, rank, work)
     found = read(tmp_path)
     assert found.recoveries == ()
     assert found.ok is None  # it still goes on

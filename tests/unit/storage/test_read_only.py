@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.errors import StoreNotWritableError
-from swift_ft.storage.read_only import ReadOnlyStore
+from swift_ft.errors import StoreNotWritableError, SwiftError
+from swift_ft.storage.read_only import ReadOnlyStore, read_all
 from swift_ft.storage.store import Store
 
 WRITES: dict[str, Callable[[Store, Path], object]] = {
@@ -41,3 +41,20 @@ def test_each_method_is_one_or_the_other() -> None:
     """A new one of the store's has to say which."""
     public = {name for name, _ in inspect.getmembers(Store) if not name.startswith("_")}
     assert public == READS | WRITES.keys()
+
+
+def _half(number: int) -> int:
+    if number % 2:
+        raise SwiftError(f"{number} is odd\nin all its parts")
+    return number // 2
+
+
+def test_damaged_files_are_named_and_the_others_read() -> None:
+    counts: list[int] = []
+    assert read_all(_half, [2, 3, 8, 5], counts.append) == ([1, 4], ["3 is odd", "5 is odd"])
+    assert counts == [1, 1, 1, 1]
+
+
+def test_what_the_stores_client_raises_is_no_damage() -> None:
+    with pytest.raises(ZeroDivisionError):
+        read_all(lambda number: 1 // number, [1, 0])

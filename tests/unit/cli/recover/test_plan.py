@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from swift_ft.checkpoint.worker_profile import write_profile
+from swift_ft.checkpoint.worker_files import PROFILE, WorkerFiles, of_rank
 from swift_ft.cli.recover.main import main
 from swift_ft.costs.job import Measured, Worker
 from swift_ft.recovery.events import Event, JobClosed, JobOpened, ScriptExited, StatusReported
@@ -73,8 +73,9 @@ def test_copies_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         events.append(event)
     store = store_with(str(tmp_path), events, machines=3)
     measured = Measured(iteration_s=2.0, state_bytes=600, link_bytes_per_s=200.0, snapshot_every=4)
+    files = WorkerFiles(store, RUN)
     for rank in range(3):
-        write_profile(store, RUN, rank, Worker((), measured=measured))
+        files.write(of_rank(rank, PROFILE), asdict(Worker((), measured=measured)))
     out = shown(capsys, tmp_path, "--fail 1 --iteration 14")
     assert "newest memory checkpoint: iteration 12" in out
     assert "the run recovers by memory: no other worker has the state of worker 1" in out

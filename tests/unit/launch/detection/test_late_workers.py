@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.coordination.progress import STANDS, Stand
 from swift_ft.launch.detection.late_workers import LateWorkers
 from swift_ft.launch.detection.worker_channels import WorkerChannels
+from swift_ft.plain import from_plain
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.protocol import step
@@ -68,7 +70,7 @@ def test_those_that_have_not_reported_are_asked_before_the_deadline() -> None:
     shown = late.after(0.1 * BETWEEN_S)
     assert late.asked == [0]
     assert shown[2].items() >= {"iteration": 0, "mode": "starting"}.items()
-    assert Stand.from_dict(shown[2][STANDS]).place == PLACE
+    assert from_plain(Stand, shown[2][STANDS]).place == PLACE
     for _ in range(timings.LATE_LOOKS - 2):
         late.after(BETWEEN_S)
     assert late.asked == [0] * (timings.LATE_LOOKS - 1)
@@ -90,7 +92,7 @@ def test_one_that_does_not_answer_shows_no_place() -> None:
 
 def test_one_that_has_said_so_itself_has_said_more() -> None:
     late = Late()
-    own = Stand(5, PLACE, waits=False, stack=("train.py:3 (load)", "train.py:9 (main)")).to_dict()
+    own = asdict(Stand(5, PLACE, waits=False, stack=("train.py:3 (load)", "train.py:9 (main)")))
     late.heard.shown[2] = {"iteration": 5, "mode": "live", STANDS: own}
     assert late.after(BETWEEN_S)[2] == {"iteration": 5, "mode": "live", STANDS: own}
     late.place = ["at train.py:7 (main)"]

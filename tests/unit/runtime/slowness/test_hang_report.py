@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from swift_ft.coordination.progress import STANDS, Stand
 from swift_ft.runtime.slowness.hang_report import grouped, in_words
 
@@ -11,7 +13,7 @@ LOADS = Stand(7, "at data.py:12 (load), in time.sleep", False, ("data.py:12 (loa
 
 def progress(*stands: Stand | None) -> dict[int, dict[str, object]]:
     return {
-        rank: {"iteration": 7, "mode": "live", **({STANDS: stand.to_dict()} if stand else {})}
+        rank: {"iteration": 7, "mode": "live", **({STANDS: asdict(stand)} if stand else {})}
         for rank, stand in enumerate(stands)
     }
 

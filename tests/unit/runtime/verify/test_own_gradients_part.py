@@ -13,10 +13,9 @@ from torch import nn
 from swift_ft.checkpoint.own_gradients import (
     OwnStep,
     read_own_steps,
-    read_setup,
     write_own_steps,
-    write_setup,
 )
+from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.runtime.data.digest import digest_of
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.worker.part import Interruption, StepInfo
@@ -257,16 +256,16 @@ STEP = OwnStep(1, "a processor", "00ff", {"the parameter weight": 3}, {WEIGHT: 4
 
 
 def test_notes_are_read_back(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert (read_own_steps(store, "run", 1), read_setup(store, "run", 1)) == ({}, None)
-    write_own_steps(store, "run", 1, {20: STEP})
-    write_setup(store, "run", 1, {"key": "ff"})
-    assert (read_own_steps(store, "run", 1), read_setup(store, "run", 1)) == ({20: STEP}, {"key": "ff"})
+    files = WorkerFiles(Store(tmp_path), "run")
+    assert read_own_steps(files, 1) == {}
+    write_own_steps(files, 1, {20: STEP})
+    assert (read_own_steps(files, 1), read_own_steps(files, 2)) == ({20: STEP}, {})
 
 
 @pytest.mark.parametrize("damage", ["{", '{"20": {}}'])
 def test_damaged_notes_are_none(damage: str, tmp_path: Path) -> None:
-    write_own_steps(Store(tmp_path), "run", 0, {20: STEP})
+    files = WorkerFiles(Store(tmp_path), "run")
+    write_own_steps(files, 0, {20: STEP})
     (file,) = tmp_path.rglob("*.gradients.json")
     file.write_text(damage)
-    assert read_own_steps(Store(tmp_path), "run", 0) == {}
+    assert read_own_steps(files, 0) == {}

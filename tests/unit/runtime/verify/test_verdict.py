@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 
+from swift_ft.plain import from_plain
 from swift_ft.runtime.verify.evidence import STATE, Entry, Evidence
 from swift_ft.runtime.verify.verdict import (
     Account,
@@ -33,7 +35,7 @@ def verdict(*workers: Sequence[Told], proven: int = 0, stages: Sequence[int] = (
     """The verdict on what each worker tells of its computations; all have one stage unless it is said."""
     runs = [[evidence(told, len(workers)) for told in of_worker] for of_worker in workers]
     accounts = [
-        Account.from_dict(json.loads(json.dumps(account_of(of_worker, proven).to_dict())))
+        from_plain(Account, json.loads(json.dumps(asdict(account_of(of_worker, proven)))))
         for of_worker in runs
     ]
     faults = [own_faults(rank, of_worker[0].places, accounts) for rank, of_worker in enumerate(runs)]
