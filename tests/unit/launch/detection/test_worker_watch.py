@@ -62,7 +62,7 @@ class Watched:
     def check(self, pids: dict[int, int] | None = None) -> list[int]:
         """The workers that were killed so far. Without pids, no process has their numbers."""
         pids = pids or dict.fromkeys(RANKS, 0)
-        processes = SimpleNamespace(pids=lambda: pids, kill=self.killed.append)
+        processes = SimpleNamespace(pids=lambda: pids, running=lambda: pids, kill=self.killed.append)
         self.watch.check(cast(StandbyContext, processes), RANKS, lambda: None)
         return self.killed
 
