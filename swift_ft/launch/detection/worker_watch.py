@@ -101,7 +101,6 @@ class WorkerWatch:
                 ev.MachineLost(
                     machine=machine,
                     reason=reason,
-                    out_of_memory=cause == Cause.MEMORY,
                     starts_again=starts_again,
                     cause=cause or "",
                     evidence=tuple(evidence),

@@ -16,9 +16,7 @@ def note_failure(state: State, part: str, reason: str) -> State:
     return _note(state, part, reason, had_task=state.plan is not None)
 
 
-def note_machine(
-    state: State, machine: str, reason: str, cause: Cause = Cause.MACHINE, *, ran_s: int = 0
-) -> State:
+def note_machine(state: State, machine: str, reason: str, cause: Cause, *, ran_s: int = 0) -> State:
     """Note that a member has failed: as a survivor, in a task of its own, or before it reported at all.
 
     Args:

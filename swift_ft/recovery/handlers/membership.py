@@ -190,7 +190,7 @@ def _charge(state: State, event: ev.MachineLost) -> State:
     is_there = slot not in membership.exited if slot is not None else event.machine in membership.spares
     if not is_there or event.machine in membership.hosts:
         return state
-    if not _is_failure(event) or cause_of(event) not in _OF_THE_MACHINE or _blames_the_link(event):
+    if not _is_failure(event) or cause_of(event) not in _OF_THE_MACHINE:
         return state
     return replace(state, membership=membership.note_loss(event.machine))
 
@@ -329,15 +329,19 @@ def deadline_passed(state: State, event: ev.DeadlinePassed) -> State:
     if event.phase != state.phase:
         return state
     late = [machine for machine in state.missing() if machine in event.machines]  # by slot, for all the same
+    losses = [
+        ev.MachineLost(
+            machine=machine, reason=event.reason, cause=Cause.SCRIPT if machine in event.located else ""
+        )
+        for machine in late
+    ]
     if late:
         state = note_failure(state, DEADLINE, event.reason)
     # Note all of them first: the first loss ends the plan and the phase by which failures are judged.
-    for machine in late:
-        state = note_machine(state, machine, event.reason)
-    for machine in late:
-        if state.phase != Phase.ENDED and machine not in state.membership.fenced:
-            cause = Cause.SCRIPT if machine in event.located else ""
-            lost = ev.MachineLost(machine=machine, reason=event.reason, cause=cause)
+    for lost in losses:
+        state = note_machine(state, lost.machine, lost.reason, cause_of(lost))
+    for lost in losses:
+        if state.phase != Phase.ENDED and lost.machine not in state.membership.fenced:
             state = _lose_with_guests(state, lost)
     return state
 
