@@ -174,6 +174,10 @@ OOM_KILL_S = 3.0
 """The age of a kill by the kernel for want of memory that explains a worker's end: the process gives its
 memory back before it has ended, and its agent is then told at once."""
 
+THREADS_S = 1.0
+"""The time between two looks at the threads of this machine's workers, whose numbers the kernel's messages
+name. A worker has hundreds, and a look at each heartbeat would cost the agent more than all else."""
+
 KERNEL_MESSAGE_S = 30.0
 """The age of a message in the kernel's log that explains a failure: drivers report an error of a device or a
 link some seconds before a program meets it."""

@@ -29,7 +29,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder, worker_order
-from swift_ft.recovery.waits import Limit
+from swift_ft.recovery.waits import Limit, limit_of_answers
 
 _logger = logging.getLogger(__name__)
 
@@ -282,7 +282,7 @@ class Participant:
         while True:
             state = self.state
             recovering = state.phase == Phase.RECOVERING
-            limit = Limit.REPLAY if recovering else Limit.REPORT
+            limit = limit_of_answers(state) or Limit.REPORT
             limit_s: float = getattr(self.context.config, limit)
             begun = (state.generation, state.phase)
 
@@ -312,7 +312,9 @@ class Participant:
         """
         members, late = state.membership.members, state.missing_ranks()
         if machines := state.missing():
-            at = {members.get(state.slot_of_rank(rank)) for rank in standing(late, progress)}
+            # One worker that answers says nothing of another one on its machine that does not.
+            silent = {*late} - {*standing(late, progress)}
+            doubted = {members.get(state.slot_of_rank(rank)) for rank in silent}
             self.append(
                 ev.DeadlinePassed(
                     generation=state.generation,
@@ -320,7 +322,7 @@ class Participant:
                     machines=machines,
                     reason=f"no answer {within} while {state.phase}",
                     evidence=places_of(late, progress)[:_MOST_PLACES],
-                    located=tuple(machine for machine in machines if machine in at),
+                    located=tuple(machine for machine in machines if machine not in doubted),
                 )
             )
 

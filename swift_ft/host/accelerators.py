@@ -42,6 +42,19 @@ def accelerators_expected(environ: Mapping[str, str] = os.environ, root: Path = 
     return any(map(_is_accelerator, root.glob("sys/bus/pci/devices/*")))
 
 
+def accelerators_seen(root: Path = Path("/")) -> list[str]:
+    """The PCI addresses (``0000:19:00.0``) of the accelerators that a driver shows here.
+
+    In a container these are as a rule its own; a privileged one may see all.
+
+    Args:
+        root: the folder of all files.
+    """
+    drawn = (root / "sys/class/drm" / node.name / "device" for node in root.glob("dev/dri/*"))
+    made = (device.resolve() for device in drawn if device.exists())
+    return [device.name for device in (*root.glob("proc/driver/nvidia/gpus/*"), *made)]
+
+
 def _is_accelerator(device: Path) -> bool:
     try:
         maker, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))

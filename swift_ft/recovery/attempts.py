@@ -23,7 +23,7 @@ MAX_TRIES = 2
 """The number of times that a way back is tried for the same loss."""
 
 MAX_WAITS = 7
-"""The number of times in a row that a cause which passes is put up with: five minutes with all pauses."""
+"""So often in a row a machine comes again after a cause that passes: five minutes with all pauses."""
 
 COMMUNICATION, DEADLINE, STATE = "communication", "waiting for answers", "the state to load or replay"
 """Parts that can fail and that are not machines."""
@@ -76,8 +76,8 @@ class Attempts:
         furthest: the latest consensus iteration at which a loss has interrupted training.
         unheard: by slot, newcomers in a row that were lost before they reported.
         crashed: by part, how often an error in native code has ended it while no worker had a session.
-        waits: by machine's identity, the number of newcomers in a row that had failed by a cause that passes,
-            as it was when this machine's failed last. Going live empties it.
+        waits: by machine's identity, how often in a row a newcomer there, or a guest, has failed by a cause
+            that passes; as often as on any other at least. Going live empties it.
     """
 
     tried: Map[tuple[Way, int, str], int] = field(default_factory=Map)
@@ -140,8 +140,10 @@ class Attempts:
         Args:
             machine: its machine's identity.
         """
-        # Whichever machine comes next meets the same server, so all of them count together.
-        return replace(self, waits=self.waits.set(machine, self._waited + 1))
+        # Whoever comes next meets the same server, and stays away for as long. But that is no further time:
+        # spares fail one after the other within seconds.
+        times = max(self.waits.get(machine, 0) + 1, self._waited)
+        return replace(self, waits=self.waits.set(machine, times))
 
     @property
     def may_wait(self) -> bool:

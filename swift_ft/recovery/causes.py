@@ -173,8 +173,6 @@ def _says(text: str, parts: tuple[str, ...]) -> bool:
 def cause_of(event: ev.Event) -> Cause:
     """Whose fault an event is that interrupts a job: what the event says, or what its kind does."""
     match event:
-        case ev.MachineLost(out_of_memory=True):
-            return Cause.MEMORY
         case ev.MachineLost(stopped_by=number) if number:
             return Cause.SIGNAL
         case ev.MachineLost(cause=said) | ev.ScriptFailed(cause=said) | ev.JobClosed(cause=said) if said:

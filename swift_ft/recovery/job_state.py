@@ -240,6 +240,7 @@ class Tries:
         strangers: machines refused since the last committed checkpoint because what they computed differed.
         replay_targets: by rank, the iteration up to which the last plan replays, until all are live.
         stopped: how the job ends if scripts end because of a signal that a launcher got, until all are live.
+        live_in: the last generation in which all were live; 0 for none. Later workers have never trained.
         script_error: the last error of a script that was started again for it: after how many iterations it
             came, and what would show that it is the same one (`repeats.py`); None if there was none.
     """
@@ -256,6 +257,7 @@ class Tries:
     strangers: int = 0
     replay_targets: Map[int, int] = field(default_factory=Map)
     stopped: Verdict | None = None
+    live_in: int = 0
     script_error: tuple[int | None, str] | None = None
 
 

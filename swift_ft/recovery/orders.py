@@ -208,6 +208,16 @@ def _kept_out_s(state: State, machine: str) -> float:
     if len(membership.members) == state.shape.machines:
         domain = membership.losses.get(identity, Losses(0)).domain
         times = max(times, membership.often_lost(machine, domain) - 1)
+    return _pause_s(times)
+
+
+def guest_put_off_s(state: State, host: str) -> float:
+    """The time for which a machine takes no guest, as its last one has failed by what only time mends."""
+    return _pause_s(state.tries.attempts.waits_of(state.membership.identity_of(host)))
+
+
+def _pause_s(times: int) -> float:
+    """The pause after what has happened so often in a row: none at first, then ever longer."""
     doubled_s = _KEPT_OUT_S * 2 ** min(times - 2, _MOST_DOUBLINGS)
     return min(doubled_s, _KEPT_OUT_AT_MOST_S) if times > 1 else 0.0
 

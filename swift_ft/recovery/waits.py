@@ -39,6 +39,19 @@ class Wait:
     until_progress: bool = False
 
 
+def limit_of_answers(state: State) -> Limit | None:
+    """The option that ends the wait for late workers in the present phase; None while nobody waits for any.
+
+    A script without a session never answers, and only workers with one wait.
+    """
+    match state.phase:
+        case Phase.AGREEING if state.has_sessions:
+            return Limit.REPORT
+        case Phase.RECOVERING:
+            return Limit.REPLAY
+    return None
+
+
 def waiting_for(state: State) -> Wait | None:
     """The event that all workers, or those that are done, wait for; None while all of them train.
 
@@ -74,7 +87,7 @@ def _for_reports(state: State) -> Wait | None:
     if not (late := state.missing_ranks()):
         return None
     step = (state.generation, state.phase, "")
-    return Wait(step, f"{_workers(state, late)} to report", Limit.REPORT)
+    return Wait(step, f"{_workers(state, late)} to report", limit_of_answers(state))
 
 
 def _for_the_plan(state: State) -> Wait | None:
@@ -83,7 +96,7 @@ def _for_the_plan(state: State) -> Wait | None:
         return None
     tasks = some(late, of="workers", word=lambda rank: f"worker {rank} to {_task_in_words(plan, rank)}")
     step = (state.generation, state.phase, "")
-    return Wait(step, tasks, Limit.REPLAY, until_progress=True)
+    return Wait(step, tasks, limit_of_answers(state), until_progress=True)
 
 
 def _task_in_words(plan: Plan, rank: int) -> str:

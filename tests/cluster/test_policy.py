@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.entries import event_from_dict
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
@@ -119,7 +120,7 @@ def test_a_worker_that_never_has_enough_memory_ends_the_run(
         "machine 1 ran out of memory 2 times without progress (worker 1 was killed by SIGKILL: "
         "the kernel was out of memory): let the script use less, or give its machine more"
     ) in run.output
-    starved = [lost for lost in run.events("MachineLost") if lost["out_of_memory"]]
+    starved = [lost for lost in run.events("MachineLost") if lost["cause"] == Cause.MEMORY]
     assert len(starved) == 2
 
 

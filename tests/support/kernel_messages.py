@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from swift_ft.launch.detection.kernel_log import KernelLog
@@ -21,11 +22,12 @@ class Kernel:
     Args:
         path: where it is made.
         same_numbers: processes here have the numbers that are in its messages.
+        devices: PCI addresses of the accelerators here.
     """
 
-    def __init__(self, path: Path, *, same_numbers: bool = True) -> None:
+    def __init__(self, path: Path, *, same_numbers: bool = True, devices: Sequence[str] = ()) -> None:
         os.mkfifo(path)
-        self.log = KernelLog(path, same_numbers)
+        self.log = KernelLog(path, same_numbers, devices)
         self._file = os.open(path, os.O_WRONLY)
 
     def say(self, *texts: str) -> None:

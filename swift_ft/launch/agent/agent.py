@@ -267,7 +267,8 @@ class MachineAgent(ElasticAgent):
             UnhealthyMachineError: it has failed one. Its place is another machine's.
         """
         membership, config = self._membership, self._settings.config
-        if membership.host:  # it trains at this moment, and the checks would take its devices from it
+        # A guest's host trains at this moment, and the checks would take its devices from it.
+        if membership.host or not config.health_checks:
             return
         state = membership.follower.state
         others, workers = sorted(state.membership.addresses.values()), state.shape.workers_per_machine

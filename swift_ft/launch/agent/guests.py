@@ -25,6 +25,7 @@ from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.guests import guests_wanted, possible_hosts
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.next_pipelines import sizes_of, takes_unlike
+from swift_ft.recovery.orders import guest_put_off_s
 from swift_ft.recovery.survivors import Answer, answer_of
 
 _logger = logging.getLogger(__name__)
@@ -48,14 +49,17 @@ class Guests:
         self._membership = membership
         self._wait_s = wait_s
         self._since: float | None = None
+        self._put_off_s = 0.0
         self._tries: Counter[int] = Counter()  # by slot, since all slots were filled
         self._said = 0  # the generation in which it was said why guests come
 
     @property
     def due_at(self) -> float | None:
         """When the job will have waited for so long, on the monotonic clock; None if it does not wait."""
-        at = None if self._since is None else self._since + self._wait_s
-        return at if at is not None and at > time.monotonic() else None
+        if self._since is None:
+            return None
+        now, waits = time.monotonic(), (self._since + self._wait_s, self._since + self._put_off_s)
+        return min((at for at in waits if at > now), default=None)
 
     def check(self, state: State, workers: Iterable[int]) -> None:
         """Start the guests that this machine is to take, if the job has waited for so long.
@@ -72,12 +76,14 @@ class Guests:
             return
         now = time.monotonic()
         self._since = now if self._since is None else self._since
+        machine = self._membership.machine
+        own = wanted.get(machine, ())
+        self._put_off_s = guest_put_off_s(state, machine) if own else 0.0
         if now - self._since < self._wait_s:
             return
-        if self._answers(state, answer):
+        if self._answers(state, answer) or now - self._since < self._put_off_s:
             return
-        machine = self._membership.machine
-        for slot in wanted.get(machine, ()):
+        for slot in own:
             if slot in self._standby.guests:
                 continue
             if reason := self._why_not(slot, workers):

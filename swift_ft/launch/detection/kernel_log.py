@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import threading
@@ -12,6 +13,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from swift_ft.config import detection_timings as timings
+from swift_ft.host.accelerators import accelerators_seen
 from swift_ft.recovery.causes import Cause
 
 _LOG = Path("/dev/kmsg")
@@ -49,40 +51,54 @@ _OF_PROGRAM = frozenset({13, 31, 43, 45})
 _FATAL = frozenset({48, 61, 62, 64, 74, 79, 94, 95, 109, 110, 119, 120, 140})
 """Xids after which a device, or what ran on it, does not go on: its driver may end processes for them."""
 
+_ADDRESS = re.compile(r"\b([0-9a-fA-F]{4,8}):([0-9a-fA-F]{2}):([0-9a-fA-F]{2})\b")
+"""Of a device on the PCI bus: its domain, bus and number."""
 _PROCESS = re.compile(r"\bpid=(\d+)|:(\d+) due to|\w\[(\d+)\]|[Pp]rocess (\d+) ")
 
 
 class KernelLog:
     """The messages since it was made, of which some explain a loss. None where the log may not be read.
 
-    A container has numbers of its own for its processes: those in the messages tell it nothing.
+    A container has numbers of its own for its processes: those in the messages tell it nothing. There only
+    those messages count that name no process, and those of a device that it sees. Others may be another
+    container's.
 
     May be used from any thread.
 
     Args:
         path: of the kernel's log, whose records are read one at a time.
         same_numbers: whether this machine's processes have the kernel's own numbers; None to find that out.
+        devices: PCI addresses of the accelerators that are seen here; None to find them.
     """
 
-    def __init__(self, path: Path = _LOG, same_numbers: bool | None = None) -> None:
+    def __init__(
+        self,
+        path: Path = _LOG,
+        same_numbers: bool | None = None,
+        devices: Iterable[str] | None = None,
+    ) -> None:
         self._lock = threading.Lock()
         self._recent: deque[tuple[float, Cause, str]] = deque(maxlen=100)  # guarded by the lock
         self._threads: dict[int, frozenset[int]] = {}  # by process; replaced as a whole
+        self._threads_due_at = -math.inf  # owner: the thread that says which processes run
         self._same_numbers = _is_first() if same_numbers is None else same_numbers
+        if devices is None:  # found once: a driver whose device is gone may not answer any more
+            devices = () if self._same_numbers else accelerators_seen()
+        self._devices = {*map(_device_in, devices)}
         self._file = -1
         with contextlib.suppress(OSError):  # in a container, as a rule
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._file, 0, os.SEEK_END)
 
-    def look(self, pids: Iterable[int] | None = None) -> None:
+    def look(self, pids: Collection[int] | None = None, ended: Collection[int] = ()) -> None:
         """Note what is new. Call it from time to time: the kernel keeps only so many messages.
 
         Args:
-            pids: the processes that run here, as they may be asked for later; None for those known already.
+            pids: the processes here, as they may be asked for later; None for those known already.
+            ended: those of them that do not run any more. Others may have their numbers by now.
         """
         if pids is not None and self._file >= 0 and self._same_numbers:
-            # What the kernel says of a thread has the thread's number, and names no process.
-            self._threads = {pid: _threads_of(pid) or self._threads.get(pid, frozenset()) for pid in pids}
+            self._note_threads(pids, ended)
         with self._lock:
             for _ in range(_MOST_RECORDS if self._file >= 0 else 0):
                 try:
@@ -93,14 +109,33 @@ class KernelLog:
                     return
                 self._note(record.decode(errors="replace"))
 
+    def _note_threads(self, pids: Collection[int], ended: Collection[int]) -> None:
+        """What the kernel says of a thread has the thread's number, and names no process."""
+        now, before = time.monotonic(), self._threads
+        if now < self._threads_due_at and before.keys() == {*pids}:
+            return
+        self._threads_due_at = now + timings.THREADS_S
+        running = {pid: _threads_of(pid) for pid in pids if pid not in ended}
+        self._threads = {pid: running.get(pid) or before.get(pid, frozenset()) for pid in pids}
+
     def _note(self, record: str) -> None:
         text = record.partition(";")[2].partition("\n")[0]
         if _CORRECTED.search(text):
             return
         for cause, known in _KNOWN.items():
-            if known.search(text):
+            if known.search(text) and self._may_be_ours(cause, text):
                 self._recent.append((time.monotonic(), cause, text[:_MOST_CHARACTERS]))
                 return
+
+    def _may_be_ours(self, cause: Cause, text: str) -> bool:
+        """Whether a message tells of this machine, and not of another container on the same host."""
+        if self._same_numbers:
+            return True
+        if _is_of_one(cause, text):
+            return False
+        if cause == Cause.DEVICE and (device := _device_in(text)) is not None:
+            return device in self._devices
+        return not _process_in(text)  # a process here may have met it, or one elsewhere
 
     def evidence(self, pid: int = 0, causes: Collection[Cause] = tuple(Cause)) -> tuple[str, ...]:
         """The newest messages of the last half minute that explain the end of a process.
@@ -135,9 +170,7 @@ class KernelLog:
     def _is_of_another(self, text: str, pid: int) -> bool:
         """Whether a message is neither of a process nor of a thread of it. False if that is not known."""
         named = _process_in(text)
-        if named and not self._same_numbers:
-            return False
-        return named != pid and named not in self._threads.get(pid, ())
+        return self._same_numbers and named != pid and named not in self._threads.get(pid, ())
 
     def forget(self) -> None:
         """Let what was said explain no later failure. A link alone may be why several machines are lost."""
@@ -171,7 +204,8 @@ def _is_first() -> bool:
 def _threads_of(pid: int) -> frozenset[int]:
     """The numbers of a process's threads; none if it is gone."""
     try:
-        return frozenset(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())
+        with os.scandir(f"/proc/{pid}/task") as tasks:  # paths would take longer
+            return frozenset(int(task.name) for task in tasks)
     except OSError:
         return frozenset()
 
@@ -199,6 +233,12 @@ def _xid_in(text: str) -> int:
     """The number of the error of NVIDIA's driver; 0 if it is none."""
     found = _XID.search(text)
     return int(found[1]) if found else 0
+
+
+def _device_in(text: str) -> tuple[int, ...] | None:
+    """The address of the device that a message names; None if it names none."""
+    found = _ADDRESS.search(text)
+    return tuple(int(part, 16) for part in found.groups()) if found else None
 
 
 def _process_in(text: str) -> int:

@@ -17,6 +17,7 @@ from swift_ft.coordination.progress import STANDS, Stand
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.recovery.job_state import Phase
+from swift_ft.recovery.waits import Limit, limit_of_answers
 
 _BEGINS = "starting"
 """The mode of a worker that has shown nothing yet."""
@@ -43,12 +44,9 @@ class LateWorkers:
     ) -> None:
         self._membership = membership
         self._heard = heard
-        self._limits_s = {
-            Phase.AGREEING: config.report_timeout_s,
-            Phase.RECOVERING: config.replay_timeout_s,
-        }
+        self._config = config
         self._now = now
-        self._seen: tuple[int, Phase] | None = None
+        self._seen: tuple[int, Phase, Limit | None] | None = None
         self._look_at = math.inf
 
     @property
@@ -63,9 +61,11 @@ class LateWorkers:
             ranks: the workers' ranks in the job, by local rank.
         """
         state, now = self._membership.follower.state, self._now()
-        between_s = self._limits_s.get(state.phase, math.inf) / timings.LATE_LOOKS
-        if (phase := (state.generation, state.phase)) != self._seen:
-            self._seen, self._look_at = phase, now + between_s
+        limit = limit_of_answers(state)
+        limit_s = math.inf if limit is None else getattr(self._config, limit)
+        between_s: float = limit_s / timings.LATE_LOOKS
+        if (wait := (state.generation, state.phase, limit)) != self._seen:
+            self._seen, self._look_at = wait, now + between_s
         if now < self._look_at:
             return
         self._look_at = now + between_s

@@ -9,7 +9,7 @@ and asks the kernel for its state (:class:`StoppedWorkers`); the rendezvous stor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -27,7 +27,7 @@ class LostMachine:
         machine: its name.
         reason: why, in words.
         silent: it said nothing, though its connection lived. It may only have been frozen.
-        deaf: the watcher has heard none of the others since, either. Its own link may be at fault.
+        deaf: the watcher has heard none of the others since, up to the report. Its own link may be at fault.
         known_ns: for how long its end is known by now, in nanoseconds: others report it first.
     """
 
@@ -85,19 +85,24 @@ class WatchedMachine:
             silences = timings.FIRST_CONTACT + self.turn / len(shares)
         return self.heard_at + silence_s * (silences + self.put_off)
 
-    def as_lost(self, now: float) -> LostMachine:
-        """The report of it."""
+    def as_lost(self, now: float, *, deaf: bool = False) -> LostMachine:
+        """The report of it.
+
+        Args:
+            now: the time.
+            deaf: see :class:`LostMachine`; without a meaning for one that has ended.
+        """
         if self.ended:
             return LostMachine(self.machine, self.ended, known_ns=round((now - self.ended_at) * 1e9))
         if self.connected:
             reason = f"its agent was silent for {now - self.heard_at:.1f} s"
-            return LostMachine(self.machine, reason, silent=True, deaf=self.put_off)
+            return LostMachine(self.machine, reason, silent=True, deaf=deaf)
         reason = f"its agent cannot be reached ({self.trouble})"
-        return LostMachine(self.machine, reason, deaf=self.put_off)
+        return LostMachine(self.machine, reason, deaf=deaf)
 
 
 def silent_with(
-    silent: WatchedMachine, watched: Iterable[WatchedMachine], within_s: float
+    silent: WatchedMachine, watched: Collection[WatchedMachine], within_s: float
 ) -> list[WatchedMachine]:
     """The machines that fell silent at once with one that did, if a watcher hears no other one; else none.
 
@@ -109,17 +114,29 @@ def silent_with(
         watched: all that the watcher watches.
         within_s: how far apart "at once" may be.
     """
-    others = [
-        one for one in watched if one is not silent and (one.connected or one.ended or not silent.connected)
-    ]
-    signs = [one.ended_at if one.ended else one.heard_at for one in others]
-    if any(at > silent.heard_at + within_s for at in signs):
+    if hears_another(silent, watched, within_s):
         return []
     return [
         one
-        for one, at in zip(others, signs, strict=True)
-        if not one.ended and at >= silent.heard_at - within_s
+        for one in watched
+        if one is not silent
+        and not one.ended
+        and (one.connected or not silent.connected)
+        and abs(one.heard_at - silent.heard_at) <= within_s
     ]
+
+
+def hears_another(silent: WatchedMachine, watched: Iterable[WatchedMachine], within_s: float) -> bool:
+    """Whether a watcher has heard of another machine since one fell silent: its own link lives.
+
+    Args:
+        silent: the machine.
+        watched: all that the watcher watches.
+        within_s: how far apart "at once" may be.
+    """
+    reached = (one for one in watched if one is not silent and (one.connected or one.ended))
+    signs = (one.ended_at if one.ended else one.heard_at for one in reached)
+    return any(at > silent.heard_at + within_s for at in signs)
 
 
 # ---------------------------------------------------------------------------------------------------- workers

@@ -19,7 +19,7 @@ from typing import Any
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.launch.detection.awake_clock import AwakeClock
-from swift_ft.launch.detection.policy import LostMachine, WatchedMachine, silent_with
+from swift_ft.launch.detection.policy import LostMachine, WatchedMachine, hears_another, silent_with
 from swift_ft.network import Channel, JobSecret, Port, connect
 from swift_ft.network.messages import encoded
 
@@ -52,6 +52,7 @@ class Sentinel:
     ) -> None:
         self._allowed_s = silence_s
         self._beat_s = min(timings.LONGEST_BEAT_S, silence_s / timings.BEATS)
+        self._together_s = timings.TOGETHER_BEATS * self._beat_s
         self._on_lost = on_lost
         self._secret = secret
         self._clock = AwakeClock(timings.BEAT_GRACE * self._beat_s, time.monotonic())
@@ -129,13 +130,15 @@ class Sentinel:
                 continue
             watched.over = True
             self._hang_up(watched.machine)
-            self._lost.put(watched.as_lost(now))
+            # One that fell silent with it may be heard again by now, or another one.
+            deaf = watched.put_off and not hears_another(watched, self._watched.values(), self._together_s)
+            self._lost.put(watched.as_lost(now, deaf=deaf))
 
     def _put_off(self, silent: WatchedMachine) -> bool:
         """Give a machine one more silence, once, if all others fell silent with it: these have it, too."""
         if silent.ended or silent.put_off:
             return False
-        others = silent_with(silent, self._watched.values(), timings.TOGETHER_BEATS * self._beat_s)
+        others = silent_with(silent, self._watched.values(), self._together_s)
         for one in (silent, *others):
             one.put_off = bool(others)
         return silent.put_off

@@ -101,7 +101,6 @@ class WorkerWatch:
                 ev.MachineLost(
                     machine=machine,
                     reason=reason,
-                    out_of_memory=cause == Cause.MEMORY,
                     starts_again=starts_again,
                     cause=cause or "",
                     evidence=tuple(evidence),
@@ -227,7 +226,7 @@ class WorkerWatch:
             read_exits: notes in `processes` which have ended.
         """
         self.oom_kills.look()
-        self._kernel_log.look(processes.pids().values() if processes is not None else ())
+        self._look_at_kernel_log(processes)
         state = self._membership.follower.state
         silence_s = self._heartbeat_timeout_s * state.patience
         silent = self._heard.silent(silence_s)
@@ -242,6 +241,11 @@ class WorkerWatch:
         for local_rank in silent:
             if local_rank in self._heard.ages():
                 self._give_up(local_rank, ranks[local_rank], silence_s, processes, read_exits)
+
+    def _look_at_kernel_log(self, processes: StandbyContext | None) -> None:
+        pids = processes.pids() if processes is not None else {}
+        running = processes.running() if processes is not None else {}
+        self._kernel_log.look([*pids.values()], [pid for rank, pid in pids.items() if rank not in running])
 
     def _stopped_for(self, limit_s: float, processes: StandbyContext) -> list[int]:
         """Workers that a signal has stopped for as long as it may. A debugger's stop is left alone."""

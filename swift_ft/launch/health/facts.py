@@ -13,7 +13,8 @@ class HealthFacts:
     Attributes:
         machine: its name in the run.
         after_loss: it was lost in this run, and comes back.
-        folder: of its temporary files (``TMPDIR``). That of ``--log-dir`` may be of a server that all share.
+        folder: of its temporary files: ``TMPDIR``, or ``/tmp`` without it. That of ``--log-dir`` may be of a
+            server that all share.
         others: addresses (``host:port``) of machines that take part, to which it will connect.
         workers: that run on it, with an accelerator each if they use any; 0 if that is unknown.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import os
 import re
 import signal
@@ -34,6 +35,7 @@ _MOST_BYTES = 1 << 16
 def offer_stack(channel: AgentChannel) -> None:
     """Let the agent have this process's stack. A handler that the user has asked for stays as it is."""
     file = os.memfd_create("swift-stack")
+    fcntl.fcntl(file, fcntl.F_SETFL, os.O_APPEND)  # the agent empties it
     faulthandler.register(SIGNAL, file=file, all_threads=False)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=file, all_threads=False)
@@ -53,7 +55,7 @@ class StackFile:
 
     def __init__(self, pid: int, fd: int) -> None:
         self._pid = pid
-        self._file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        self._file = os.open(f"/proc/{pid}/fd/{fd}", os.O_RDWR | os.O_CLOEXEC)
 
     def ask(self, limit_s: float) -> list[str]:
         """The place of a worker that lives: see :meth:`read`. Empty if it does not say so in time.
@@ -61,7 +63,7 @@ class StackFile:
         Args:
             limit_s: how long to wait for it.
         """
-        before = os.fstat(self._file).st_size
+        before = self._forget_answers()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, SIGNAL)
         until = time.monotonic() + limit_s
@@ -86,6 +88,14 @@ class StackFile:
     def close(self) -> None:
         """Give the file up."""
         os.close(self._file)
+
+    def _forget_answers(self) -> int:
+        """Empty the file if there is much in it, unless the process has died. Returns its size."""
+        size = os.fstat(self._file).st_size
+        if size <= _MOST_BYTES or _FATAL in self._written(size - _MOST_BYTES):
+            return size
+        os.truncate(self._file, 0)
+        return 0
 
     def _written(self, since: int) -> str:
         return os.pread(self._file, _MOST_BYTES, since).decode(errors="replace")

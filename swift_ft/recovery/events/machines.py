@@ -71,10 +71,9 @@ class MachineLost:
     ``reporter`` is the machine that found it, empty for one that reports itself. A fenced machine that wakes
     up may still report others; such a report is ignored. ``on_request`` marks a machine that leaves because
     it was asked to (:class:`DrainRequested`), which is no failure. ``silent`` marks one of which nothing was
-    heard, though its connection lived: it may only have been frozen, and come back. ``out_of_memory`` marks
-    one in which the kernel has ended a process for want of memory. ``stopped_by`` is the number of the signal
-    that its launcher was stopped by, if it was. ``starts_again`` marks one whose worker ends on purpose, to
-    begin its script once more: that does not count as a loss either. ``cause`` is one of
+    heard, though its connection lived: it may only have been frozen, and come back. ``stopped_by`` is the
+    number of the signal that its launcher was stopped by, if it was. ``starts_again`` marks one whose worker
+    ends on purpose, to begin its script once more: that does not count as a loss either. ``cause`` is one of
     :class:`swift_ft.recovery.causes.Cause`, empty where the reporter knows no better than the event's kind;
     ``evidence`` are facts beside the reason. ``ran_s`` is for how many seconds its workers had run; 0 if that
     is unknown.
@@ -85,7 +84,6 @@ class MachineLost:
     reporter: str = ""
     on_request: bool = False
     silent: bool = False
-    out_of_memory: bool = False
     stopped_by: int = 0
     starts_again: bool = False
     cause: str = ""

@@ -186,8 +186,8 @@ class GroupAwaited:
 class DeadlinePassed:
     """Machines did not answer before the deadline of a phase. The event counts in that phase only.
 
-    ``evidence`` says where their workers have stood for long; ``located`` are the machines of those that have
-    said so, which work: it is their script that takes too long.
+    ``evidence`` says where their workers have stood for long; ``located`` are the machines whose late workers
+    have all said so, which work: it is their script that takes too long.
     """
 
     generation: int

@@ -16,9 +16,7 @@ def note_failure(state: State, part: str, reason: str) -> State:
     return _note(state, part, reason, had_task=state.plan is not None)
 
 
-def note_machine(
-    state: State, machine: str, reason: str, cause: Cause = Cause.MACHINE, *, ran_s: int = 0
-) -> State:
+def note_machine(state: State, machine: str, reason: str, cause: Cause, *, ran_s: int = 0) -> State:
     """Note that a member has failed: as a survivor, in a task of its own, or before it reported at all.
 
     Args:
@@ -72,7 +70,9 @@ def _had_task(state: State, slot: int) -> bool:
 
 
 def _is_unheard(state: State, slot: int) -> bool:
-    """Whether a slot's workers were started in this generation, and have not all reported yet."""
-    newcomer = state.membership.started_in[slot] == state.generation
+    """Whether a slot's workers were started since reports were asked for, and have not all reported yet."""
+    # Not in this generation: two that are lost in turn would each be of the one before, and so for ever.
+    newcomer = state.membership.started_in[slot] >= max(state.round.asked_in, state.tries.live_in + 1)
     silent = any(rank not in state.round.statuses for rank in state.ranks_of(slot))
-    return state.has_sessions and state.phase == Phase.AGREEING and newcomer and silent
+    asked = state.phase in (Phase.AGREEING, Phase.FORMING) and not state.round.decided
+    return state.has_sessions and asked and newcomer and silent

@@ -190,7 +190,7 @@ def _charge(state: State, event: ev.MachineLost) -> State:
     is_there = slot not in membership.exited if slot is not None else event.machine in membership.spares
     if not is_there or event.machine in membership.hosts:
         return state
-    if not _is_failure(event) or cause_of(event) not in _OF_THE_MACHINE or _blames_the_link(event):
+    if not _is_failure(event) or cause_of(event) not in _OF_THE_MACHINE:
         return state
     return replace(state, membership=membership.note_loss(event.machine))
 
@@ -283,35 +283,38 @@ def script_failed(state: State, event: ev.ScriptFailed) -> State:
 
 
 def _fails_before_it_trains(state: State, slot: int) -> bool:
-    """Whether a slot's workers were started to replace others, and are not done with that."""
-    newcomer = is_newcomer(state, slot) and state.membership.started_in[slot] == state.generation
-    return newcomer and state.has_sessions and state.phase in (Phase.AGREEING, Phase.RECOVERING)
+    """Whether a slot's workers were started to replace others, and have never trained with the rest.
+
+    Another loss may have ended the generation in which they were started. Where all are about to start again
+    in any case, their machine may stay.
+    """
+    newcomer = is_newcomer(state, slot) and state.membership.started_in[slot] > state.tries.live_in
+    return newcomer and state.has_sessions and not state.membership.restart_all
 
 
 def _lose_newcomer(state: State, event: ev.ScriptFailed) -> State:
-    """A newcomer cannot begin: its machine counts as lost. A guest's host has no room for another one."""
-    cause = cause_of(event)
+    """A newcomer cannot begin: its machine counts as lost, unless what it has met may pass.
+
+    Then it, or the next guest of its host, comes later. Else the host of a guest has no room for another one.
+    """
+    attempts, host = state.tries.attempts, state.membership.hosts.get(event.machine)
+    # No way back is to blame for a server that does not answer, and the survivors' state is worth a wait.
+    waits = passes(event) and attempts.may_wait
     lost = ev.MachineLost(
         machine=event.machine,
         reason=event.reason,
-        out_of_memory=cause == Cause.MEMORY,
-        cause=cause,
+        starts_again=waits,
+        cause=cause_of(event),
         evidence=event.evidence,
     )
-    host = state.membership.hosts.get(event.machine)
+    if waits:
+        put_off = attempts.put_off(state.membership.identity_of(host or event.machine))
+        return _lose_with_guests(replace(state, tries=replace(state.tries, attempts=put_off)), lost)
     if host is None:
-        return _lose_with_guests(_note_newcomer(state, event), lost)
+        noted = note_machine(state, event.machine, event.reason, cause_of(event))
+        return _lose_with_guests(noted, lost)
     declined = ev.GuestDeclined(machine=host, reason=f"its guest failed: {event.reason}")
     return guest_declined(_lose_with_guests(state, lost), declined)
-
-
-def _note_newcomer(state: State, event: ev.ScriptFailed) -> State:
-    """Note that a newcomer cannot begin, unless what it has met may pass: then the next one comes later."""
-    attempts, machine = state.tries.attempts, state.membership.identity_of(event.machine)
-    # No way back is to blame for a server that does not answer, and the survivors' state is worth a wait.
-    if passes(event) and attempts.may_wait:
-        return replace(state, tries=replace(state.tries, attempts=attempts.put_off(machine)))
-    return note_machine(state, event.machine, event.reason, cause_of(event))
 
 
 def _is_repairing(state: State, slot: int) -> bool:
@@ -326,15 +329,19 @@ def deadline_passed(state: State, event: ev.DeadlinePassed) -> State:
     if event.phase != state.phase:
         return state
     late = [machine for machine in state.missing() if machine in event.machines]  # by slot, for all the same
+    losses = [
+        ev.MachineLost(
+            machine=machine, reason=event.reason, cause=Cause.SCRIPT if machine in event.located else ""
+        )
+        for machine in late
+    ]
     if late:
         state = note_failure(state, DEADLINE, event.reason)
     # Note all of them first: the first loss ends the plan and the phase by which failures are judged.
-    for machine in late:
-        state = note_machine(state, machine, event.reason)
-    for machine in late:
-        if state.phase != Phase.ENDED and machine not in state.membership.fenced:
-            cause = Cause.SCRIPT if machine in event.located else ""
-            lost = ev.MachineLost(machine=machine, reason=event.reason, cause=cause)
+    for lost in losses:
+        state = note_machine(state, lost.machine, lost.reason, cause_of(lost))
+    for lost in losses:
+        if state.phase != Phase.ENDED and lost.machine not in state.membership.fenced:
             state = _lose_with_guests(state, lost)
     return state
 

@@ -316,6 +316,7 @@ def _live_if_ready(state: State) -> State:
         no_helpers_reason=None,
         replay_targets=Map(),
         stopped=None,
+        live_in=state.generation,
     )
     live = replace(state, phase=Phase.LIVE, tries=tries, round=replace(state.round, awaiting=Map()))
     if (layout := state.plan.new_layout) is None:

@@ -74,7 +74,7 @@ def _setup(line: Line) -> tuple[str, ...]:
 
 def _lost(line: Line, _: State) -> list[ev.Event]:
     reporter = line.option("by") or ""
-    on_request, silent, starved = (line.flag(name) for name in ("on-request", "silent", "out-of-memory"))
+    on_request, silent = (line.flag(name) for name in ("on-request", "silent"))
     stopped_by, starts_again = line.number("signal", 0), line.flag("starts-again")
     cause, ran_s = line.option("cause") or "", line.number("ran", 0)
     machine, reason = line.take(), line.text("was killed")
@@ -85,7 +85,6 @@ def _lost(line: Line, _: State) -> list[ev.Event]:
             reporter=reporter,
             on_request=on_request,
             silent=silent,
-            out_of_memory=starved,
             stopped_by=stopped_by,
             starts_again=starts_again,
             cause=cause,

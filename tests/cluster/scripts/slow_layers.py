@@ -17,6 +17,7 @@ from torch import nn
 
 import swift_ft
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 
 LAYER_S = float(os.environ["LAYER_S"])
 DRAIN = os.environ.get("DRAIN", "")
@@ -34,7 +35,7 @@ class Session(swift_ft.Session):
                 participant.append(ev.DrainRequested(machine=machine, asked_by="the test"))
             if STARVE and step.index == int(STARVE) and participant.context.rank == 1 and not step.replayed:
                 machine = participant.state.membership.members[1]
-                participant.append(ev.MachineLost(machine=machine, reason=KILLED, out_of_memory=True))
+                participant.append(ev.MachineLost(machine=machine, reason=KILLED, cause=Cause.MEMORY))
                 os.kill(os.getpid(), signal.SIGKILL)
             yield step
 

@@ -19,9 +19,9 @@ PLACE = asdict(Stand(0, "at train.py:3 (load)", waits=False, stack=()))
 LIMIT_S = 7.0
 
 
-def state_after(*events: ev.Event) -> State:
-    state = State()
-    for event in (ev.JobOpened(machines=3), *(ev.MachineJoined(machine=m) for m in "ABC"), *events):
+def state_after(*events: ev.Event, workers: int = 1) -> State:
+    state, opened = State(), ev.JobOpened(machines=3, workers_per_machine=workers)
+    for event in (opened, *(ev.MachineJoined(machine=m) for m in "ABC"), *events):
         state = step(state, event)
     return state
 
@@ -75,6 +75,14 @@ def test_late_machines_whose_workers_say_where_they_are_are_told_from_others() -
     assert (passed.machines, passed.located) == (("B", "C"), ("B",))
     assert passed.evidence == ("worker 1 is at train.py:3 (load)",)
     assert passed.reason == "no answer within 7 s (--report-timeout) while agreeing"
+
+
+def test_a_machine_is_located_if_all_its_late_workers_are() -> None:
+    """One that answers says nothing of its neighbour, whose device may hang."""
+    state = state_after(report(4, 1, None), workers=2)
+    at, nowhere = {STANDS: PLACE}, {"mode": "starting"}
+    passed, _ = reported(state, iter([{0: at, 1: nowhere, 2: at, 3: at, 5: at}]))
+    assert (passed.machines, passed.located) == (("A", "B", "C"), ("B", "C"))
 
 
 def replaying(*facts: dict[str, Any]) -> Iterator[dict[int, dict[str, Any]]]:

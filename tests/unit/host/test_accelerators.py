@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.host.accelerators import accelerators_expected
+from swift_ft.host.accelerators import accelerators_expected, accelerators_seen
 
 
 def host(folder: Path, *files: str, pci: tuple[str, str] | None = None) -> Path:
@@ -20,6 +20,21 @@ def host(folder: Path, *files: str, pci: tuple[str, str] | None = None) -> Path:
         for name, value in zip(("vendor", "class"), pci, strict=True):
             (device / name).write_text(f"{value}\n")
     return folder
+
+
+def test_the_devices_that_a_container_sees(tmp_path: Path) -> None:
+    """The kernel's files are of all devices of the host; those of drivers are of its own."""
+    assert accelerators_seen(tmp_path) == []
+    host(
+        tmp_path, "proc/driver/nvidia/gpus/0000:19:00.0/information", "dev/dri/renderD129", "dev/dri/by-path"
+    )
+    for number, address in ((128, "0000:03:00.0"), (129, "0000:83:00.0")):
+        drawn = tmp_path / f"sys/class/drm/renderD{number}"
+        drawn.mkdir(parents=True)
+        device = tmp_path / "sys/devices" / address
+        device.mkdir(parents=True)
+        (drawn / "device").symlink_to(device)
+    assert accelerators_seen(tmp_path) == ["0000:19:00.0", "0000:83:00.0"]
 
 
 H200 = ("0x10de", "0x030200")

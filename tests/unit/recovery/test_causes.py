@@ -40,7 +40,7 @@ def test_a_person_is_told_what_to_do_for_every_cause() -> None:
     ("event", "cause"),
     [
         (lost(), Cause.MACHINE),
-        (lost(out_of_memory=True, cause=Cause.SIGNAL.value), Cause.MEMORY),
+        (lost(cause=Cause.MEMORY.value), Cause.MEMORY),
         (lost(stopped_by=15), Cause.SIGNAL),
         (lost(cause="swift_ft"), Cause.RUNTIME),
         (ev.ScriptFailed(machine="m", started_in=1, reason="no"), Cause.SCRIPT),

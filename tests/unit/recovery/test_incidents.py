@@ -44,7 +44,7 @@ def incidents(*events: ev.Event, max_failures: int | None = None) -> list[Incide
             ("A", "B"),
         ),
         (
-            ev.MachineLost(machine="A", reason="no memory", out_of_memory=True, evidence=("x",)),
+            ev.MachineLost(machine="A", reason="no memory", cause=Cause.MEMORY, evidence=("x",)),
             Cause.MEMORY,
             ("x",),
             ("A", "B"),
@@ -197,7 +197,7 @@ def test_a_replacement_whose_script_fails_after_a_loss_on_purpose_is_the_failure
 
 
 def test_a_replacement_without_memory_ends_the_run_with_that_cause() -> None:
-    starved = ev.MachineLost(machine="B", reason="B was killed", out_of_memory=True)
+    starved = ev.MachineLost(machine="B", reason="B was killed", cause=Cause.MEMORY)
     failed = ev.ScriptFailed(
         machine="C", started_in=2, reason="worker 1: MemoryError", cause=Cause.MEMORY, evidence=("at a.py:3",)
     )

@@ -65,14 +65,24 @@ def failed_newcomers(*names: str, cause: str = "network") -> State:
 
 def test_newcomers_wait_for_longer_and_longer_for_what_passes() -> None:
     """Also one that comes for the first time: it would meet the same server."""
-    state = failed_newcomers("m.0", "m.1", "n.0", "m.2")
-    waits = [agent_order(state, machine=name, started_in=None).wait_s for name in ("n.0", "m.2")]
+    state = failed_newcomers("m.0", "m.1", "m.2", "n.0", "m.3")
+    waits = [agent_order(state, machine=name, started_in=None).wait_s for name in ("n.0", "m.3")]
     assert waits == [20, 40]
     assert agent_order(failed_newcomers("m.0"), machine="m.0", started_in=None).wait_s == 0
     state = failed_newcomers("m.0", cause="script")
     assert not state.tries.attempts.waits
     state = failed_newcomers(*(f"m.{number}" for number in range(MAX_WAITS)))
     assert agent_order(state, machine=f"m.{MAX_WAITS - 1}", started_in=None).wait_s == 0, "it is given up"
+
+
+def test_spares_that_fail_one_after_the_other_have_waited_for_nothing() -> None:
+    """Each has its own pauses. Seven failures within seconds are no outage of five minutes."""
+    spares = [f"{name}.0" for name in "klmnopqr"]
+    assert len(spares) > MAX_WAITS
+    state = failed_newcomers(*spares, "k.1", "l.1")
+    waits = [agent_order(state, machine=name, started_in=None).wait_s for name in ("r.0", "k.1", "l.1")]
+    assert waits == [0, 10, 10]
+    assert state.tries.attempts.may_wait
 
 
 def test_once_all_train_nobody_waits_for_what_has_passed() -> None:

@@ -7,7 +7,7 @@ import pytest
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
-from swift_ft.recovery.waits import Limit, Wait, waiting_for
+from swift_ft.recovery.waits import Limit, Wait, limit_of_answers, waiting_for
 from swift_ft.units import named
 
 
@@ -76,6 +76,18 @@ def test_workers_that_have_not_reported() -> None:
     assert said(state) == ("workers 1, 2 and 3 on machines 0 and 1 to report", Limit.REPORT)
     state = after(reported(1, 1), reported(3, 1), state=state)
     assert said(state) == ("worker 2 on machine 1 to report", Limit.REPORT)
+
+
+def test_what_ends_the_wait_for_late_workers(live: State) -> None:
+    started = after(*joined(2))
+    assert limit_of_answers(started) is None, "the script may have no session"
+    assert limit_of_answers(after(reported(0, 1), state=started)) == Limit.REPORT
+    assert limit_of_answers(live) is None
+    lost = after(ev.MachineLost(machine="b", reason="gone"), state=live)
+    assert limit_of_answers(lost) is None, "that is the wait for a machine"
+    back = after(ev.MachineJoined(machine="d"), reported(0, 2, 47), reported(2, 2, 47), state=lost)
+    assert limit_of_answers(back) == Limit.REPORT
+    assert limit_of_answers(after(reported(1, 2), state=back)) == Limit.REPLAY
 
 
 def test_a_replay(live: State) -> None:

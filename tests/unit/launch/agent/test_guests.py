@@ -20,10 +20,12 @@ from swift_ft.launch.agent.guests import FormingDeadline, Guests
 from swift_ft.launch.agent.room import resident_bytes
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.worlds import World
 from tests.support.waiting import wait_until
+from tests.unit.recovery.test_recoveries import report
 
 
 class Fakes:
@@ -126,6 +128,35 @@ def test_a_guest_that_ends_again_and_again_is_given_up() -> None:
     assert fakes.events == [
         ev.GuestDeclined(machine="A", reason="its guest ended 3 times before it had joined")
     ]
+
+
+def test_a_guest_whose_server_does_not_answer_comes_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once, then after ten seconds, and so on: what it has met passes."""
+    fakes = Fakes()
+    ours = guests_of(fakes)
+    now = 1000.0
+    monkeypatch.setattr(guests, "time", SimpleNamespace(monotonic=lambda: now))
+    state = state_after(
+        *(report(rank, 1, None) for rank in range(2)), ev.MachineLost(machine="B", reason="it was killed")
+    )
+    for guest in ("G", "H"):
+        assert ours.due_at is None
+        ours.check(state, [])
+        assert fakes.launched.pop() == (1, "A")
+        fakes.guests.clear()
+        state = step(state, ev.MachineJoined(machine=guest, host="A", preferred_slot=1))
+        ours.check(state, [])
+        failed = ev.ScriptFailed(
+            machine=guest, started_in=state.generation, reason="HTTP Error 503", cause=Cause.NETWORK
+        )
+        state = step(state, failed)
+    ours.check(state, [])
+    assert not fakes.launched
+    assert ours.due_at == now + 10.0
+    now += 10.0
+    ours.check(state, [])
+    assert fakes.launched == [(1, "A")]
+    assert not fakes.events
 
 
 def test_a_machine_without_memory_declines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.config import detection_timings as timings
+from swift_ft.launch.detection import kernel_log
 from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.recovery.causes import Cause
 from tests.support.kernel_messages import DISK, LINK, MEMORY, OOM, SEGFAULT, XID, Kernel, said
@@ -104,22 +105,82 @@ def test_what_names_another_process_explains_nothing(text: str, kernel: Kernel) 
 OF_A_DEVICE = "NVRM: Xid (PCI:0000:19:00): 119, pid=4711, name=python3, Timeout after 6s of waiting for RPC"
 
 
-@pytest.mark.parametrize("text", [OF_A_DEVICE, MEMORY])
-def test_numbers_of_another_namespace_exclude_nothing(text: str, tmp_path: Path) -> None:
-    """In a container a process has two numbers, and knows one."""
-    kernel = Kernel(tmp_path / "kmsg", same_numbers=False)
-    kernel.say(text, SEGFAULT)
-    assert kernel.log.hardware(17, Cause.NATIVE) not in (Cause.NATIVE, Cause.SIGNAL)
-    assert kernel.log.hardware(17, Cause.SIGNAL) == kernel.log.hardware(17, Cause.NATIVE)
-    assert kernel.log.evidence(17) == said(text, SEGFAULT)
-    kernel.log.close()
+@pytest.fixture
+def container(tmp_path: Path) -> Iterator[Kernel]:
+    """Its processes have two numbers each, and know one. It sees two of the host's devices."""
+    made = Kernel(tmp_path / "of-a-container", same_numbers=False, devices=["0000:19:00.0", "0000:3b:00.0"])
+    yield made
+    made.log.close()
 
 
-def test_what_names_no_process_is_of_none_there_either(tmp_path: Path) -> None:
-    kernel = Kernel(tmp_path / "kmsg", same_numbers=False)
-    kernel.say("NVRM: Xid (PCI:0000:19:00): 45, pid='<unknown>', Preemptive Removal")
-    assert kernel.log.evidence(17) == ()
-    kernel.log.close()
+@pytest.mark.parametrize(
+    "text",
+    [
+        OF_A_DEVICE,
+        XID,
+        OF_A_DEVICE.replace("pid=4711", "pid='<unknown>'"),
+        "NVRM: GPU at PCI:0000:3B:00.0 has fallen off the bus.",
+    ],
+)
+def test_in_a_container_an_error_of_a_device_that_it_sees_counts(text: str, container: Kernel) -> None:
+    """Whatever process the message names: that may be one of its own, under another number."""
+    container.say(text, SEGFAULT)
+    assert container.log.evidence(17) == said(text)
+    assert container.log.hardware(17, Cause.NATIVE) == Cause.DEVICE
+    assert container.log.hardware(17, Cause.SIGNAL) == Cause.DEVICE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(SEGFAULT, OOM, MEMORY),
+        *(one.replace("0000:19:00", "0000:1a:00") for one in (OF_A_DEVICE, XID)),
+        "NVRM: GPU at PCI:0000:1a:00 has fallen off the bus.",
+        "amdgpu 0000:1a:00.0: amdgpu: GPU reset begin!",
+        "[drm] amdgpu ring gfx_0 timeout, process python3 pid=4711",
+        "NVRM: Xid (PCI:0000:19:00): 45, pid='<unknown>', Preemptive Removal",
+    ],
+)
+def test_in_a_container_what_may_be_of_another_one_explains_nothing(text: str, container: Kernel) -> None:
+    container.say(text)
+    assert container.log.evidence(17) == container.log.evidence() == ()
+    for pid in (17, 4711, 0):
+        assert container.log.hardware(pid, Cause.NATIVE) == Cause.NATIVE
+        assert container.log.hardware(pid, Cause.SIGNAL) == Cause.SIGNAL
+
+
+@pytest.mark.parametrize(
+    "text", [LINK, DISK, "mce: [Hardware Error]: CPU 1: Machine Check Exception: 5 Bank 4"]
+)
+def test_in_a_container_what_names_no_process_is_of_the_host(text: str, container: Kernel) -> None:
+    container.say(text)
+    assert container.log.evidence(17) == said(text)
+
+
+def test_the_threads_of_processes_are_listed_now_and_then(
+    kernel: Kernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not at each heartbeat; at once for a new process; never under a number that may be another one's."""
+    listed: list[int] = []
+
+    def threads_of(pid: int) -> frozenset[int]:
+        listed.append(pid)
+        return frozenset({pid, 10 * pid + len(listed)})
+
+    monkeypatch.setattr(kernel_log, "_threads_of", threads_of)
+    monkeypatch.setattr(timings, "THREADS_S", 3600.0)
+    for _ in range(3):
+        kernel.log.look([100])
+    assert listed == [100]
+    kernel.log.look([100, 200])
+    assert listed == [100, 100, 200]
+    monkeypatch.setattr(timings, "THREADS_S", 0.0)
+    kernel.log.look([100])  # the set has changed, and from now on each look is due
+    kernel.log.look([100], ended=[100])
+    assert listed == [100, 100, 200, 100]
+    crash = SEGFAULT.replace("4711", "1004")
+    kernel.say(crash)
+    assert kernel.log.evidence(100) == said(crash), "what it had when it ran last"
 
 
 def test_a_thread_s_number_is_its_process_s(kernel: Kernel) -> None:

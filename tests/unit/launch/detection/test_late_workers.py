@@ -28,9 +28,12 @@ PLACE = "at train.py:3 (load)"
 
 
 class Late:
-    """Machine B with two workers, of ranks 2 and 3, which say where they are when they are asked."""
+    """Machine B with two workers, of ranks 2 and 3, which say where they are when they are asked.
 
-    def __init__(self) -> None:
+    Worker 0, on machine A, has reported: the script has a session.
+    """
+
+    def __init__(self, *, sessions: bool = True) -> None:
         self.clock = Clock()
         self.asked: list[int] = []
         self.place: list[str] = [PLACE]
@@ -42,6 +45,7 @@ class Late:
         self.follower = SimpleNamespace(state=State())
         self.go_on(ev.JobOpened(machines=2, workers_per_machine=2))
         self.go_on(ev.MachineJoined(machine="A"), ev.MachineJoined(machine="B"))
+        self.go_on(*([report(0, 1, None)] if sessions else []))
         membership: Any = SimpleNamespace(machine="B", follower=self.follower)
         self.late = LateWorkers(membership, self.heard, CONFIG, self.clock)
 
@@ -63,7 +67,7 @@ class Late:
 
 def test_those_that_have_not_reported_are_asked_before_the_deadline() -> None:
     late = Late()
-    late.go_on(report(0, 1, None), report(3, 1, None))
+    late.go_on(report(3, 1, None))
     late.after(0.9 * BETWEEN_S)
     assert late.asked == []
     assert late.late.pause_s == pytest.approx(0.1 * BETWEEN_S)
@@ -115,6 +119,19 @@ def test_while_all_train_nobody_is_late() -> None:
     assert late.follower.state.phase == Phase.LIVE
     assert late.after(10 * BETWEEN_S) == {}
     assert late.late.pause_s == float("inf")
+
+
+def test_a_script_without_a_session_is_not_asked_until_another_one_has_one() -> None:
+    """It never reports, and nobody waits for it: each answer would be one more line in its file, for ever."""
+    late = Late(sessions=False)
+    assert late.after(10 * BETWEEN_S) == {}
+    assert late.follower.state.phase == Phase.AGREEING
+    assert (late.asked, late.late.pause_s) == ([], float("inf"))
+    late.go_on(report(0, 1, None))
+    late.after(0.9 * BETWEEN_S)
+    assert late.asked == []
+    late.after(0.1 * BETWEEN_S)
+    assert late.asked == [0, 1]
 
 
 def test_each_phase_has_a_time_of_its_own() -> None:

@@ -12,6 +12,7 @@ from swift_ft.launch.detection.policy import (
     StoreNews,
     StoreSilence,
     WatchedMachine,
+    hears_another,
     silent_with,
 )
 
@@ -79,6 +80,7 @@ def test_one_that_was_never_reached_says_nothing_of_the_link_unless_none_was() -
     assert with_it(a, dialled) == []
     assert with_it(dialled, other) == ["e"]
     assert with_it(dialled, other, heard("f", 12.0)) == []
+    assert with_it(dialled, other, heard("f", 12.0, connected=False)) == ["e"], "it was dialled later"
 
 
 def test_one_that_is_put_off_has_one_more_silence_until_it_is_heard() -> None:
@@ -86,13 +88,29 @@ def test_one_that_is_put_off_has_one_more_silence_until_it_is_heard() -> None:
     before = one.due_at(1.0)
     one.put_off = True
     assert one.due_at(1.0) == pytest.approx(before + 1.0)
-    assert one.as_lost(12.0) == LostMachine("m", "its agent was silent for 2.0 s", silent=True, deaf=True)
+    lost = one.as_lost(12.0, deaf=True)
+    assert lost == LostMachine("m", "its agent was silent for 2.0 s", silent=True, deaf=True)
     one.hear(11.5)
     assert one.due_at(1.0) == pytest.approx(before + 1.5)
-    assert not one.as_lost(12.6).deaf
     one.put_off = True
     one.end("its agent's connection ended", 11.6)
-    assert one.as_lost(11.6) == LostMachine("m", "its agent's connection ended")
+    assert one.as_lost(11.6, deaf=True) == LostMachine("m", "its agent's connection ended")
+
+
+def test_a_watcher_that_hears_another_one_again_is_not_deaf() -> None:
+    """Whether that fell silent, too, or was watched only afterwards."""
+    a, b = heard("a", 10.0), heard("b", 10.0)
+    assert not hears_another(a, [a], 0.3)
+    assert not hears_another(a, [a, b, heard("d", 4.0)], 0.3)
+    assert not hears_another(a, [a, b, heard("d", 11.0, connected=False)], 0.3), "it was only dialled"
+    assert hears_another(a, [a, b, heard("d", 11.0)], 0.3)
+    dialled, later = heard("e", 10.0, connected=False), heard("f", 12.0, connected=False)
+    assert not hears_another(dialled, [dialled, later], 0.3)
+    assert hears_another(dialled, [dialled, later, heard("d", 11.0)], 0.3)
+    b.hear(11.5)
+    assert hears_another(a, [a, b], 0.3)
+    b.end("its agent's connection ended", 11.6)
+    assert hears_another(a, [a, b], 0.3)
 
 
 # ---------------------------------------------------------------------------------------- workers: heartbeats

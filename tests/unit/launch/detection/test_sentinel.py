@@ -147,7 +147,8 @@ def test_those_that_are_heard_again_meanwhile_are_not_lost(made: Callable[..., W
         wait_until(lambda: all(watched[f"m{i}"].put_off for i in range(3)), "the delay")
         for pid in pids[1:]:
             os.kill(pid, signal.SIGCONT)
-        assert watcher.next_lost().machine == "m0"
+        lost = watcher.next_lost()
+        assert (lost.machine, lost.silent, lost.deaf) == ("m0", True, False)
         assert not watched["m1"].over
         assert not watched["m2"].over
     assert {watcher.next_lost().reason for _ in pids[1:]} == {"its agent's connection ended"}

@@ -13,7 +13,8 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -22,10 +23,14 @@ from benchmarks.lib.ports import free_port
 from swift_ft.cli import run
 from swift_ft.config import exit_codes
 from swift_ft.config.exit_codes import EXIT_KEPT_OUT
+from swift_ft.config.run_config import RunConfig
 from swift_ft.errors import UsageError
+from swift_ft.launch.agent import agent
+from swift_ft.launch.agent.agent import MachineAgent
 from swift_ft.launch.health import checks, gate
 from swift_ft.launch.health.facts import HealthFacts
 from swift_ft.launch.health.gate import UnhealthyMachineError, check_names, pass_gate, run_checks
+from swift_ft.recovery.job_state import State
 
 ALL = ",".join(checks.SHIPPED)
 
@@ -220,8 +225,40 @@ def test_the_disk_that_is_checked_is_not_the_one_of_the_logs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All machines of a cluster share that, and would be kept out together."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     assert gate.facts_of("m-1.0", [], 8, after_loss=False).folder == str(tmp_path)
+    monkeypatch.delenv("TMPDIR")
+    assert gate.facts_of("m-1.0", [], 8, after_loss=False).folder == "/tmp"
+
+
+def test_no_other_folder_is_checked_for_one_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own choice would be one that can, or else an error of the launcher."""
+    broken = tmp_path / "broken"
+    monkeypatch.setenv("TMPDIR", str(broken))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(checks, "_DISK_FAILS_S", 0.0)
+    told = gate.facts_of("m-1.0", [], 8, after_loss=False)
+    assert checks.disk(told) == f"{broken} cannot be written: No such file or directory"
+
+
+@pytest.mark.parametrize(("asked_for", "host"), [("", ""), ("disk", "A")])
+def test_a_machine_that_is_not_checked_needs_no_facts(
+    asked_for: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may cost it something: a pod with a read-only root has no folder for temporary files."""
+    checked: list[str] = []
+    monkeypatch.setattr(agent, "facts_of", lambda machine, *_, **__: checked.append(machine))
+    monkeypatch.setattr(agent, "pass_gate", lambda *_: None)
+    machine: Any = MachineAgent.__new__(MachineAgent)
+    machine._membership = SimpleNamespace(machine="m-1.0", host=host, follower=SimpleNamespace(state=State()))
+    machine._settings = SimpleNamespace(config=RunConfig(health_checks=asked_for))
+    machine._show_health(after_loss=False)
+    assert checked == []
+    machine._membership.host, machine._settings.config = "", RunConfig(health_checks="disk")
+    machine._show_health(after_loss=False)
+    assert checked == ["m-1.0"]
 
 
 def test_links_fail_where_most_do_not_answer(tmp_path: Path) -> None:
@@ -290,7 +327,6 @@ def test_a_torch_for_the_processor_expects_no_accelerator(
 
 def test_a_check_is_told_how_many_workers_there_are() -> None:
     told = gate.facts_of("m-1.0", ["h:1"], 8, after_loss=False)
-    folder = tempfile.gettempdir()
-    assert told == HealthFacts("m-1.0", after_loss=False, folder=folder, others=("h:1",), workers=8)
+    assert told == HealthFacts("m-1.0", after_loss=False, folder=told.folder, others=("h:1",), workers=8)
     with pytest.raises(UnhealthyMachineError, match="8 workers"):
         pass_gate(f"{__name__}:counts", told)

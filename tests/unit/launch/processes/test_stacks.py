@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.coordination.agent_channel import channel_pair, receive
+from swift_ft.launch.processes import stacks
 from swift_ft.launch.processes.stacks import SIGNAL, StackFile
 from tests.support.waiting import wait_until
 
@@ -85,6 +86,21 @@ def test_one_that_holds_the_interpreter_is_asked(tmp_path: Path) -> None:
         for _ in range(40):  # and again: all of it is more than is read at once
             assert stack.ask(60) == place
         assert stack.read() == []  # it has been asked, and has not died
+        assert os.fstat(stack._file).st_size < 2 * stacks._MOST_BYTES, "its memory is bounded"
+
+
+def test_what_a_dead_one_has_left_is_kept() -> None:
+    file = os.memfd_create("stack")
+    stack = StackFile(os.getpid(), file)
+    os.write(file, f"{'x' * (1 << 17)}{FATAL}{PYTHON}".encode())
+    before = signal.signal(SIGNAL, lambda *_: None)
+    try:
+        assert stack.ask(0.0) == []
+    finally:
+        signal.signal(SIGNAL, before)
+    assert stack.read() == ["at train.py:3 (step)"]
+    stack.close()
+    os.close(file)
 
 
 def test_one_that_dies_in_native_code_has_left_its_place(tmp_path: Path) -> None:
