@@ -112,12 +112,11 @@ class Replicas:
 
     def attach_ddp(self, model: Any) -> nn.Module:
         """See :meth:`swift_ft.Session.attach_ddp`. Returns the module within DDP."""
-        early = any(optimizer.wait_free for optimizer in self._undoable().values())
         self._hook = DataParallelHook(
             model,
             self._reduced,
             on_layout=self._publish_layout,
-            on_backward_ended=self._backward_ended if early else None,
+            on_backward_ended=self._backward_ended,
         )
 
         # Asked once: in a recovery there is no group, and who the replicas are stays known.
@@ -215,17 +214,18 @@ class Replicas:
         self._iteration = iteration
         self._prepared = None
         self._undone.clear()
-        if self._hook is not None:
-            self._hook.begin(iteration)
-        owned = {parameter for _, parameter in self._state.parameters}
-        every = (p for module in self._state.modules.values() for p in module.parameters())
-        self._versions = {p: version_of(p) for p in every if p not in owned}
-        self._note_windows()
+        # Asked in each step: a script may wrap its optimizer, in place, at any time.
         self._wait_free = [
             (optimizer, {p for group in optimizer.param_groups for p in group["params"]})
             for optimizer in self._undoable().values()
             if optimizer.wait_free
         ]
+        if self._hook is not None:
+            self._hook.begin(iteration, updates_early=bool(self._wait_free))
+        owned = {parameter for _, parameter in self._state.parameters}
+        every = (p for module in self._state.modules.values() for p in module.parameters())
+        self._versions = {p: version_of(p) for p in every if p not in owned}
+        self._note_windows()
 
     def compare_variables(self, iteration: int) -> None:
         """Before a live step: see :meth:`OwnVariables.begin`."""

@@ -61,7 +61,7 @@ def test_no_update_is_undone_that_an_average_holds(averaged: bool) -> None:
     state = TrainingState({"model": model, "ema": average, "optimizer": optimizer})
     nothing: Any = None
     replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
-    replicas._hook = SimpleNamespace(begin=lambda _: None, buffers=SimpleNamespace(due=True))
+    replicas._hook = SimpleNamespace(begin=lambda *_, **__: None, buffers=SimpleNamespace(due=True))
     replicas.begin(0)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
