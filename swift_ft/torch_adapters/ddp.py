@@ -458,7 +458,7 @@ def _refuse_unused(model: DistributedDataParallel) -> None:
     if model.find_unused_parameters:
         raise UnsupportedError(
             "wrap_optimizer(wait_free=True) would also update parameters that no replica has used in a step, "
-            "by gradients of 0: leave out wait_free, or DistributedDataParallel(find_unused_parameters=True).",
+            "by gradients of 0: leave out wait_free, or find_unused_parameters=True.",
             alike=True,
         )
 
