@@ -86,6 +86,7 @@ class AbortableWaits:
         limit_s: how long a wait may take whose operation has no deadline of its own; None if all have one.
         unawaited: operations may have begun, or the script may have waited for some on its device, since the
             host last waited for the device.
+        before_abort: called in the thread that aborts, before a silent abort. What is there then is right.
         beginnings: calls that give an operation to a backend. They take microseconds, unless a communicator
             forms in them. An abort of NCCL waits for them: a call that is underneath it spins on a
             communicator that is gone, until NCCL's own timeout (seen with torch 2.11).
@@ -97,6 +98,7 @@ class AbortableWaits:
         self._current: _Call | None = None
         self._aborted = self.silent = self.unawaited = self._futures = False
         self.limit_s: float | None = None
+        self.before_abort: Callable[[], None] = lambda: None
         self._requests: SimpleQueue[_Call] | None = None
         self.beginnings = UnderWay()
 
@@ -218,6 +220,8 @@ class AbortableWaits:
         May be called from any thread.
         """
         with self._lock:
+            if self.silent and not self._aborted:
+                self.before_abort()
             call, self._aborted = self._current, True
         if call is not None:
             self._give_up_later(call)
