@@ -286,6 +286,11 @@ class Replicas:
             "let the error leave `with step:`, or wrap the optimizer with exact=True"
         )
 
+    def refused(self) -> str | None:
+        """Why updates of this iteration, less those that copies have put back, cannot be undone; or None."""
+        opened = {n: o for n, o in self._undoable().items() if o.windows_opened != self._windows.get(n)}
+        return next((o.refuses_undo for o in opened.values() if o.refuses_undo and o.updated), None)
+
     def completed(self) -> None:
         """The step is complete. From now on the optimizers' tags are the last iteration's.
 
@@ -306,7 +311,8 @@ class Replicas:
         for name in optimizers.keys() - stepped:
             optimizers[name].close_undo_window()
         averaged = any(version_of(p) != version for p, version in self._versions.items())
-        final = averaged or self.updated_again() or len(optimizers) < len(self._state.optimizers)
+        plain = len(optimizers) < len(self._state.optimizers)
+        final = averaged or plain or self.updated_again() or self.refused()
         self._last = None if final else _Updates(self._iteration, stepped)
         self._note_windows()
         if self._hook is not None and not self._hook.buffers.due and not self._own_buffers_published:

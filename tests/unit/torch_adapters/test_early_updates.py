@@ -169,6 +169,20 @@ def test_what_is_allowed_gives_the_bits_of_whole_steps(view: bool) -> None:
         assert torch.equal(ours, expected)
 
 
+def test_a_group_in_which_the_script_keeps_something() -> None:
+    """No update has used it."""
+    net = layers()
+    training = Training(net, sgd, [*net.parameters()])
+    (group,) = training.optimizer.param_groups
+    group["n"] = 0
+    for iteration in range(2):
+        training.loss(iteration).backward()
+        group["n"] += 1
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    assert training.early == 2 * 8
+
+
 def test_the_rates_of_updates_that_the_script_makes_itself() -> None:
     """It knows what it does, and when."""
     net = layers()
