@@ -128,7 +128,9 @@ class Step:
             SwiftError: one that was raised in the step already.
         """
         failed, step_failures.error = step_failures.error, None
-        if isinstance(failed, RecoveryError):
+        if failed is not None and may_come_of_abort(failed):
+            self._cause, self.caught = ABORTED, step_failures.cause is not None
+        elif isinstance(failed, RecoveryError):
             self._cause, self._failure = str(failed), failed.with_traceback(None)
         elif failed is not None and (error is None or error.__cause__ is failed):
             raise failed

@@ -14,7 +14,7 @@ from swift_ft.undo.snapshot import WholeState, size_bytes
 from swift_ft.undo.update import GroupUpdate, ParamUpdate
 
 NO_RULE = "swift_ft has no rule for this optimizer"
-HOOKS_CHANGE = "step hooks of this optimizer change parameters or state"
+HOOKS_CHANGE = "Step hooks of this optimizer change parameters or state"
 
 
 @dataclass
