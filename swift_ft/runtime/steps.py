@@ -319,7 +319,7 @@ class Loop:
             raise
         self._phases.phase = ScriptPhase.OVER
         if not step._entered:
-            raise UsageError("Write `with step:` around the body of the loop.")
+            raise UsageError("Write `with step:` around the body of the loop.", alike=True)
         return step
 
     def _refuse_to_leave(self, step: Step) -> None:

@@ -4,7 +4,7 @@ An operation of NCCL returns when it is enqueued, and so does an update behind i
 device waits for it until the operation is aborted, which leaves anything in the tensors; and then the device
 updates with that. So the host waits for the gradients before an update is enqueued, in a way that an abort
 ends. No update is ever made of an operation that was aborted, and none that was must be undone. What computes
-gradients after that wait, a closure or a pre-hook of the optimizer's own, is waited for once more.
+gradients after that wait, a closure or a pre-hook of the script's, is waited for once more.
 
 What communicates after the last update of a step is waited for when the step ends. As a rule nothing does:
 then a step is complete when its last update is enqueued, since all that comes later runs behind it.
@@ -25,7 +25,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.step_failures import step_failures
-from swift_ft.torch_core.optimizers import call_behind_own_hooks
+from swift_ft.torch_core.optimizers import call_behind_hooks
 
 Arguments = tuple[Any, ...]
 KeywordArguments = dict[str, Any]
@@ -80,7 +80,7 @@ class DeviceWaits:
         self.finish()
         if not self._waits.silent:
             return None
-        call_behind_own_hooks(optimizer, self._behind_hooks)
+        call_behind_hooks(optimizer, self._behind_hooks)
         if len(args) > 1 and callable(args[1]):
             return (args[0], self._finished(args[1]), *args[2:]), kwargs
         if callable(closure := kwargs.get("closure")):

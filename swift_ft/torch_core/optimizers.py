@@ -62,17 +62,15 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     return any(getattr(optimizer, kind, None) for kind in kinds)
 
 
-def call_behind_own_hooks(optimizer: Optimizer, function: Callable[[], object]) -> None:
-    """Have a function called once, when all pre-hooks of an optimizer's own have run, if it has any.
+def call_behind_hooks(optimizer: Optimizer, function: Callable[[], object]) -> None:
+    """Have a function called once, when all pre-hooks have run that others have registered.
 
     Args:
         optimizer: of a step that has come to a pre-hook of all optimizers, which calls this.
         function: it is called in that step, or in the next one if this one fails before.
     """
-    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None) or {}
+    hooks = optimizer._optimizer_step_pre_hooks  # type: ignore[attr-defined]  # torch's, in this order
     hooks.pop(_BEHIND, None)
-    if not hooks:
-        return
 
     def behind(*_: object) -> None:
         hooks.pop(_BEHIND, None)  # no longer there when somebody looks which hooks a script has

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from swift_ft import wrap_optimizer
 from swift_ft.errors import DivergenceError
@@ -240,19 +241,23 @@ def test_each_closure_of_a_step_is_waited_for(step: Step) -> None:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_an_update_of_what_hooks_of_its_own_have_received(wrapped: bool, step: Step) -> None:
+@pytest.mark.parametrize("of_all", [False, True])
+def test_an_update_of_what_hooks_have_received(of_all: bool, wrapped: bool, step: Step) -> None:
+    """Of the optimizer, or of all, registered behind the one that waits."""
     step.device.idle.set()
     if wrapped:
         wrap_optimizer(step.optimizer)
-    first = step.optimizer.register_step_pre_hook(lambda *_: None)
+    register: Any = register_optimizer_step_pre_hook if of_all else step.optimizer.register_step_pre_hook
+    hooks = [register(lambda *_: None)]
     step.optimizer.step()
-    hooks = [*hooks_of(step.optimizer)]
-    assert len(hooks) == 1, "the script's only"
-    first.remove()
-    step.optimizer.register_step_pre_hook(lambda *_: communicate(step) and None)
+    assert len([*hooks_of(step.optimizer)]) == (not of_all), "the script's only"
+    hooks.append(register(lambda *_: communicate(step) and None))
     with pytest.raises(RuntimeError, match="aborted"):
         step.optimizer.step()
     assert step.parameter.item() == 0.5
+    for hook in hooks:
+        hook.remove()
+    assert [*hooks_of(step.optimizer)] == []
 
 
 def test_a_hook_that_fails_leaves_none_of_ours_behind(step: Step) -> None:
