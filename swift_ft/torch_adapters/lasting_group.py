@@ -66,7 +66,7 @@ STREAM_WAITS = ("synchronize", "block_current_stream")
 """Waits on the device, beside :meth:`LastingWork.wait`, which is one there. On the host they do nothing."""
 
 ASKED = ("is_completed", "is_success")
-"""Who is told that an operation is over may use its result, without a wait."""
+"""Answers after which a script may use a result without a wait."""
 
 
 End = tuple[Callable[[], None], Operation]
@@ -298,7 +298,7 @@ class LastingWork(dist.Work):
             waits.raise_if_aborted()
 
     def _end(self) -> None:
-        """What the script does from now on comes behind it, on the host or on the device."""
+        """It is over, for all that the script does from now on: on the host, or behind it on the device."""
         ends, self._ends = self._ends, ()
         _call_all(ends)
 

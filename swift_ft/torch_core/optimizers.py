@@ -69,7 +69,7 @@ def call_behind_hooks(optimizer: Optimizer, function: Callable[[], object]) -> N
         optimizer: of a step that has come to a pre-hook of all optimizers, which calls this.
         function: it is called in that step, or in the next one if this one fails before.
     """
-    hooks = optimizer._optimizer_step_pre_hooks  # type: ignore[attr-defined]  # torch's, in this order
+    hooks = optimizer._optimizer_step_pre_hooks
     hooks.pop(_BEHIND, None)
 
     def behind(*_: object) -> None:
