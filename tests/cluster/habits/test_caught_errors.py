@@ -50,7 +50,7 @@ def test_the_step_is_repeated(
 
 
 @pytest.mark.parametrize(
-    ("habit", "machines", "mode"), [("breaks", 2, "restart"), ("the first one breaks", 3, "replica")]
+    ("habit", "machines", "mode"), [("breaks", 2, "start"), ("the first one breaks", 3, "replica")]
 )
 def test_a_loop_that_is_left_by_an_interrupted_step(
     tmp_path: Path, habit: str, machines: int, mode: str
