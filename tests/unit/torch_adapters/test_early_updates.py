@@ -244,14 +244,13 @@ def test_an_optimizer_that_is_wrapped_at_any_time(attached: str) -> None:
     if attached == "between":
         wrap_optimizer(optimizer)
     model = DistributedDataParallel(net)
-    nothing: Any = None
-    replicas: Any = Replicas(
-        TrainingState({"model": model, "optimizer": optimizer}), nothing, nothing, nothing, nothing, 0
-    )
-    replicas._hook = DataParallelHook(
-        model, replicas._reduced, lambda _: None, on_backward_ended=replicas._backward_ended
-    )
-    replicas._own_buffers_published = True  # there is no store
+    store: Any = SimpleNamespace(check=lambda _: True)
+    group: Any = SimpleNamespace(follow=lambda *_, **__: None)
+    proof: Any = SimpleNamespace(explain_by=lambda _: None)
+    state = TrainingState({"model": model, "optimizer": optimizer})
+    replicas = Replicas(state, store, store, group, proof, 0)
+    replicas._own_buffers_published = True  # all that else would be written
+    replicas.attach_ddp(model)
     for iteration in range(4):
         if iteration == (0 if attached == "before" else 2):
             wrap_optimizer(optimizer, wait_free=True)
