@@ -30,7 +30,7 @@ from swift_ft.undo.rules.rule import Rule
 from swift_ft.undo.snapshot import WholeState
 from swift_ft.undo.step_hooks import CHANGED_BY_HOOKS, StepHooks
 from swift_ft.undo.update import GroupUpdate
-from swift_ft.undo.window import Window
+from swift_ft.undo.window import HOOKS_CHANGE, NO_RULE, Window
 
 __all__ = ["Lamb", "UndoableOptimizer", "wrap_optimizer"]
 
@@ -94,6 +94,11 @@ class UndoableOptimizer(Optimizer):
     def window_open(self) -> bool:
         """Whether the last step can still be undone, as far as it has updated anything."""
         return self._undo.window is not None
+
+    @property
+    def refuses_undo(self) -> str:
+        """Why the last step cannot be undone, where its hooks have changed what no copy has; else empty."""
+        return "" if self._undo.window is None else self._undo.window.refuses
 
     @property
     def waits_for_step(self) -> bool:
@@ -256,7 +261,7 @@ class UndoableOptimizer(Optimizer):
         hooks = undo.hooks = undo.hooks or StepHooks()
         begun = undo.window is not None and not undo.window.complete  # by single updates
         whole = WholeState(self, _NOT_STATE) if hooks.changing and not begun else None
-        hooks.begin(self, whole)
+        hooks.begin(self, whole, exact=undo.exact)
         try:
             return step(self, *args, **kwargs)
         finally:
@@ -276,7 +281,8 @@ class UndoableOptimizer(Optimizer):
         whole = hooks.whole if hooks is not None else None
         if rule is None or whole is not None:
             whole = whole or WholeState(self, _NOT_STATE)  # a closure belongs to the step
-            self._undo.window = Window(whole=whole, complete=True)
+            because = NO_RULE if rule is None else HOOKS_CHANGE
+            self._undo.window = Window(whole=whole, because=because, complete=True)
             self._undo.windows_opened += 1
             result = self._plain_step(self, *args, **kwargs)
             if hooks is not None:

@@ -68,7 +68,7 @@ from swift_ft.runtime.worker.ports import NoLayers, NoReplays
 from swift_ft.runtime.worlds.handover import Handover
 from swift_ft.runtime.worlds.part import WorldsPart
 from swift_ft.storage.store import Store
-from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.comm_errors import interruption_of, is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import constructed
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.distribution import communicate_again
@@ -376,7 +376,7 @@ class Assembly(Foundations):
             self.phases,
             self._progress,
             pipeline.aside if pipeline is not None else lambda _: None,
-            self._is_connection_error,
+            lambda error: interruption_of(error, in_backward=self._replicas.broken),
             on_device,
         )
 

@@ -295,12 +295,14 @@ class Attachments:
         if any(stack.pipelines > 1 for stack in stacks):
             raise UsageError(
                 "The pipelines of the LayerStack would each train a model of their own: give its stages to a "
-                "schedule, and call session.attach_pipeline(schedule) before the first step."
+                "schedule, and call session.attach_pipeline(schedule) before the first step.",
+                alike=True,
             )
         if self.context.layer_plan is not None:
             raise UsageError(
                 "swift-run --plan says which layers a stage has, and the script trains no LayerStack: leave "
-                "it out, or make the model a swift_ft.LayerStack."
+                "it out, or make the model a swift_ft.LayerStack.",
+                alike=True,
             )
 
     def check_counts(self, dealt: DealtBatches) -> None:
@@ -321,7 +323,8 @@ class Attachments:
         raise UsageError(
             f"The plan gives the pipelines {', '.join(map(str, stack.planned_counts))} microbatches, and "
             "nothing says that batches follow: give swift_ft.data.GlobalBatches to Session(state), or ask "
-            "for model.counts before the first step, and deal by it."
+            "for model.counts before the first step, and deal by it.",
+            alike=True,
         )
 
     def topology(self, dealt: DealtBatches) -> dict[str, Any]:

@@ -117,6 +117,7 @@ class Foundations:
             has_position=any(may_keep_position(name, part) for name, part in self._state.small.items()),
             iterators=iterators_of_script,
             kept_ahead=kept_ahead,
+            in_doubt=lambda: self._group.waits.in_doubt,
         )
         self._progress = ProgressBoard(agent_channel(), ProgressReader(self._run_keys), context.rank)
         by = f"worker {context.rank}"
@@ -138,6 +139,7 @@ class Foundations:
             timeout_s=context.config.group_timeout_s,
             is_cancelled=self._participant.is_cancelled,
         )
+        self._group.waits.before_abort = self._batches.settle
         self._groups = Groups(self._participant, self._group)
 
     def _new_archiver(self) -> JournalArchiver | None:

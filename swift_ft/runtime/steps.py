@@ -128,7 +128,9 @@ class Step:
             SwiftError: one that was raised in the step already.
         """
         failed, step_failures.error = step_failures.error, None
-        if isinstance(failed, RecoveryError):
+        if failed is not None and may_come_of_abort(failed):
+            self._cause, self.caught = ABORTED, step_failures.cause is not None
+        elif isinstance(failed, RecoveryError):
             self._cause, self._failure = str(failed), failed.with_traceback(None)
         elif failed is not None and (error is None or error.__cause__ is failed):
             raise failed
@@ -276,7 +278,7 @@ class Loop:
             self._end(step)
 
     def _start_again(self, why: str) -> None:
-        """The state is not one of the script's lines, out of which the script cannot be taken."""
+        """The script is at lines that the state is not one of, and cannot be taken out of them."""
         channel = agent_channel()
         assert channel is not None  # a replay without its job never goes back
         channel.send(lost=f"{why}: its process starts again", starts_again=True)
@@ -310,11 +312,25 @@ class Loop:
         runner.begin(repeatable=repeatable)
         self._top.step_begins()
         self._phases.phase = ScriptPhase.OUTSIDE
-        yield step
+        try:
+            yield step
+        except GeneratorExit:
+            self._refuse_to_leave(step)
+            raise
         self._phases.phase = ScriptPhase.OVER
         if not step._entered:
-            raise UsageError("Write `with step:` around the body of the loop.")
+            raise UsageError("Write `with step:` around the body of the loop.", alike=True)
         return step
+
+    def _refuse_to_leave(self, step: Step) -> None:
+        """The script leaves its loop: not because of what an interrupted step has given it.
+
+        It would go on with what follows the loop, such as its last checkpoint, as if training were over. An
+        error cannot be raised where a loop is left by ``break`` or ``return``. So the process begins again,
+        with a state from others.
+        """
+        if step._cause is not None and agent_channel() is not None:
+            self._start_again(f"its script has left its loop in a step that was interrupted ({step._cause})")
 
     def _end(self, step: Step) -> None:
         """Outside of its block: until here the traceback would have kept connections open (decision 24)."""
@@ -331,6 +347,8 @@ class Loop:
 
     def _leave(self) -> None:
         """The script has ended, and its loop had not: by ``break``, ``return`` or ``sys.exit(0)``."""
+        if self._step is not None:  # some variable still holds the loop
+            self._refuse_to_leave(self._step)
         _logger.warning(
             "The script has left its loop in iteration %d, which does not count: nothing of it is saved or "
             "recorded. session.stop() ends a training after a complete iteration.",

@@ -84,7 +84,9 @@ class AbortableWaits:
     Attributes:
         silent: an abort ends operations without an error. What they gave then is undefined.
         limit_s: how long a wait may take whose operation has no deadline of its own; None if all have one.
-        unawaited: operations may have begun since the host last waited for its device.
+        unawaited: operations may have begun, or the script may have waited for some on its device, since the
+            host last waited for the device.
+        before_abort: called in the thread that aborts, before a silent abort. What is there then is right.
         beginnings: calls that give an operation to a backend. They take microseconds, unless a communicator
             forms in them. An abort of NCCL waits for them: a call that is underneath it spins on a
             communicator that is gone, until NCCL's own timeout (seen with torch 2.11).
@@ -94,8 +96,9 @@ class AbortableWaits:
         self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
         self._current: _Call | None = None
-        self._aborted = self.silent = self.unawaited = False
+        self._aborted = self.silent = self.unawaited = self._futures = False
         self.limit_s: float | None = None
+        self.before_abort: Callable[[], None] = lambda: None
         self._requests: SimpleQueue[_Call] | None = None
         self.beginnings = UnderWay()
 
@@ -121,12 +124,24 @@ class AbortableWaits:
     def renew(self) -> None:
         """There are other connections, which no abort has ended."""
         with self._lock:
-            self._aborted = self.silent = False
+            self._aborted = self.silent = self._futures = False
             self.limit_s = None
 
     def begun(self) -> None:
-        """An operation begins."""
+        """An operation begins, or the script waits for one on its device."""
         self.unawaited = True
+
+    def given_as_future(self) -> None:
+        """The script has the future of an operation on its device. Nobody sees when it waits for that.
+
+        It may be much later, in C++, and by another future that comes of this one. So from now on, all is
+        unawaited after each wait, too.
+        """
+        self.unawaited = self._futures = True
+
+    def awaited(self) -> None:
+        """The host has waited for its device."""
+        self.unawaited = self._futures
 
     def raise_if_aborted(self) -> None:
         """After an operation has ended.
@@ -205,6 +220,8 @@ class AbortableWaits:
         May be called from any thread.
         """
         with self._lock:
+            if self.silent and not self._aborted:
+                self.before_abort()
             call, self._aborted = self._current, True
         if call is not None:
             self._give_up_later(call)

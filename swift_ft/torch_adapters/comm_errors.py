@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from swift_ft.errors import first_line
 from swift_ft.torch_adapters import lasting_group
+from swift_ft.torch_adapters.abortable_waits import ABORTED
 from swift_ft.torch_adapters.step_failures import is_of_transport
 
 _COLLECTIVES = (Path(dist.__file__).parent / "distributed_c10d.py", Path(lasting_group.__file__))
@@ -82,6 +84,18 @@ def may_come_of_abort(error: BaseException) -> bool:
     return isinstance(error, Exception) or (isinstance(error, SystemExit) and bool(error.code))
 
 
+def interruption_of(error: BaseException, in_backward: str | None = None) -> str | None:
+    """Why what raised an exception was interrupted, in a line. None if it has failed by itself.
+
+    Args:
+        error: what was raised.
+        in_backward: see :func:`is_broken_communication`.
+    """
+    if is_broken_communication(error, in_backward):
+        return first_line(error)
+    return ABORTED if may_come_of_abort(error) else None
+
+
 def _broke(error: RuntimeError) -> bool:
     """Whether an error of a collective is one of its connections."""
     if is_of_transport(error) or lasting_group.is_over():
@@ -110,4 +124,4 @@ def hide_broken_schedules() -> None:
 
 def _worth_printing(_: logging.LogRecord) -> bool:
     error = sys.exc_info()[1]  # the schedule logs while it handles it
-    return error is None or not is_broken_communication(error)
+    return error is None or interruption_of(error) is None

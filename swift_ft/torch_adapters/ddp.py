@@ -65,17 +65,15 @@ class DataParallelHook:
         model: stock DDP, without a communication hook of its own, or another library's wrapper of it.
         on_reduced: called for each bucket whose all-reduce is complete.
         on_layout: called in the first averaged backward, with the buckets that DDP will use from then on.
-        on_backward_ended: called at the end of each averaged backward. Averaged gradients are put in place
-            before ``on_reduced`` then, so that an optimizer can use them at once; without it, DDP does it at
-            the end of backward.
+        on_backward_ended: called at the end of each averaged backward of a step in which ``on_reduced``
+            updates (see :meth:`begin`).
 
     Attributes:
         broken: why communication failed in this step; None if it did not.
         buffers: gives all replicas the buffers of the first one, where DDP does so.
 
     Raises:
-        UnsupportedError: for a model that is not DDP's, has a hook already, or whose averages the host cannot
-            wait for one by one.
+        UnsupportedError: for a model that is not DDP's, or has a hook already.
     """
 
     def __init__(
@@ -83,20 +81,18 @@ class DataParallelHook:
         model: Any,
         on_reduced: OnReduced,
         on_layout: Callable[[Layout], None],
-        on_backward_ended: Callable[[], None] | None = None,
+        on_backward_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model = accepted_ddp(model)
         _note_failed_syncs()
         self.broken: str | None = None
         self.group: dist.ProcessGroup = model.process_group
-        if on_backward_ended is not None:
-            _refuse_early_updates(model, self.group)
-            _refuse_unused(model)
         self.buffers = BufferSync(model)
         self._on_reduced = on_reduced
         self._iteration = 0
         self._on_layout = on_layout
         self._on_backward_ended = on_backward_ended
+        self._updates_early = False  # in this step
         self._layout_known = False
         self._order: list[int] = []
         self._aborted = threading.Event()  # since the step began
@@ -156,8 +152,22 @@ class DataParallelHook:
         """From the next :meth:`reset` on, use another group of the same workers."""
         self.group = group
 
-    def begin(self, iteration: int) -> None:
-        """The step of an iteration begins."""
+    def begin(self, iteration: int, *, updates_early: bool = False) -> None:
+        """The step of an iteration begins.
+
+        Args:
+            iteration: which one.
+            updates_early: ``on_reduced`` updates parameters. Averaged gradients are put in place before it
+                then, so that an optimizer can use them at once; otherwise DDP does it at the end of backward.
+
+        Raises:
+            UnsupportedError: it updates early, and the host cannot wait for averages one by one, or some
+                parameters may be unused.
+        """
+        if updates_early and not self._updates_early:
+            _refuse_early_updates(self.model, self.group)
+            _refuse_unused(self.model)
+        self._updates_early = updates_early
         self._iteration = iteration
         self._aborted.clear()
         self.buffers.forget()
@@ -230,7 +240,7 @@ class DataParallelHook:
             hit(Point.REDUCE, self._iteration, index)
             if index == 0:  # the first in every backward
                 self._share_buffers()
-                if self._on_backward_ended is not None:
+                if self._updates_early:
                     _after_backward(self._on_backward_ended)
             gradients = bucket.buffer()
             gradients.mul_(1.0 / self.group.size())
@@ -357,7 +367,7 @@ class DataParallelHook:
     def _arrived(self, bucket: dist.GradBucket) -> None:
         if outputs.are_watched():
             self._show_average(bucket)
-        if self._on_backward_ended is None:
+        if not self._updates_early:
             self._reduced(bucket)
             return
         is_dense = bucket.buffer().layout == torch.strided
@@ -414,7 +424,8 @@ def _refuse_early_updates(model: DistributedDataParallel, group: dist.ProcessGro
     if on_device and aborts_in_silence(group):
         raise UnsupportedError(
             "wrap_optimizer(wait_free=True) updates parameters while others still travel, and over NCCL the "
-            "host does not know then whether an average has arrived: leave wait_free out."
+            "host does not know then whether an average has arrived: leave wait_free out.",
+            alike=True,
         )
 
 
@@ -423,7 +434,8 @@ def _refuse_unused(model: DistributedDataParallel) -> None:
     if model.find_unused_parameters:
         raise UnsupportedError(
             "wrap_optimizer(wait_free=True) would also update parameters that no replica has used in a step, "
-            "by gradients of 0: leave out wait_free, or DistributedDataParallel(find_unused_parameters=True)."
+            "by gradients of 0: leave out wait_free, or find_unused_parameters=True.",
+            alike=True,
         )
 
 

@@ -57,11 +57,16 @@ REFUSED = {
 """Methods that a session has no use for, and why."""
 
 OF_WORK = (
-    *("is_completed", "is_success", "exception", "result", "synchronize", "block_current_stream"),
-    *("source_rank", "_source_rank", "get_future_result", "_get_duration", "_get_op_type"),
-    "_get_sequence_number",
+    *("exception", "result", "source_rank", "_source_rank", "get_future_result", "_get_duration"),
+    *("_get_op_type", "_get_sequence_number"),
 )
-"""Methods of an operation under way, apart from the waits. Not every torch has all of them."""
+"""Methods of an operation under way, apart from those below. Not every torch has all of them."""
+
+STREAM_WAITS = ("synchronize", "block_current_stream")
+"""Waits on the device, beside :meth:`LastingWork.wait`, which is one there. On the host they do nothing."""
+
+ASKED = ("is_completed", "is_success")
+"""Answers after which a script may use a result without a wait."""
 
 
 End = tuple[Callable[[], None], Operation]
@@ -269,21 +274,33 @@ class LastingWork(dist.Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end."""
         try:
-            waits = LastingGroup.waits
-            if waits is not None and not self._on_host:
-                waits.begun()  # nor has the host waited for it when this returns
-                waits.raise_if_aborted()
+            self._go_on()
             ended = self._waited(timeout)
-            if waits is not None and self._on_host:
+            if (waits := LastingGroup.waits) is not None and self._on_host:
                 waits.raise_if_aborted()
             if self._kept is not None:
                 _wait(self._kept, timedelta(0))
-            ends, self._ends = self._ends, ()
-            _call_all(ends)
+            self._end()
         except Exception as error:
             _note(error)
             raise
         return ended
+
+    def _go_on(self) -> None:
+        """The script goes on as if this were over. On a device, the host has not waited for it then.
+
+        Raises:
+            RuntimeError: an abort may have ended it.
+        """
+        waits = LastingGroup.waits
+        if waits is not None and not self._on_host:
+            waits.begun()  # the operation itself may have begun long before
+            waits.raise_if_aborted()
+
+    def _end(self) -> None:
+        """It is over, for all that the script does from now on: on the host, or behind it on the device."""
+        ends, self._ends = self._ends, ()
+        _call_all(ends)
 
     def _waited(self, timeout: timedelta) -> bool:
         waits = LastingGroup.waits
@@ -301,7 +318,9 @@ class LastingWork(dist.Work):
         return native.timeout  # type: ignore[no-any-return]  # since torch 2.14
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """Completed at its end."""
+        """Completed at its end. On a device, when it is enqueued."""
+        if (waits := LastingGroup.waits) is not None and not self._on_host:
+            waits.given_as_future()
         if self._ends:
             ends, self._ends = self._ends, ()
             self._kept = LastingGroup.by_future.watch(self._future(), ends)
@@ -434,6 +453,32 @@ def _forwarded(name: str, to: str) -> Any:
     return forward
 
 
+def _stream_wait(name: str) -> Any:
+    def wait(self: LastingWork, *args: Any, **kwargs: Any) -> None:
+        try:
+            self._go_on()
+            getattr(self._native, name)(*args, **kwargs)
+            if not self._on_host:
+                self._end()
+        except Exception as error:
+            _note(error)
+            raise
+
+    wait.__name__ = name
+    return wait
+
+
+def _asked(name: str) -> Any:
+    def ask(self: LastingWork) -> bool:
+        found = bool(getattr(self._native, name)())
+        if found and (waits := LastingGroup.waits) is not None and not self._on_host:
+            waits.begun()
+        return found
+
+    ask.__name__ = name
+    return ask
+
+
 def _refused(name: str, why: str) -> Any:
     def refuse(*_: Any, **__: Any) -> Any:
         raise UnsupportedError(f"A session has no place for a process group's {name}(): {why}.")
@@ -463,3 +508,7 @@ for _when in WHEN:
         setattr(LastingGroup, f"{_name}_{_when}_hook", _method)
 for _name in those_of(dist.Work, OF_WORK):
     setattr(LastingWork, _name, _forwarded(_name, "_native"))
+for _name in those_of(dist.Work, STREAM_WAITS):
+    setattr(LastingWork, _name, _stream_wait(_name))
+for _name in those_of(dist.Work, ASKED):
+    setattr(LastingWork, _name, _asked(_name))

@@ -6,7 +6,8 @@ Private parts used (tested on torch 2.11 to 2.14):
   size. The inverse must run the same kernels, and they have no public name.
 - ``torch.optim.optimizer._default_to_fused_or_foreach``: which kernel a step picks if the user picked none.
 - ``Optimizer.profile_hook_step`` and the mark ``hooked``: how torch puts step hooks around a class's step.
-- ``_optimizer_step_pre_hooks``, ``_optimizer_step_post_hooks`` on an optimizer: the hooks of its own.
+- ``_optimizer_step_pre_hooks``, ``_optimizer_step_post_hooks`` on an optimizer: the hooks of its own, which
+  are called behind those of all optimizers. A step looks at the first ones when it comes to them.
 - ``_init_group`` on an optimizer's class: makes the state of a step.
 - ``_wrapped_by_lr_sched`` on a step, ``_opt_called`` and ``_zero_grad_profile_name`` on an optimizer: how a
   learning rate scheduler notes that it patched the step, and that the step was called.
@@ -26,6 +27,9 @@ from torch.optim.optimizer import _default_to_fused_or_foreach
 
 BOOKKEEPING = frozenset({"step", "_opt_called", "_zero_grad_profile_name", "grad_scale", "found_inf"})
 """Attributes of an optimizer that schedulers, scalers and profilers set, and its step does not change."""
+
+_BEHIND = -1
+"""Among the numbers of an optimizer's hooks. torch counts from 0."""
 
 
 def orthogonalized(
@@ -56,6 +60,23 @@ def has_step_hooks(optimizer: Optimizer) -> bool:
     """Whether an optimizer has hooks of its own around its step."""
     kinds = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
     return any(getattr(optimizer, kind, None) for kind in kinds)
+
+
+def call_behind_hooks(optimizer: Optimizer, function: Callable[[], object]) -> None:
+    """Have a function called once, when all pre-hooks have run that others have registered.
+
+    Args:
+        optimizer: of a step that has come to a pre-hook of all optimizers, which calls this.
+        function: it is called in that step, or in the next one if this one fails before.
+    """
+    hooks = optimizer._optimizer_step_pre_hooks
+    hooks.pop(_BEHIND, None)
+
+    def behind(*_: object) -> None:
+        hooks.pop(_BEHIND, None)  # no longer there when somebody looks which hooks a script has
+        function()
+
+    hooks[_BEHIND] = behind
 
 
 def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:

@@ -53,7 +53,7 @@ class EarlyUpdates:
         if any(not same_bits(_beginning(gradient), before) for gradient, before in self._samples):
             return _GRADIENTS
         for group, options in self._options:
-            for name in options.keys() | group.keys() - {"params"}:
+            for name in optimizer.defaults:  # the others are the script's: a group may count its steps
                 if not same_values(options.get(name), group.get(name), incomparable=True):
                     return f"{name!r} of their group has changed since"
         return None

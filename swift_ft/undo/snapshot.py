@@ -91,7 +91,7 @@ class Hyper:
 
 
 class WholeState:
-    """Everything that an optimizer without a rule holds.
+    """Everything that an optimizer holds: of one without a rule, or whose step hooks change things.
 
     Args:
         optimizer: the optimizer, before its step.

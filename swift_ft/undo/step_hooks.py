@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
-from swift_ft.torch_core.tensors import versions_of
+from swift_ft.torch_core.shards import local
+from swift_ft.torch_core.tensors import same_bits, versions_of
 from swift_ft.undo.snapshot import WholeState
 
 CHANGED_BY_HOOKS = (
@@ -31,17 +32,22 @@ class _Look:
 
     Attributes:
         counts: which tensors there are, and torch's counts of their changes.
-        sample: of parameters, since a write through ``.data`` moves no count; None in most steps.
+        sample: of them, since a write through ``.data`` moves no count; None where nobody looks.
+        copies: of all parameters, where every bit counts; None elsewhere.
     """
 
     counts: list[int]
     sample: Fingerprint | None
+    copies: list[Tensor] | None
 
     def differs(self, other: _Look) -> bool:
         """Whether something was changed in between."""
         if self.counts != other.counts:
             return True
-        return bool(self.sample and other.sample and self.sample.differing(other.sample))
+        if self.sample and other.sample and self.sample.differing(other.sample):
+            return True
+        pairs = zip(self.copies or (), other.copies or (), strict=True)
+        return not all(same_bits(one, another) for one, another in pairs)
 
 
 class StepHooks:
@@ -57,13 +63,19 @@ class StepHooks:
         self.whole: WholeState | None = None
         self._sampler = Sampler()
         self._steps = 0
-        self._running = False
+        self._running = self._exact = False
         self._before: _Look | None = None
 
-    def begin(self, optimizer: Optimizer, whole: WholeState | None) -> None:
-        """A step begins, before all hooks."""
+    def begin(self, optimizer: Optimizer, whole: WholeState | None, *, exact: bool) -> None:
+        """A step begins, before all hooks.
+
+        Args:
+            optimizer: the one that steps.
+            whole: a copy of all that it may change; None if there is none.
+            exact: an undo of the step is to give back every bit.
+        """
         self._steps += 1
-        self._running = True
+        self._running, self._exact = True, exact
         self.whole = whole
         self._note(optimizer)
 
@@ -93,7 +105,12 @@ class StepHooks:
         parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         held = [fields for fields in optimizer.state.values() if isinstance(fields, dict)]
         values = [*parameters, *(value for fields in held for value in fields.values())]
-        # To compare samples waits for a device: only now and then.
+        counts = [*map(id, values), *versions_of(values)]
+        # To compare samples waits for a device, which an exact step does in any case: else only now and then.
+        waits = not self._exact and any(parameter.device.type != "cpu" for parameter in parameters)
         closely = self._steps <= _FIRST_STEPS or (self._steps >= 16 and self._steps & (self._steps - 1) == 0)
-        sample = self._sampler.take(parameters) if closely else None
-        return _Look([*map(id, values), *versions_of(values)], sample)
+        if waits and not closely:
+            return _Look(counts, None, None)
+        sample = self._sampler.take([value for value in values if isinstance(value, Tensor)])
+        copies = [local(parameter).detach().clone() for parameter in parameters] if self._exact else None
+        return _Look(counts, sample, copies)

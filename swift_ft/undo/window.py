@@ -13,6 +13,9 @@ from swift_ft.torch_core.tensors import version_of
 from swift_ft.undo.snapshot import WholeState, size_bytes
 from swift_ft.undo.update import GroupUpdate, ParamUpdate
 
+NO_RULE = "swift_ft has no rule for this optimizer"
+HOOKS_CHANGE = "Step hooks of this optimizer change parameters or state"
+
 
 @dataclass
 class Window:
@@ -23,7 +26,8 @@ class Window:
 
     Attributes:
         updates: updates of parameters with a known rule, in the order in which they were made.
-        whole: everything that an optimizer without a rule held before its step.
+        whole: everything that an optimizer held before its step, where that is undone as a whole.
+        because: why it is, in words.
         found_inf: the scaler's verdict on the gradients; where it is not 0 the kernel did nothing.
         zeros: gradients that replaced the ones in the window, with torch's count of in-place changes.
         complete: ``step()`` was called. If not, single updates of the next step are under way.
@@ -32,6 +36,7 @@ class Window:
 
     updates: list[GroupUpdate] = field(default_factory=list)
     whole: WholeState | None = None
+    because: str = NO_RULE
     found_inf: Tensor | None = None
     zeros: dict[Tensor, tuple[Tensor, int]] = field(default_factory=dict)
     complete: bool = False
@@ -105,8 +110,7 @@ class Window:
     def _undo_whole(self, whole: WholeState, chosen: set[Tensor]) -> int:
         if len(chosen) != len(set(whole.params)):
             raise UndoError(
-                "swift_ft has no rule for this optimizer, so its step is undone as a whole: "
-                "call undo() without parameters."
+                f"{self.because}, so its step is undone as a whole: call undo() without parameters."
             )
         whole.restore()
         self.whole = None

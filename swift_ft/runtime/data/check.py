@@ -50,6 +50,7 @@ class BatchCheck:
         has_position: an object of the session's state may say which batch comes next.
         iterators: finds the names of iterators that the script may take its batches from.
         kept_ahead: finds tensors that objects keep beside such an iterator, and how the script calls them.
+        in_doubt: whether an abort may have changed what this worker has received in the running step.
 
     Attributes:
         asked: the script has asked for the index of a step, of any so far.
@@ -64,6 +65,7 @@ class BatchCheck:
         has_position: bool = False,
         iterators: Callable[[], Sequence[str]] = list,
         kept_ahead: Callable[[], KeptAhead] = dict,
+        in_doubt: Callable[[], bool] = lambda: False,
     ) -> None:
         # Owner of all fields: the training thread.
         self.enabled = enabled
@@ -73,10 +75,12 @@ class BatchCheck:
         self._iterators = iterators
         self._looked_for_iterators = False
         self._find_ahead = kept_ahead
+        self._in_doubt = in_doubt
         self._looks_left = _LOOKS
         self._ahead: KeptAhead | None = None  # as the step began; None where nobody looked
         self._ahead_before: KeptAhead | None = None  # and the one before it
         self._iteration: int | None = None  # None outside of `with step:`
+        self._begun: int | None = None  # the iteration whose step began last
         self._given = 0  # in this step
         self._index_read = self.asked = False
         self._changes: Sequence[Change] = ()
@@ -89,7 +93,8 @@ class BatchCheck:
 
     def begin(self, iteration: int, committed: int) -> None:
         """The step of an iteration begins; the last committed checkpoint is of the other one."""
-        self._iteration, self._given, self._index_read = iteration, 0, False
+        self._iteration = self._begun = iteration
+        self._given, self._index_read = 0, False
         self._look_for_kept_ahead()
         self._publish_arrived()
         self._board.drop_before(committed - self._keep)
@@ -106,6 +111,11 @@ class BatchCheck:
         """The step was interrupted: it will be repeated."""
         self.end()
         self._publish_arrived(wait=True)
+
+    def settle(self) -> None:
+        """An abort is about to leave anything in memory: what has arrived by now is right. In its thread."""
+        for _, digest in [*self._on_device]:
+            digest.settled = digest.settled or digest.ready
 
     def given(self, values: Any) -> None:
         """The script gives a batch to the schedule or to the model.
@@ -225,7 +235,10 @@ class BatchCheck:
     def _publish_arrived(self, *, wait: bool = False) -> None:
         while self._on_device and (wait or self._on_device[0][1].ready):
             iteration, digest = self._on_device.pop(0)
-            self._board.publish(iteration, digest.value, shares_at(self._changes, iteration))
+            value = digest.value
+            # Only now: what was there before an abort is right, and so is all of a complete iteration.
+            if digest.settled or iteration != self._begun or not self._in_doubt():
+                self._board.publish(iteration, value, shares_at(self._changes, iteration))
 
 
 @dataclass(slots=True)

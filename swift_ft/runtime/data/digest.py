@@ -32,11 +32,12 @@ class BatchDigest:
 
     Attributes:
         empty: there are no tensors in it.
+        settled: it was ready before an abort, which may leave anything in what comes later.
     """
 
     def __init__(self, values: Any) -> None:
         self._hash = xxhash.xxh3_64()
-        self.empty = True
+        self.empty, self.settled = True, False
         reduced: list[torch.Tensor] = []
         for value in _leaves(values):
             if isinstance(value, torch.Tensor):

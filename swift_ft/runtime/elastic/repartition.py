@@ -37,7 +37,7 @@ from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.worker.part import Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
-from swift_ft.torch_adapters.comm_errors import is_broken_communication, may_come_of_abort
+from swift_ft.torch_adapters.comm_errors import interruption_of
 from swift_ft.units import format_bytes
 
 _logger = logging.getLogger(__name__)
@@ -132,8 +132,7 @@ class Repartition(Part):
             self._layered.prepare(self._own(new), arrived)  # all that can fail, before all go on
         # Of the script's `build_layer`, too: this worker declines, and all go on as before.
         except Exception as error:
-            broken = is_broken_communication(error) or may_come_of_abort(error)
-            cause = first_line(error)
+            interruption, cause = interruption_of(error), first_line(error)
         else:
             # Not state yet: the old layout counts until all are ready (decision 15).
             self._aside = new, arrived
@@ -141,8 +140,8 @@ class Repartition(Part):
             self._groups.keep()
             return True
         # Only now, when the traceback is gone: it holds on to the group.
-        if broken:
-            self._groups.on_connection_broken(cause)
+        if interruption is not None:
+            self._groups.on_connection_broken(interruption)
         else:
             self._groups.leave()
             self._participant.append(

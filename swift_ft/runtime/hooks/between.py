@@ -189,7 +189,7 @@ class Between:
         position: int,
         generation: int,
         phases: ScriptPhases,
-        finish_on_device: Callable[[], object] = lambda: None,
+        finish_on_device: Callable[[], object],
     ) -> None:
         """Do one hook together with all other workers, or skip it.
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from swift_ft.coordination.progress import ProgressBoard
-from swift_ft.errors import first_line
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.worker.part import Interruption, Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
-from swift_ft.torch_adapters.abortable_waits import ABORTED
-from swift_ft.torch_adapters.comm_errors import may_come_of_abort
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 
 
@@ -24,7 +21,7 @@ class HooksPart(Part):
         phases: where the script is.
         progress: where the worker publishes what it does.
         aside: says whether a pipeline is called between two steps.
-        is_connection_error: whether an exception comes from broken communication.
+        interruption_of: why what raised an exception was interrupted; None if it has failed by itself.
         on_device: waits for what a function has enqueued: its failure may show there first, or not at all.
     """
 
@@ -37,7 +34,7 @@ class HooksPart(Part):
         phases: ScriptPhases,
         progress: ProgressBoard,
         aside: Callable[[bool], None],
-        is_connection_error: Callable[[BaseException], bool],
+        interruption_of: Callable[[BaseException], str | None],
         on_device: DeviceWaits,
     ) -> None:
         self._status = status
@@ -45,7 +42,7 @@ class HooksPart(Part):
         self._phases = phases
         self._progress = progress
         self._aside = aside
-        self._is_connection_error = is_connection_error
+        self._interruption_of = interruption_of
         self._on_device = on_device
 
     @property
@@ -74,10 +71,8 @@ class HooksPart(Part):
         try:
             self._between.run(iteration, position, generation, self._phases, self._on_device.finish)
         except BaseException as error:
-            if self._is_connection_error(error):
-                return first_line(error)  # and no more: the traceback holds on to the group
-            if may_come_of_abort(error):
-                return ABORTED
+            if (interruption := self._interruption_of(error)) is not None:
+                return interruption  # and no more: the traceback holds on to the group
             raise
         finally:
             self._phases.phase = ScriptPhase.OVER

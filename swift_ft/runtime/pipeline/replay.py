@@ -21,7 +21,7 @@ from swift_ft.recovery.plan import Task
 from swift_ft.runtime.pipeline.logged_pipeline import LoggedPipeline
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.worker.status import WorkerStatus
-from swift_ft.torch_adapters.comm_errors import is_broken_communication, may_come_of_abort
+from swift_ft.torch_adapters.comm_errors import interruption_of
 
 T = TypeVar("T")
 
@@ -146,17 +146,17 @@ class Replays:
         try:
             act()
         except Exception as error:  # also of the script's `build`
-            void = may_come_of_abort(error)
-            connection_broken = void or is_broken_communication(error)
-            if isinstance(error, RecoveryError) and not (void or isinstance(error, CannotHelpError)):
+            interruption = interruption_of(error)
+            its_own = interruption is None and not isinstance(error, CannotHelpError)
+            if isinstance(error, RecoveryError) and its_own:
                 self._groups.leave()
                 raise
             cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
         else:
             return True
         # Only now, when the traceback is gone: it holds on to the group.
-        if connection_broken:
-            self._groups.on_connection_broken(cause)
+        if interruption is not None:
+            self._groups.on_connection_broken(interruption)
         else:
             self._groups.leave()
             rank = self._participant.context.rank

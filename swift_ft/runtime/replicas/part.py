@@ -83,6 +83,7 @@ class ReplicasPart(Part):
         if not interruption.in_step:
             return
         self._status.updated = self._replicas.updated()  # less those that copies have put back
+        self._status.dirty = self._status.dirty or self._replicas.refused()
         if interruption.caught:
             self._status.dirty = self._status.dirty or self._replicas.updated_apart()
 

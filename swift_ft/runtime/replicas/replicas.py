@@ -113,12 +113,11 @@ class Replicas:
 
     def attach_ddp(self, model: Any) -> nn.Module:
         """See :meth:`swift_ft.Session.attach_ddp`. Returns the module within DDP."""
-        early = any(optimizer.wait_free for optimizer in self._undoable().values())
         self._hook = DataParallelHook(
             model,
             self._reduced,
             on_layout=self._publish_layout,
-            on_backward_ended=self._backward_ended if early else None,
+            on_backward_ended=self._backward_ended,
         )
 
         # Asked once: in a recovery there is no group, and who the replicas are stays known.
@@ -216,17 +215,18 @@ class Replicas:
         self._iteration = iteration
         self._prepared = None
         self._undone.clear()
-        if self._hook is not None:
-            self._hook.begin(iteration)
-        owned = {parameter for _, parameter in self._state.parameters}
-        every = (p for module in self._state.modules.values() for p in module.parameters())
-        self._versions = {p: version_of(p) for p in every if p not in owned}
-        self._note_windows()
+        # Asked in each step: a script may wrap its optimizer, in place, at any time.
         self._wait_free = [
             (optimizer, {p for group in optimizer.param_groups for p in group["params"]})
             for optimizer in self._undoable().values()
             if optimizer.wait_free
         ]
+        if self._hook is not None:
+            self._hook.begin(iteration, updates_early=bool(self._wait_free))
+        owned = {parameter for _, parameter in self._state.parameters}
+        every = (p for module in self._state.modules.values() for p in module.parameters())
+        self._versions = {p: version_of(p) for p in every if p not in owned}
+        self._note_windows()
 
     def compare_variables(self, iteration: int) -> None:
         """Before a live step: see :meth:`OwnVariables.begin`."""
@@ -287,6 +287,11 @@ class Replicas:
             "let the error leave `with step:`, or wrap the optimizer with exact=True"
         )
 
+    def refused(self) -> str | None:
+        """Why updates of this iteration, less those that copies have put back, cannot be undone; or None."""
+        opened = {n: o for n, o in self._undoable().items() if o.windows_opened != self._windows.get(n)}
+        return next((o.refuses_undo for o in opened.values() if o.refuses_undo and o.updated), None)
+
     def completed(self) -> None:
         """The step is complete. From now on the optimizers' tags are the last iteration's.
 
@@ -307,7 +312,8 @@ class Replicas:
         for name in optimizers.keys() - stepped:
             optimizers[name].close_undo_window()
         averaged = any(version_of(p) != version for p, version in self._versions.items())
-        final = averaged or self.updated_again() or len(optimizers) < len(self._state.optimizers)
+        plain = len(optimizers) < len(self._state.optimizers)
+        final = averaged or plain or self.updated_again() or self.refused()
         self._last = None if final else _Updates(self._iteration, stepped)
         self._note_windows()
         if self._hook is not None and not self._hook.buffers.due and not self._own_buffers_published:

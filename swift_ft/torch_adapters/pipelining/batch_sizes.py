@@ -59,5 +59,6 @@ def check_sizes(greatest: Sequence[int], counts: Sequence[int]) -> None:
             raise UsageError(
                 f"The pipelines have {', '.join(map(str, counts))} microbatches, of {-fewest} to {most} "
                 "samples. Each microbatch counts as much as any other one, so all need equally many: deal "
-                "batches by swift_ft.data.GlobalBatches in Session(state), or by model.counts."
+                "batches by swift_ft.data.GlobalBatches in Session(state), or by model.counts.",
+                alike=True,  # all workers have the same numbers
             )

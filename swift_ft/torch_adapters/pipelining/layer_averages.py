@@ -219,7 +219,8 @@ class LayerAverages:
         # On the host, also where it could run ahead of its device: this worker says that it can complete the
         # iteration only if nothing of this was aborted.
         exchanges = self._under_way.values() if self._with_others else ()
-        wait_on_host(works, {one.device for exchange in exchanges for one in exchange.parameters})
+        own = self._stack.pipeline  # what others have sent is on the same devices
+        wait_on_host(works, {one.device for exchange in exchanges for one in exchange.pieces[own][0]})
         if outputs.are_watched():
             self._show_arrived()
         divisor = sum(self._counts) if self._scale else self._stack.pipelines

@@ -9,7 +9,7 @@ import pytest
 
 from swift_ft.recovery.causes import Cause
 from tests.support.cluster import ClusterRun, once
-from tests.support.habits import run_habit
+from tests.support.habits import assert_put_back, run_habit
 from tests.support.integrations import assert_same_files
 
 SCRIPT = Path(__file__).parent / "scripts" / "catches.py"
@@ -47,6 +47,22 @@ def test_the_step_is_repeated(
     assert run.code == 0, run.output[-6000:]
     assert [recovery["mode"] for recovery in run.recoveries] == [mode]
     assert_same_files(run, undisturbed(kind, habit))
+
+
+@pytest.mark.parametrize(
+    ("habit", "machines", "mode"), [("breaks", 2, "start"), ("the first one breaks", 3, "replica")]
+)
+def test_a_loop_that_is_left_by_an_interrupted_step(
+    tmp_path: Path, habit: str, machines: int, mode: str
+) -> None:
+    """The process begins again, and gets its state from a replica, if one has stayed in its loop."""
+    inject = f"kill machine={machines - 1} iteration=5 point=reduce"
+    run = assert_put_back(tmp_path, SCRIPT, "ddp", habit, inject=inject, machines=machines)
+    assert run.recoveries[-1]["mode"] == mode
+    again = [lost["reason"] for lost in run.events("MachineLost") if lost.get("starts_again")]
+    assert len(again) == 1
+    assert "worker 0: its script has left its loop in a step that was interrupted" in again[0]
+    assert "which does not count" not in run.output  # as of a loop that is left after a complete one
 
 
 def test_an_argument_that_torch_does_not_take_interrupts_nothing(

@@ -26,11 +26,12 @@ def test_changes_that_come_too_late(habit: str, tmp_path: Path) -> None:
     assert "eave wait_free out" in line
 
 
-def test_an_update_that_nothing_changes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("habit", ["nothing", "wrapped late"])
+def test_an_update_that_nothing_changes(habit: str, tmp_path: Path) -> None:
     """Bit for bit as with a plain optimizer, also after a loss between two updates."""
     plain = assert_undisturbed(run_habit(tmp_path / "plain", SCRIPT, "a plain optimizer"))
     fault = "kill machine=1 iteration=4 point=update bucket=0"
-    run = run_habit(tmp_path / "disturbed", SCRIPT, "nothing", inject=fault)
+    run = run_habit(tmp_path / "disturbed", SCRIPT, habit, inject=fault)
     assert run.code == 0, run.output[-6000:]
     assert run.recoveries
     assert_same_files(run, plain)

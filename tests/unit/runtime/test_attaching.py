@@ -83,8 +83,10 @@ def test_a_next_world_with_batches_that_do_not_follow_its_plan(
     stack = SimpleNamespace(planned_counts=counts, takes_counts=asked)
     parts: Any = SimpleNamespace(pipeline=SimpleNamespace(stack=stack))
     batches: Any = SimpleNamespace(by_session=dealt)
-    with pytest.raises(UsageError, match=r"3, 5 microbatches.*model\.counts") if refused else nullcontext():
+    words = r"3, 5 microbatches.*model\.counts"
+    with pytest.raises(UsageError, match=words) if refused else nullcontext() as caught:
         Attachments.check_counts(parts, batches)
+    assert caught is None or caught.value.fields["alike"], "all its workers say so: no machine is refused"
     parts.pipeline = None
     Attachments.check_counts(parts, batches)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from swift_ft.errors import UsageError
 from swift_ft.program import last_duties
+from swift_ft.runtime import steps
 from swift_ft.runtime.epoch_top import Epochs
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.steps import Loop, Step
@@ -204,6 +206,54 @@ def test_who_leaves_a_loop_has_something_to_do_at_the_end_of_the_script(
     assert ("in iteration 1, which does not count" in caplog.text) == leaves
     last_duties.do_all()
     assert script.runner.happened.count("leave") == leaves
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What is said to the agent when the process starts again. Here it goes on."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(last_duties, "_duties", [])
+    channel = SimpleNamespace(send=lambda **message: found.append(message))
+    monkeypatch.setattr(steps, "agent_channel", lambda: channel)
+    monkeypatch.setattr(os, "_exit", lambda code: found.append({"code": code}))
+    return found
+
+
+def left(loop: Iterator[Step], at: int, *, interrupted: bool) -> None:
+    """A script that leaves its loop within a step, since what it has computed is not a number, say."""
+    for step in loop:
+        with step:
+            if step.index == at:
+                if interrupted:
+                    step_failures.broken("closed by peer")
+                break
+
+
+@pytest.mark.parametrize("epochs", [False, True])
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_no_script_leaves_its_loop_by_what_an_interrupted_step_has_given_it(
+    interrupted: bool, held: bool, epochs: bool, sent: list[dict[str, Any]]
+) -> None:
+    """What comes after its loop would be done as if it had trained to the end."""
+    script = Script()
+    if epochs:
+        outer = script.loop.epochs(2)
+        next(outer)
+    loop = script.loop.steps_of_epoch(3) if epochs else script.loop.steps(3)
+    left(loop, 1, interrupted=interrupted)
+    if not held:
+        del loop
+        assert bool(sent) == interrupted, "before the line behind the loop"
+    last_duties.do_all()
+    if not interrupted:
+        assert sent == []
+        assert script.runner.happened[-1] == "leave"
+        return
+    message, end = sent[:2]
+    assert message["starts_again"]
+    assert "left its loop in a step that was interrupted (closed by peer)" in message["lost"]
+    assert end == {"code": 1}
 
 
 def ends_the_script() -> None:

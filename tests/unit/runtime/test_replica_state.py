@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,10 +13,13 @@ from torch.optim.swa_utils import AveragedModel
 
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import wrap_optimizer
+from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Plan, RecoveryMode, Task
 from swift_ft.recovery.reconcile import Transfer
+from swift_ft.runtime.replicas.part import ReplicasPart
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
+from swift_ft.runtime.worker.part import Interruption
 from swift_ft.runtime.worker.status import WorkerStatus
 
 MODEL = object()
@@ -61,7 +65,7 @@ def test_no_update_is_undone_that_an_average_holds(averaged: bool) -> None:
     state = TrainingState({"model": model, "ema": average, "optimizer": optimizer})
     nothing: Any = None
     replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
-    replicas._hook = SimpleNamespace(begin=lambda _: None, buffers=SimpleNamespace(due=True))
+    replicas._hook = SimpleNamespace(begin=lambda *_, **__: None, buffers=SimpleNamespace(due=True))
     replicas.begin(0)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
@@ -71,6 +75,42 @@ def test_no_update_is_undone_that_an_average_holds(averaged: bool) -> None:
     assert replicas.undoable(1) == (None if averaged else (0, 1))
     replicas.begin(1)  # interrupted in it
     assert replicas.undoable(1) == (None if averaged else (0, 1))
+
+
+@torch.no_grad()
+def decay(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.mul_(0.9)
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_no_plan_undoes_what_step_hooks_have_changed_before_there_was_a_copy(hooked: bool) -> None:
+    """Else it would be ordered, and fail: one more round."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), exact=True)
+    if hooked:
+        optimizer.register_step_pre_hook(decay)
+    state = TrainingState({"model": model, "optimizer": optimizer})
+    nothing: Any = None
+    replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
+    replicas._hook = SimpleNamespace(begin=lambda *_, **__: None, buffers=SimpleNamespace(due=True))
+    status = WorkerStatus()
+    part: Any = ReplicasPart(status, replicas, nothing, nothing, tuple, pipelined=True, by_layer=False)
+    report = StatusReported(rank=0, generation=1, iteration=1, live=True, pipeline_known=True)
+    for iteration in range(2):  # in the second step, there is a copy
+        refused = hooked and iteration == 0
+        replicas.begin(iteration)
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+        status.dirty = None
+        part.put_back(Interruption())
+        assert (status.dirty is not None) == refused
+        replicas.completed()
+        optimizer.zero_grad()
+        reported = replicas.report_undo(replace(report, iteration=iteration + 1))
+        assert reported.undoable == (() if refused else (0, 1))
+        assert not reported.no_update
 
 
 def test_only_the_last_iteration_is_taken_back() -> None:

@@ -110,6 +110,14 @@ def test_nothing_follows_from_what_an_abort_has_left(error: BaseException, waits
     assert (step._left, step._cause, step._failure, step.caught) == (False, ABORTED, None, False)
 
 
+@pytest.mark.parametrize("error", [DivergenceError("other bits"), UsageError("another batch")], ids=repr)
+def test_nor_from_what_the_script_has_caught(error: Exception, waits: AbortableWaits) -> None:
+    with (step := a_step()):
+        waits.abort()
+        step_failures.note(error)
+    assert (step._left, step._cause, step._failure) == (False, ABORTED, None)
+
+
 def test_it_may_have_updated_before_with_gradients_of_its_own(waits: AbortableWaits) -> None:
     with (step := a_step()):
         waits.abort()

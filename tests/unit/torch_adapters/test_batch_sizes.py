@@ -42,5 +42,7 @@ def test_equally_many_on_all() -> None:
     ],
 )
 def test_others_on_one(workers: Sequence[Sequence[int]]) -> None:
-    with pytest.raises(UsageError, match=r"have 3, 5 microbatches, of 2 to 3 samples.*model\.counts"):
+    words = r"have 3, 5 microbatches, of 2 to 3 samples.*model\.counts"
+    with pytest.raises(UsageError, match=words) as caught:
         check(*workers)
+    assert caught.value.fields["alike"], "all workers say so: no machine is refused for it"

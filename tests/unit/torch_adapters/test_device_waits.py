@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from swift_ft import wrap_optimizer
 from swift_ft.errors import DivergenceError
 from swift_ft.torch_adapters import device_waits
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
@@ -16,6 +19,7 @@ from swift_ft.torch_adapters.communication import wait_on_host
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork, beginning
 from swift_ft.torch_adapters.step_failures import step_failures
+from swift_ft.torch_core.module_hooks import hooks_of
 
 
 class Device:
@@ -133,14 +137,143 @@ def test_unless_something_communicated_after_it(step: Step) -> None:
     assert step_failures.cause is not None
 
 
-def test_or_was_waited_for_after_it(step: Step) -> None:
+STREAM_WAITS: dict[str, Callable[[Any], object]] = {
+    "wait": lambda work: work.wait(),
+    "synchronize": lambda work: work.synchronize(),
+    "block_current_stream": lambda work: work.block_current_stream(),
+}
+
+
+@pytest.mark.parametrize("way", [*STREAM_WAITS, "is_completed", "is_success"])
+def test_or_was_waited_for_after_it(way: str, step: Step) -> None:
     """A wait on a device returns at once: the operation may have begun long before, and end later."""
     step.device.idle.set()
+    work: Any = LastingWork(_Done(over=True))  # type: ignore[arg-type]
     step.optimizer.step()
-    LastingWork(_Done()).wait()  # type: ignore[arg-type]
+    getattr(work, way)()
     step.waits.abort()
     with pytest.raises(RuntimeError, match="aborted"):
         step.on_device.finish()
+
+
+FUTURES: dict[str, Callable[[torch.futures.Future[Any]], object]] = {
+    "wait": lambda future: future.wait(),
+    "then": lambda future: future.then(lambda done: done.value()).wait(),
+    "with others": lambda future: torch.futures.wait_all([future]),
+}
+
+
+@pytest.mark.parametrize("way", FUTURES)
+def test_or_was_waited_for_by_its_future(way: str, step: Step) -> None:
+    """Which was given before, to whoever likes."""
+    step.device.idle.set()
+    future = LastingWork(_Done()).get_future()  # type: ignore[arg-type]
+    step.optimizer.step()
+    FUTURES[way](future)
+    before = step.device.waits
+    step.optimizer.step()
+    assert step.device.waits > before
+    step.waits.abort()
+    with pytest.raises(RuntimeError, match="aborted"):
+        step.optimizer.step()
+    assert step.parameter.item() == 0.0  # after two updates
+
+
+def test_futures_of_groups_that_are_gone_are_not_awaited(step: Step) -> None:
+    step.device.idle.set()
+    LastingWork(_Done()).get_future()  # type: ignore[arg-type]
+    step.waits.renew()
+    step.waits.silent = True
+    for _ in range(2):
+        step.optimizer.step()
+    assert step.device.waits == 1
+
+
+@pytest.mark.parametrize("way", STREAM_WAITS)
+def test_a_wait_after_an_abort_fails(way: str, step: Step) -> None:
+    step.waits.abort()
+    with pytest.raises(RuntimeError, match="aborted") as caught:
+        STREAM_WAITS[way](LastingWork(_Done()))  # type: ignore[arg-type]
+    assert is_broken_communication(caught.value)
+    assert step_failures.cause is not None
+
+
+def communicate(step: Step) -> float:
+    """A backward pass of another model, say, in which a peer dies."""
+    with beginning():
+        pass
+    step.abort()
+    return 0.25
+
+
+CLOSURES: dict[str, Callable[[torch.optim.Optimizer, Callable[[], float]], object]] = {
+    "by place": lambda optimizer, closure: optimizer.step(closure),
+    "by name": lambda optimizer, closure: optimizer.step(closure=closure),
+}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("way", CLOSURES)
+def test_an_update_of_what_its_closure_has_received(way: str, wrapped: bool, step: Step) -> None:
+    step.device.idle.set()
+    if wrapped:
+        wrap_optimizer(step.optimizer)
+    assert CLOSURES[way](step.optimizer, lambda: 0.5) == 0.5
+    assert step.parameter.item() == 0.5
+    with pytest.raises(RuntimeError, match="aborted"):
+        CLOSURES[way](step.optimizer, lambda: communicate(step))
+    assert step.parameter.item() == 0.5
+
+
+def test_each_closure_of_a_step_is_waited_for(step: Step) -> None:
+    step.device.idle.set()
+    optimizer = torch.optim.LBFGS([step.parameter], max_iter=3, tolerance_change=0, tolerance_grad=0)
+    calls = list[int]()
+
+    def closure() -> float:
+        with beginning():
+            calls.append(len(calls))
+        step.parameter.grad = 2 * step.parameter.detach()
+        return float(step.parameter.detach() ** 2)
+
+    optimizer.step(closure)
+    assert len(calls) > 1
+    assert step.device.waits == 1 + len(calls)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("of_all", [False, True])
+def test_an_update_of_what_hooks_have_received(of_all: bool, wrapped: bool, step: Step) -> None:
+    """Of the optimizer, or of all, registered behind the one that waits."""
+    step.device.idle.set()
+    if wrapped:
+        wrap_optimizer(step.optimizer)
+    register: Any = register_optimizer_step_pre_hook if of_all else step.optimizer.register_step_pre_hook
+    hooks = [register(lambda *_: None)]
+    step.optimizer.step()
+    assert len([*hooks_of(step.optimizer)]) == (not of_all), "the script's only"
+    hooks.append(register(lambda *_: communicate(step) and None))
+    with pytest.raises(RuntimeError, match="aborted"):
+        step.optimizer.step()
+    assert step.parameter.item() == 0.5
+    for hook in hooks:
+        hook.remove()
+    assert [*hooks_of(step.optimizer)] == []
+
+
+def test_a_hook_that_fails_leaves_none_of_ours_behind(step: Step) -> None:
+    step.device.idle.set()
+
+    def fail(*_: object) -> None:
+        raise OSError("a disk is full")
+
+    handle = step.optimizer.register_step_pre_hook(fail)
+    with pytest.raises(OSError, match="a disk"):
+        step.optimizer.step()
+    handle.remove()
+    step.optimizer.step()
+    assert [*hooks_of(step.optimizer)] == []
+    assert step.parameter.item() == 0.5
 
 
 def test_each_update_waits_for_what_communicated_before_it(step: Step) -> None:
@@ -180,14 +313,31 @@ def test_over_gloo_nothing_waits(step: Step) -> None:
 
 
 class _Done:
-    """An operation that is enqueued."""
+    """An operation that is enqueued.
+
+    Args:
+        over: it says that it is done.
+    """
+
+    def __init__(self, *, over: bool = False) -> None:
+        self._over = over
 
     def wait(self) -> None:
         """Return at once."""
 
+    synchronize = block_current_stream = wait
+
     def is_completed(self) -> bool:
         """Not on the device."""
-        return False
+        return self._over
+
+    is_success = is_completed
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Completed when it is enqueued."""
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(None)
+        return future
 
 
 GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]

@@ -59,7 +59,7 @@ class Training:
         self.early += self.optimizer.update([p for p in parameters if p in self._own])
 
     def loss(self, iteration: int) -> Any:
-        self.hook.begin(iteration)
+        self.hook.begin(iteration, updates_early=self.optimizer.wait_free)
         return self.model(torch.full((2, 4), 1.0 + iteration)).square().mean()
 
 
@@ -133,7 +133,7 @@ def test_a_scaler_that_skips_the_step() -> None:
     nothing: Any = None
     state = TrainingState({"model": training.model, "optimizer": training.optimizer})
     replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
-    replicas._hook = SimpleNamespace(begin=lambda _: None, buffers=SimpleNamespace(due=True))
+    replicas._hook = SimpleNamespace(begin=lambda *_, **__: None, buffers=SimpleNamespace(due=True))
     for iteration in range(2):
         replicas.begin(iteration)
         scaler = torch.amp.GradScaler("cpu", enabled=iteration > 0)
@@ -167,6 +167,20 @@ def test_what_is_allowed_gives_the_bits_of_whole_steps(view: bool) -> None:
     assert training.early == 4 * 4
     for ours, expected in zip(net.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, expected)
+
+
+def test_a_group_in_which_the_script_keeps_something() -> None:
+    """No update has used it."""
+    net = layers()
+    training = Training(net, sgd, [*net.parameters()])
+    (group,) = training.optimizer.param_groups
+    group["n"] = 0
+    for iteration in range(2):
+        training.loss(iteration).backward()
+        group["n"] += 1
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    assert training.early == 2 * 8
 
 
 def test_the_rates_of_updates_that_the_script_makes_itself() -> None:
@@ -215,5 +229,43 @@ def test_sparse_gradients() -> None:
 def test_parameters_that_no_replica_may_have_used() -> None:
     """A plain optimizer leaves them alone, and a weight decay would change them."""
     net = layers()
-    with pytest.raises(UnsupportedError, match="by gradients of 0: leave out wait_free"):
-        Training(net, sgd, [*net.parameters()], find_unused_parameters=True)
+    training = Training(net, sgd, [*net.parameters()], find_unused_parameters=True)
+    with pytest.raises(UnsupportedError, match="by gradients of 0: leave out wait_free") as caught:
+        training.loss(0)
+    assert caught.value.fields["alike"], "all workers say so in the same step"
+
+
+@pytest.mark.parametrize("attached", ["before", "between"])
+def test_an_optimizer_that_is_wrapped_at_any_time(attached: str) -> None:
+    """In place, by a script that has attached its model before, or has even made some steps."""
+    net = layers()
+    plain = copy.deepcopy(net)
+    optimizer, expected = sgd(net.parameters()), sgd(plain.parameters())
+    if attached == "between":
+        wrap_optimizer(optimizer)
+    model = DistributedDataParallel(net)
+    store: Any = SimpleNamespace(check=lambda _: True)
+    group: Any = SimpleNamespace(follow=lambda *_, **__: None)
+    proof: Any = SimpleNamespace(explain_by=lambda _: None)
+    state = TrainingState({"model": model, "optimizer": optimizer})
+    replicas = Replicas(state, store, store, group, proof, 0)
+    replicas._own_buffers_published = True  # all that else would be written
+    replicas.attach_ddp(model)
+    for iteration in range(4):
+        if iteration == (0 if attached == "before" else 2):
+            wrap_optimizer(optimizer, wait_free=True)
+        replicas.begin(iteration)
+        wait_free = attached == "before" or iteration > 1
+        for one, steps in ((model, optimizer), (plain, expected)):
+            one(torch.full((2, 4), 1.0 + iteration)).square().mean().backward()
+            assert getattr(steps, "waits_for_step", False) == (wait_free and steps is optimizer)
+            steps.step()
+            steps.zero_grad()
+        replicas.completed()
+    for ours, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    replicas.begin(4)
+    model(torch.ones(2, 4)).square().mean().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(UsageError, match="gradients have changed since"):
+        optimizer.step()

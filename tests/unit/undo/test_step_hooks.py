@@ -46,7 +46,7 @@ def nothing(_: Optimizer) -> None:
 
 def made(**options: Any) -> UndoableOptimizer:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.Linear(40, 2))
     return wrap_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1), **options)
 
 
@@ -92,6 +92,57 @@ def test_the_first_time_there_is_no_copy(before: Hook, after: Hook) -> None:
     step(optimizer)
     with pytest.raises(UndoError, match="Step hooks of this optimizer have changed"):
         optimizer.undo()
+
+
+def from_step(number: int, change: Hook) -> Hook:
+    """What changes nothing before."""
+    steps = iter(range(1, 1000))
+    return lambda optimizer: change(optimizer) if next(steps) >= number else None
+
+
+@torch.no_grad()
+def clip_one(optimizer: Optimizer) -> None:
+    """As a WGAN's critic does it: most weights are within the limits."""
+    (weight, *_) = params_of(optimizer)
+    weight.data[1, 1] = 0.01
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(("change", "exact"), [(decay_data, True), (decay_data, False), (clip_one, True)])
+def test_a_change_by_data_that_first_comes_in_a_later_step(change: Hook, exact: bool, after: bool) -> None:
+    """No count of torch's says so. Where an undo is exact, one element of many is found, too."""
+    late = from_step(5, change)
+    optimizer = hooked(made(exact=exact), *((nothing, late) if after else (late, nothing)))
+    for _ in range(5):
+        assert not optimizer.refuses_undo
+        step(optimizer)
+    with pytest.raises(UndoError, match="Step hooks of this optimizer have changed"):
+        optimizer.undo()
+    then = picture(optimizer)
+    step(optimizer)
+    assert optimizer.undo() == 4
+    assert_same_bits(picture(optimizer), then)
+
+
+@torch.no_grad()
+def scale_state_data(optimizer: Optimizer) -> None:
+    for fields in optimizer.state.values():
+        fields["exp_avg"].data.mul_(0.9)
+
+
+def test_a_state_that_is_changed_by_data() -> None:
+    optimizer = hooked(made(exact=True), nothing, scale_state_data)
+    step(optimizer)
+    with pytest.raises(UndoError, match="Step hooks of this optimizer have changed"):
+        optimizer.undo()
+
+
+def test_a_part_of_what_is_undone_as_a_whole() -> None:
+    optimizer = hooked(made(), decay, nothing)
+    for _ in range(2):
+        step(optimizer)
+    with pytest.raises(UndoError, match="Step hooks of this optimizer change parameters or state, so its"):
+        optimizer.undo(params_of(optimizer)[:1])
 
 
 def assert_undone_without_copy(optimizer: UndoableOptimizer) -> None:

@@ -20,12 +20,14 @@ rank = dist.get_rank()
 torch.manual_seed(0)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-if HABIT != "a plain optimizer":
+if HABIT not in ("a plain optimizer", "wrapped late"):
     swift_ft.wrap_optimizer(optimizer, wait_free=True, exact=True)
 scaler = torch.amp.GradScaler("cpu", enabled="a scaler" in HABIT)
 state = {"model": model, "optimizer": optimizer, "scaler": scaler}
 session = swift_ft.Session(state, store=STORE, checkpoint_every=3)
 session.attach_ddp(model)
+if HABIT == "wrapped late":
+    swift_ft.wrap_optimizer(optimizer, wait_free=True, exact=True)
 for step in session.steps(6):
     with step:
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step.index + rank))

@@ -9,7 +9,10 @@ import torch
 
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import ChangedBatchError, UsageError
+from swift_ft.runtime.data import check
 from swift_ft.runtime.data.check import BatchBoard, BatchCheck
+from swift_ft.runtime.data.digest import BatchDigest
+from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_core.tensors import storage_id
 
@@ -42,9 +45,16 @@ class Worker:
         store, writer = cast(RendezvousStore, rendezvous), cast(BackgroundWriter, rendezvous)
         board = BatchBoard(store, writer, 3, joined=joined)
         self.ahead: dict[int, tuple[str, torch.Tensor]] = {}
+        self.waits = AbortableWaits()
         self.check = BatchCheck(
-            board, enabled=True, keep=20, iterators=lambda: iterators, kept_ahead=lambda: self.ahead
+            board,
+            enabled=True,
+            keep=20,
+            iterators=lambda: iterators,
+            kept_ahead=lambda: self.ahead,
+            in_doubt=lambda: self.waits.in_doubt,
         )
+        self.waits.before_abort = self.check.settle
 
     def step(self, iteration: int, *batches: int, committed: int = 0, reads: bool = False) -> None:
         self.check.begin(iteration, committed)
@@ -68,6 +78,78 @@ def test_another_batch() -> None:
     worker.check.interrupted()
     with pytest.raises(ChangedBatchError, match=r"Iteration 1 is repeated .* step\.index"):
         worker.step(1, 2)
+
+
+class OnDevice(BatchDigest):
+    """Of a batch on a device, which gets there when the test says so."""
+
+    here = True
+
+    @property
+    def ready(self) -> bool:
+        return OnDevice.here
+
+
+@pytest.fixture
+def over_nccl(monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker with batches that others have sent, and that is interrupted by an abort."""
+    monkeypatch.setattr(check, "BatchDigest", OnDevice)
+    worker = Worker(Rendezvous())
+    worker.step(0, 0)
+    worker.waits.silent = True
+    worker.waits.begun()
+    return worker
+
+
+@pytest.mark.parametrize("arrives", ["before the abort", "after it", "never in this step"])
+def test_a_batch_that_an_abort_may_have_changed_is_not_the_iterations(
+    arrives: str, over_nccl: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The repeated step has the right one, and would be blamed for it."""
+    monkeypatch.setattr(OnDevice, "here", False)
+    over_nccl.check.begin(1, 0)
+    over_nccl.check.given(torch.tensor([1]))
+    if arrives == "before the abort":
+        OnDevice.here = True
+    over_nccl.waits.abort()
+    if arrives == "after it":
+        OnDevice.here = True
+        over_nccl.check.given(torch.tensor([2]))  # of another microbatch: publishes what has arrived
+    over_nccl.waits.abort()  # once more, when the step ends
+    over_nccl.check.end()
+    over_nccl.check.interrupted()
+    over_nccl.waits.renew()
+    OnDevice.here = True
+    if arrives == "before the abort":
+        with pytest.raises(ChangedBatchError):
+            over_nccl.step(1, 3)
+    else:
+        over_nccl.step(1, 3)
+
+
+def test_the_batch_of_a_complete_iteration_counts_after_an_abort(
+    over_nccl: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnDevice, "here", False)
+    over_nccl.step(1, 1)
+    over_nccl.check.begin(2, 0)
+    over_nccl.waits.abort()
+    over_nccl.check.end()
+    over_nccl.check.interrupted()
+    over_nccl.waits.renew()
+    with pytest.raises(ChangedBatchError):
+        over_nccl.step(1, 3)
+
+
+def test_over_gloo_an_aborted_step_had_its_batch(over_nccl: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OnDevice, "here", False)
+    over_nccl.waits.silent = False
+    over_nccl.check.begin(1, 0)
+    over_nccl.check.given(torch.tensor([1]))
+    over_nccl.waits.abort()
+    over_nccl.check.interrupted()
+    with pytest.raises(ChangedBatchError):
+        over_nccl.step(1, 3)
 
 
 def test_the_second_batch_of_an_iteration() -> None:

@@ -79,7 +79,7 @@ class Worker:
 
     def run(self, iteration: int, position: int = 0, generation: int = 1) -> None:
         self.phases.phase = ScriptPhase.HOOK
-        self.between.run(iteration, position, generation, self.phases)
+        self.between.run(iteration, position, generation, self.phases, lambda: None)
 
 
 @pytest.fixture

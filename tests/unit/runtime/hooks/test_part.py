@@ -12,7 +12,7 @@ from swift_ft.errors import UsageError
 from swift_ft.runtime.hooks.part import HooksPart
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
-from swift_ft.torch_adapters.comm_errors import is_broken_communication
+from swift_ft.torch_adapters.comm_errors import interruption_of
 from swift_ft.torch_adapters.device_waits import DeviceWaits
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from tests.unit.runtime.hooks.test_between import Store, Worker
@@ -38,7 +38,7 @@ class Survivor:
             self.worker.phases,
             progress,
             lambda _: None,
-            is_broken_communication,
+            interruption_of,
             DeviceWaits(self.waits, list),
         )
 

@@ -9,7 +9,15 @@ import pytest
 import torch.distributed as dist
 
 from swift_ft.errors import UsageError
-from swift_ft.torch_adapters.lasting_group import FORWARDED, OF_WORK, REFUSED, LastingGroup, LastingWork
+from swift_ft.torch_adapters.lasting_group import (
+    ASKED,
+    FORWARDED,
+    OF_WORK,
+    REFUSED,
+    STREAM_WAITS,
+    LastingGroup,
+    LastingWork,
+)
 from swift_ft.torch_adapters.script_groups import ScriptGroups
 from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL, POINT_TO_POINT
 from swift_ft.torch_adapters.versions.group_hooks import WHEN
@@ -41,7 +49,7 @@ def test_every_method_of_a_group_of_torch_is_known() -> None:
 
 
 def test_every_method_of_an_operation_is_known() -> None:
-    known = {*OF_WORK, "wait", "get_future", "timeout"}
+    known = {*OF_WORK, *STREAM_WAITS, *ASKED, "wait", "get_future", "timeout"}
     assert methods_of(dist.Work) - known - {"boxed", "unbox", "_pybind11_conduit_v1_"} == set()
     assert known - methods_of(dist.Work) <= NOT_IN_ALL
     assert [name for name in those_of(dist.Work, tuple(known)) if name not in vars(LastingWork)] == []
