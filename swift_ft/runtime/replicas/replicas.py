@@ -217,9 +217,7 @@ class Replicas:
         self._undone.clear()
         if self._hook is not None:
             self._hook.begin(iteration)
-        owned = {parameter for _, parameter in self._state.parameters}
-        every = (p for module in self._state.modules.values() for p in module.parameters())
-        self._versions = {p: version_of(p) for p in every if p not in owned}
+        self._versions = {p: version_of(p) for p in self._state.unowned_parameters()}
         self._note_windows()
         self._wait_free = [
             (optimizer, {p for group in optimizer.param_groups for p in group["params"]})
