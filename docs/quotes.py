@@ -279,7 +279,8 @@ Pages that it shares with the process that it was forked from count |
 state, on the host |
 | a guest; the next world of a change | 1.2 times what the machine's workers take, on the host and on \
 each GPU. The state lies on the host once more while a world is switched |
-| `exact=True` | [a bucket and some bytes for each parameter](undo.md#costs) |
+| `exact=True` | [copies of what is small; of the rest, a bucket and some bytes for each \
+element](undo.md#costs) |
 | `verify="replay"` | a copy of the state on the device, in a step that is computed twice |
 """,
     "packing": """

@@ -22,6 +22,7 @@ from swift_ft.torch_core.optimizers import (
     plain_step,
     with_step_hooks,
 )
+from swift_ft.undo.copies import Copies
 from swift_ft.undo.early import EarlyUpdates
 from swift_ft.undo.exact import Residuals, step_with_residuals
 from swift_ft.undo.registry import rule_for
@@ -44,11 +45,12 @@ class _Undo:
     """The additional attributes of a wrapped optimizer.
 
     Attributes:
-        exact: residuals are stored.
+        exact: an undo restores every bit.
         wait_free: single parameters can be updated; checked when the optimizer was wrapped.
         window: the last step's updates; None before the first step and after it was closed.
         windows_opened: the number of windows so far.
         residuals: memory for residuals.
+        copies: of what is small, in place of residuals.
         reason: why there is no window.
         hooks: watches the hooks of the optimizer's own; None as long as it has none.
         early: the updates of the open window that a backward pass has made; None if there are none.
@@ -59,6 +61,7 @@ class _Undo:
     window: Window | None = None
     windows_opened: int = 0
     residuals: Residuals = field(default_factory=Residuals)
+    copies: Copies = field(default_factory=Copies)
     reason: str = "no step was made yet"
     hooks: StepHooks | None = None
     early: EarlyUpdates | None = None
@@ -188,7 +191,10 @@ class UndoableOptimizer(Optimizer):
             self._undo.early = EarlyUpdates(self.param_groups, window.params())
 
     def undo_memory_bytes(self) -> int:
-        """Bytes held for the undo besides parameters and state, with gradients that only the window holds."""
+        """Bytes held for the undo besides parameters and state, with gradients that only the window holds.
+
+        0 without a window, although ``exact`` keeps its memory for the next step.
+        """
         window = self._undo.window
         return 0 if window is None else window.memory_bytes() + window.gradient_bytes()
 
@@ -244,6 +250,7 @@ class UndoableOptimizer(Optimizer):
     def _open(self) -> Window:
         self._undo.window, self._undo.early = Window(), None
         self._undo.windows_opened += 1
+        self._undo.copies.begin()
         return self._undo.window
 
     def _rule_or_refuse(self) -> Rule:
@@ -317,31 +324,35 @@ class UndoableOptimizer(Optimizer):
         done = window.params() if window.updates else set()
         window.found_inf = getattr(self, "found_inf", None)
         exact = self._undo.exact and not window.skipped()
+        copies = self._undo.copies if exact else None
         updates = []
         with torch.no_grad():
             for group in self.param_groups:
                 params = group["params"]
                 if done or chosen is not None:
                     params = [p for p in params if (chosen is None or p in chosen) and p not in done]
-                updates.append(GroupUpdate.before(self, group, params, rule, exact))
+                updates.append(GroupUpdate.before(self, group, params, rule, exact, copies))
         try:
-            if exact:
+            if any(update.stores_residuals for update in updates):
                 for group, update in zip(self.param_groups, updates, strict=True):
-                    step_with_residuals(
-                        update, functools.partial(self._step_some, group), self._undo.residuals
-                    )
+                    step = functools.partial(self._step_some, group)
+                    if update.stores_residuals:
+                        step_with_residuals(update, step, self._undo.residuals)
+                    else:
+                        step(update.params)
             elif chosen is None and not done:
                 self._plain_step(self)
             else:
                 for group, update in zip(self.param_groups, updates, strict=True):
-                    self._step_some(group, [entry.param for entry in update.entries])
+                    self._step_some(group, update.params)
         except BaseException:
             self._close_window("the step failed partway")
             raise
         for update in updates:
             update.after()
-        window.updates += [update for update in updates if update.entries]
-        return sum(len(update.entries) for update in updates)
+        counts = [len(update.params) for update in updates]
+        window.updates += [update for update, count in zip(updates, counts, strict=True) if count]
+        return sum(counts)
 
     def _step_some(self, group: dict[str, Any], params: Sequence[Tensor]) -> None:
         """Applies the optimizer to some parameters of one group; it sees no others."""
@@ -367,7 +378,8 @@ def wrap_optimizer(
 
     Args:
         optimizer: any optimizer. For one without a rule, all state is copied before each step.
-        exact: make the undo bit-exact, for about a byte per element and state tensor. With ``"compiled"``,
+        exact: make the undo bit-exact. What is small is copied, up to 64 MiB in a process. The rest takes
+            about a byte per element and state tensor, and an inverse in each step. With ``"compiled"``,
             elementwise rules in float32 are compiled by ``torch.compile``: the second step takes some seconds
             more, all others less time. On CPUs that needs a C++ compiler; without one a warning says so, and
             steps are made as with True.
@@ -396,6 +408,7 @@ def wrap_optimizer(
     wrapped._close_window("no step was made since it was wrapped")
     wrapped._undo.exact, wrapped._undo.wait_free = bool(exact), wait_free
     wrapped._undo.residuals.compiled = exact == "compiled"
+    wrapped._undo.copies.clear()
     return wrapped
 
 

@@ -72,6 +72,10 @@ class TrainingState:
         self.tree = ModuleTree(self.modules)
         self.carried: Carried | None = None
         self.stages = StagesHere()
+        # Those of modules when ``_unowned`` was made, and those of optimizers.
+        self._named: dict[str, nn.Parameter] | None = None
+        self._owned: set[nn.Parameter] = set()
+        self._unowned: list[nn.Parameter] = []
         large = self.modules.keys() | optimizers.keys()
         self.small = {name: part for name, part in parts.items() if name not in large}
 
@@ -96,6 +100,14 @@ class TrainingState:
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Each parameter of a module once, by a name that a user knows. Not to be changed."""
         return self.tree.named_parameters()
+
+    def unowned_parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters of modules that no optimizer has: the same list until either has others."""
+        named, owned = self.named_parameters(), {parameter for _, parameter in self.parameters}
+        if named is not self._named or owned != self._owned:
+            self._named, self._owned = named, owned
+            self._unowned = [parameter for parameter in named.values() if parameter not in owned]
+        return self._unowned
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """All large state: of modules with their gradients, and of optimizers."""

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from swift_ft.optim import UndoableOptimizer, wrap_optimizer
 from swift_ft.torch_core.tensors import same_values
+from swift_ft.undo import copies
 from swift_ft.undo.registry import rule_for
 
 _SHAPES = ((33,), (7, 5), (1,), (2, 3, 4))
@@ -50,6 +51,11 @@ class UndoRuleConformanceTests:
 
     ulps: ClassVar[float] = 4.0
     dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.float32, torch.bfloat16)
+
+    @pytest.fixture(autouse=True)
+    def _nothing_is_copied(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Small parameters would be copied with ``exact``, and the rule would have nothing to do."""
+        monkeypatch.setattr(copies, "COPIED_BYTES", 0)
 
     @pytest.fixture
     def make(self) -> Make:

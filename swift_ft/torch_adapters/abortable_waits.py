@@ -4,6 +4,9 @@ gloo loses a send if its peer dies right after it announced that it is ready to 
 for that send is never woken. The same holds for a thread that waits for a peer to connect. So another thread
 waits instead, and the training thread waits for the end of that wait or for an abort.
 
+A collective needs no other thread: a thread of gloo's own carries it out, and completes its future. The
+training thread waits for that or for an abort. Messages complete nothing before somebody waits for them.
+
 Private parts used (tested on torch 2.11 to 2.14): ``schedules._wait_batch_p2p``, through which all pipeline
 schedules wait, is replaced.
 """
@@ -16,6 +19,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
@@ -30,25 +34,17 @@ _GRACE_S = 0.1
 ABORTED = "the group was aborted, and its operations gave nothing"
 
 
-class _Call:
-    """One call that the other thread makes."""
+class _Ending:
+    """The end of something that the training thread waits for, or the decision to wait no longer."""
 
-    def __init__(self, function: Callable[[], object]) -> None:
-        self._function: Callable[[], object] | None = function
-        self._error: BaseException | None = None
+    def __init__(self) -> None:
         self._ended: SimpleQueue[None] = SimpleQueue()  # a tenth of the price of an Event
         self.over = self.lost = False
 
-    def run(self) -> bool:
-        """Make the call. Returns whether the training thread still waits for it."""
-        assert self._function is not None
-        try:
-            self._function()
-        except BaseException as error:  # the waiting thread raises it
-            self._error = error
+    def end(self, _: object = None) -> None:
+        """It has ended. May be called from any thread, once."""
         self.over = True
         self._ended.put(None)
-        return not self.lost
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until it is over or lost, once. False if neither is so in time."""
@@ -63,6 +59,25 @@ class _Call:
         if not self.over:
             self.over = self.lost = True
             self._ended.put(None)
+
+
+class _Call(_Ending):
+    """One call that the other thread makes."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        super().__init__()
+        self._function: Callable[[], object] | None = function
+        self._error: BaseException | None = None
+
+    def run(self) -> bool:
+        """Make the call. Returns whether the training thread still waits for it."""
+        assert self._function is not None
+        try:
+            self._function()
+        except BaseException as error:  # the waiting thread raises it
+            self._error = error
+        self.end()
+        return not self.lost
 
     def finish(self) -> None:
         """Raise what the call raised. Forgets the error and the function, which refer to the group."""
@@ -95,7 +110,7 @@ class AbortableWaits:
     def __init__(self, is_cancelled: Callable[[], bool] = lambda: False) -> None:
         self._is_cancelled = is_cancelled
         self._lock = threading.Lock()
-        self._current: _Call | None = None
+        self._current: _Ending | None = None
         self._aborted = self.silent = self.unawaited = self._futures = False
         self.limit_s: float | None = None
         self.before_abort: Callable[[], None] = lambda: None
@@ -200,19 +215,42 @@ class AbortableWaits:
             aborted = self._aborted
         if aborted:  # after the operation began, and before its wait
             self._give_up_later(call)
-        timeout_s = self.limit_s if timeout_s is None else timeout_s
-        in_time = call.wait(timeout_s)
-        with self._lock:
-            self._current = None
-            call.lose()
+        try:
+            self._ended_or_lost(call, self.limit_s if timeout_s is None else timeout_s)
+        finally:
             if call.lost:
-                self._requests = None  # its thread is lost, together with the group
-        if call.lost and in_time:
-            raise RuntimeError("a wait did not end when its connections were aborted")
-        if call.lost:
-            raise RuntimeError(f"no answer within {timeout_s:g} s")
+                with self._lock:
+                    self._requests = None  # its thread is lost, together with the group
         call.finish()
         self.raise_if_aborted()
+
+    def completed_or_abort(self, future: torch.futures.Future[Any]) -> None:
+        """Wait until an operation has completed its future, well or not, which it does by itself.
+
+        A wait for the operation returns, or raises, at once then.
+
+        Raises:
+            RuntimeError: it was aborted or took too long, and did not end.
+        """
+        ending = _Ending()
+        with self._lock:
+            self._current = ending
+            aborted = self._aborted
+        future.add_done_callback(ending.end)
+        if aborted:  # after the operation began, and before its wait
+            self._give_up_later(ending)
+        self._ended_or_lost(ending, self.limit_s)
+
+    def _ended_or_lost(self, ending: _Ending, timeout_s: float | None) -> None:
+        """Wait for the current one. `comm_errors` recognizes what it raises by this function's name."""
+        in_time = ending.wait(timeout_s)
+        with self._lock:
+            self._current = None
+            ending.lose()
+        if ending.lost and in_time:
+            raise RuntimeError("a wait did not end when its connections were aborted")
+        if ending.lost:
+            raise RuntimeError(f"no answer within {timeout_s:g} s")
 
     def abort(self) -> None:
         """End the current wait, and later ones until :meth:`renew`: the connections were aborted.
@@ -222,16 +260,16 @@ class AbortableWaits:
         with self._lock:
             if self.silent and not self._aborted:
                 self.before_abort()
-            call, self._aborted = self._current, True
-        if call is not None:
-            self._give_up_later(call)
+            current, self._aborted = self._current, True
+        if current is not None:
+            self._give_up_later(current)
 
-    def _give_up_later(self, call: _Call) -> None:
-        alarms.after(_GRACE_S, functools.partial(self._give_up, call))
+    def _give_up_later(self, ending: _Ending) -> None:
+        alarms.after(_GRACE_S, functools.partial(self._give_up, ending))
 
-    def _give_up(self, call: _Call) -> None:
+    def _give_up(self, ending: _Ending) -> None:
         with self._lock:
-            call.lose()
+            ending.lose()
 
 
 def wait_for_works(works: Sequence[dist.Work]) -> None:

@@ -23,7 +23,8 @@ _COLLECTIVES = (Path(dist.__file__).parent / "distributed_c10d.py", Path(lasting
 _WAITS = frozenset(
     {
         *("_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"),  # torch's
-        *("wait_for_works", "call_or_abort", "raise_if_aborted"),  # swift_ft.torch_adapters.abortable_waits
+        # swift_ft.torch_adapters.abortable_waits
+        *("wait_for_works", "call_or_abort", "_ended_or_lost", "raise_if_aborted"),
         "end_backward",  # swift_ft.torch_adapters.ddp
     }
 )

@@ -32,6 +32,7 @@ from swift_ft.torch_adapters.script_operations import (
     ALIKE,
     PERSONAL,
     POINT_TO_POINT,
+    SCATTERED_SUMS,
     Operation,
     OperationInterceptor,
 )
@@ -69,8 +70,11 @@ ASKED = ("is_completed", "is_success")
 """Answers after which a script may use a result without a wait."""
 
 
-End = tuple[Callable[[], None], Operation]
-"""A function for the script's thread to call once an operation is over; and that operation."""
+End = tuple[Callable[[], None], Operation | None]
+"""A function for the script's thread to call once an operation is over; and that operation, if anybody looks
+at its tensors."""
+
+_GLOO: Any = getattr(dist, "ProcessGroupGloo", ())
 
 
 class EndedOperations:
@@ -94,7 +98,8 @@ class EndedOperations:
         def keep(ended: torch.futures.Future[Any]) -> Any:
             value = ended.value()  # raises what has failed
             for _, operation in ends:
-                operation.keep()
+                if operation is not None:
+                    operation.keep()
             with self._lock:
                 if number == self._number:
                     self._ended += ends
@@ -146,6 +151,8 @@ class LastingGroup(dist.ProcessGroup):
         self._devices = native._device_types
         self.hooks = GroupHooks()
         self._batch: list[End] | None = None  # of its operations
+        self._members: tuple[int, ...] | None = None  # once they were asked for
+        self._by_itself: bool | None = None  # likewise
         self.messages: dist.ProcessGroup | None = None
         self.present: PresentMembers | None = None
         self.gathering: Gathering | None = None
@@ -162,11 +169,26 @@ class LastingGroup(dist.ProcessGroup):
         """Whether there is no group beneath."""
         return self._native is None
 
+    @property
+    def members(self) -> tuple[int, ...]:
+        """Global ranks, in the order of their ranks in the group."""
+        if self._members is None:
+            self._members = tuple(dist.get_process_group_ranks(self))
+        return self._members
+
+    @property
+    def completes_futures(self) -> bool:
+        """Whether collectives on the host complete their futures by themselves, as gloo's do."""
+        if self._by_itself is None:
+            served = any(device.type == "cpu" for device in self._devices)
+            self._by_itself = served and isinstance(self.native._get_backend(torch.device("cpu")), _GLOO)
+        return self._by_itself
+
     def renew(self, native: dist.ProcessGroup) -> None:
         """Pass all further calls to another group of the same workers."""
         self.messages = self.present = self._batch = self.gathering = None
         self.hooks.give(native)
-        self._native = native
+        self._native, self._members, self._by_itself = native, None, None
 
     def end(self) -> dist.ProcessGroup | None:
         """Take away the group beneath. Operations fail from now on. Returns that group.
@@ -210,6 +232,11 @@ class LastingGroup(dist.ProcessGroup):
         peer = args[1] if messages and args else None
         waits, in_training = LastingGroup.waits, threading.current_thread() is threading.main_thread()
         self.gathering.meet(peer, waits.call_or_abort if waits is not None and in_training else _call)
+
+    def _ends_by_itself(self, operation: str) -> bool:
+        """Whether an operation on the host completes its future if nobody waits for it: no message does."""
+        waited_for = operation in POINT_TO_POINT or operation in SCATTERED_SUMS
+        return not waited_for and self.completes_futures
 
     def _carrier(self, operation: str) -> Any:
         """The group of torch that carries an operation. Collectives take all members, who are here then."""
@@ -262,14 +289,23 @@ class LastingWork(dist.Work):
         ends: called once, when a wait for it is over.
         on_host: a wait for it holds the thread, and gloo may not end it. Elsewhere it returns at once, and
             what an abort has ended later is found when the host waits for the device.
+        by_itself: it completes its future, if it has one, also if nobody waits for it.
     """
 
-    def __init__(self, native: dist.Work, ends: Sequence[End] = (), *, on_host: bool = False) -> None:
+    def __init__(
+        self,
+        native: dist.Work,
+        ends: Sequence[End] = (),
+        *,
+        on_host: bool = False,
+        by_itself: bool = False,
+    ) -> None:
         super().__init__()
         self._native = native
         self._ends = ends
         self._kept: torch.futures.Future[Any] | None = None  # once its ends are for a future
         self._on_host = on_host
+        self._by_itself = by_itself
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for its end."""
@@ -307,9 +343,13 @@ class LastingWork(dist.Work):
         in_training = threading.current_thread() is threading.main_thread()
         if waits is None or not (self._on_host and in_training) or self._native.is_completed():
             return _wait(self._native, timeout)
+        future = _future_of(self._native) if self._by_itself and not timeout else None
         with recorder.while_waiting():
-            waits.call_or_abort(partial(_wait, self._native, timeout))
-        return True
+            if future is None:
+                waits.call_or_abort(partial(_wait, self._native, timeout))
+                return True
+            waits.completed_or_abort(future)
+        return _wait(self._native, timeout)
 
     @property
     def timeout(self) -> timedelta:
@@ -328,6 +368,14 @@ class LastingWork(dist.Work):
 
     def _future(self) -> torch.futures.Future[Any]:
         return step_failures.watch(self._native.get_future())
+
+
+def _future_of(native: dist.Work) -> torch.futures.Future[Any] | None:
+    """Of an operation; None if it has none."""
+    try:
+        return native.get_future()
+    except RuntimeError:
+        return None
 
 
 def unlogged_future(work: dist.Work) -> torch.futures.Future[Any]:
@@ -389,11 +437,14 @@ def _operation(name: str) -> Any:
     def begin(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
         ends: list[End] = []
         if (interceptor := LastingGroup.interceptor) is not None:
-            members = dist.get_process_group_ranks(self)
-            operation = Operation.of(name, self.group_name, members, args)
-            on_end = interceptor.begin(operation)
+            unseen = getattr(interceptor, "begin_unseen", None)
+            on_end = unseen(name, len(self.members)) if unseen is not None else None
+            operation = None
             if on_end is None:
-                return ServedWork(operation.tensors)
+                operation = Operation.of(name, self.group_name, self.members, args)
+                on_end = interceptor.begin(operation)
+                if on_end is None:
+                    return ServedWork(operation.tensors)
             ends = [(on_end, operation)]
         if name == "barrier":
             _give_device(*args, **kwargs)
@@ -404,7 +455,8 @@ def _operation(name: str) -> Any:
             self._batch += ends
             return work
         if isinstance(work, dist.Work):
-            return LastingWork(work, ends, on_host=_on_host(self, args))
+            on_host = _on_host(self, args)
+            return LastingWork(work, ends, on_host=on_host, by_itself=on_host and self._ends_by_itself(name))
         _call_all(ends)
         return work
 

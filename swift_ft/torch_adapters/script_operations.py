@@ -17,11 +17,16 @@ ALIKE = (
 )
 """Collectives that give the same tensors to all members of a group. Not every torch has all of them."""
 
+SCATTERED_SUMS = (
+    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
+    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+)
+"""Those of the next that gloo has not: who waits for one waits for a sum of all, and takes its part of it."""
+
 PERSONAL = (
     *("reduce", "gather", "gather_single", "gather_into_tensor", "scatter"),
     *("alltoall", "alltoall_base", "all_to_all_single"),
-    *("reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base"),
-    *("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    *SCATTERED_SUMS,
 )
 """Collectives that give each member tensors of its own."""
 
@@ -91,7 +96,12 @@ class Operation:
 
 
 class OperationInterceptor(Protocol):
-    """Decides about each operation of the script. The thread that begins the operation makes all calls."""
+    """Decides about each operation of the script. The thread that begins the operation makes all calls.
+
+    One that often looks at no tensors may have ``begin_unseen`` as well: it is asked first, with the name of
+    the operation and the number of its members. It returns what to call at the end, or None where ``begin``
+    has to be asked.
+    """
 
     def begin(self, operation: Operation) -> Callable[[], None] | None:
         """An operation is about to begin.

@@ -26,6 +26,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""
 
 _COUNT = attrgetter("_version")
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
@@ -47,6 +48,28 @@ def versions_of(values: Sequence[Any]) -> list[int]:
         return [*map(_COUNT, values)]
     except (AttributeError, RuntimeError):  # one is no tensor, or an inference tensor
         return [version_of(value) if isinstance(value, torch.Tensor) else 0 for value in values]
+
+
+def all_versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """As :func:`version_of`, of many tensors at once."""
+    try:
+        counts = [*map(_COUNT, tensors)]
+    except RuntimeError:  # one is an inference tensor
+        return [*map(version_of, tensors)]
+    if _PLAIN.issuperset(map(type, tensors)):
+        return counts
+    parts = parts_of(tensors)
+    return [
+        count if part is tensor else count + part._version
+        for count, tensor, part in zip(counts, tensors, parts, strict=True)
+    ]
+
+
+def parts_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The parts of some tensors that this worker has: of a ``DTensor`` its shard, of others all."""
+    return [
+        tensor if type(tensor) in _PLAIN else getattr(tensor, "_local_tensor", tensor) for tensor in tensors
+    ]
 
 
 def sparse_indices(tensor: torch.Tensor) -> torch.Tensor:

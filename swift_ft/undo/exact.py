@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.undo.compiled import Kernel, Workspace, is_compilable, record
+from swift_ft.undo.records import ParamUpdate
 from swift_ft.undo.residual import Residual
 from swift_ft.undo.rules.rule import PARAM, Rule
 from swift_ft.undo.slices import ParamSlice, ParamTensors, local, packed, slice_elements, sliced
 from swift_ft.undo.snapshot import size_bytes
-from swift_ft.undo.update import GroupUpdate, ParamUpdate, buckets, invert, split_by_kernel
+from swift_ft.undo.update import GroupUpdate, buckets, invert, split_by_kernel
 
 _ALIGNMENT = 64
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from swift_ft.torch_core.tensors import sparse_indices, sparse_values
+from swift_ft.torch_core.tensors import parts_of, sparse_indices, sparse_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,25 @@ class RowSnapshot:
         return size_bytes(self.value) + size_bytes(self.rows)
 
 
-AnySnapshot = Snapshot | RowSnapshot
+@dataclass(frozen=True, slots=True)
+class PartCopy:
+    """A tensor and a copy of the part of it that this worker has, in memory that is kept."""
+
+    tensor: Tensor
+    value: Tensor
+
+    def restore(self) -> None:
+        """Writes the copy back, into the part as it is now."""
+        (part,) = parts_of([self.tensor])
+        part.detach().copy_(self.value)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the copy."""
+        return size_bytes(self.value)
+
+
+AnySnapshot = Snapshot | RowSnapshot | PartCopy
 
 
 def size_bytes(tensor: Tensor) -> int:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from swift_ft.torch_core.tensors import parts_of
+from swift_ft.undo.copies import room_bytes
 from swift_ft.undo.registry import rule_for
 from swift_ft.undo.rules.rule import PARAM, Rule
 from swift_ft.undo.snapshot import size_bytes
@@ -23,7 +25,8 @@ class UndoSupport:
         method: ``algebra``, ``algebra and journal``, or ``journal``.
         journaled: the parts that are copied before the step: ``param``, or keys of the state.
         extra_bytes_per_element: snapshots and residuals, per element of the parameters, averaged over all
-            parameters that get a gradient. Overflows of a residual add well below 0.1 bytes.
+            parameters that get a gradient. Overflows of a residual add well below 0.1 bytes. With ``exact``,
+            copies of what is small count in full, as far as other optimizers leave room for them.
         exact: the undo restores every bit.
         error: the error where it does not, in words.
         wait_free: single parameters can be updated and undone.
@@ -62,10 +65,15 @@ def undo_support(optimizer: Optimizer, *, exact: bool | None = None) -> UndoSupp
     all_journaled: set[str] = set()
     extra = elements = 0
     computed_any = False
+    room: float = room_bytes(without=options.copies if options else None)
     for group in optimizer.param_groups:
+        size = _bytes_here(rule, optimizer, group)
+        copied = exact and size <= room and not (rule.keeps_rows or group.get("differentiable"))
+        room -= size if copied else 0
         for param in group["params"]:
             parts = _parts(rule, param, optimizer.state.get(param) or {}, group)
             journaled = _journaled(rule, param, parts, group, optimizer.state.get(param) or {}, exact)
+            journaled = set(parts) if copied else journaled
             computed = parts.keys() - journaled
             computed_any |= bool(computed)
             all_journaled |= journaled
@@ -82,6 +90,15 @@ def undo_support(optimizer: Optimizer, *, exact: bool | None = None) -> UndoSupp
         error="" if bit_exact else rule.error,
         wait_free=True,
     )
+
+
+def _bytes_here(rule: Rule, optimizer: Optimizer, group: dict[str, Any]) -> float:
+    """Bytes that copies of a group would take: of a sharded parameter, those of this worker's part."""
+    total = 0.0
+    for param, part in zip(group["params"], parts_of(group["params"]), strict=True):
+        whole = sum(_parts(rule, param, optimizer.state.get(param) or {}, group).values())
+        total += whole * part.numel() / max(param.numel(), 1)
+    return total
 
 
 def _parts(rule: Rule, param: Tensor, state: dict[str, Any], group: dict[str, Any]) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,47 +13,14 @@ from torch.optim import Optimizer
 from swift_ft.errors import UndoError
 from swift_ft.torch_core.optimizers import picks_foreach
 from swift_ft.torch_core.shards import laid_out_as
-from swift_ft.torch_core.tensors import sparse_indices, version_of
+from swift_ft.torch_core.tensors import all_versions_of, version_of
 from swift_ft.undo.compiled import Kernel, invert_compiled
+from swift_ft.undo.copies import Copies
+from swift_ft.undo.records import ParamUpdate, Record, updates_one_by_one
 from swift_ft.undo.residual import Residual
-from swift_ft.undo.rules.rule import GRADIENT, PARAM, Rule, Tensors, number
+from swift_ft.undo.rules.rule import PARAM, Rule, Tensors, number
 from swift_ft.undo.slices import ParamSlice, ParamTensors, local, sliced
-from swift_ft.undo.snapshot import AnySnapshot, Hyper, RowSnapshot, Snapshot
-
-_NOTHING: dict[str, Any] = {}
-"""Shared by all updates without snapshots or notes, because a step must cost little; never written to."""
-
-
-@dataclass(slots=True)
-class ParamUpdate:
-    """One parameter's update.
-
-    Attributes:
-        param: the parameter.
-        grad: the gradient that the step used; a reference, never a copy.
-        state: the parameter's state before the step, the dictionary copied and the tensors not; None if
-            there was no such dictionary.
-        fresh: the state held no tensor that the rule knows.
-        fully_journaled: all parts have snapshots; the rule has nothing to do.
-        journaled: parts that cannot be inverted.
-        snapshots: values before the step of the journaled parts that existed.
-        notes: scalars before the step.
-        residual: the error of the inverse, by part.
-        kernel: the compiled inverse that the residual belongs to; None if the rule itself computed it.
-        versions: torch's counts of in-place changes of parameter and gradient after the step.
-    """
-
-    param: Tensor
-    grad: Tensor
-    state: dict[str, Any] | None
-    fresh: bool
-    fully_journaled: bool
-    journaled: frozenset[str]
-    snapshots: dict[str, AnySnapshot]
-    notes: dict[str, Any]
-    residual: dict[str, Residual] | None = None
-    kernel: Kernel | None = None
-    versions: tuple[int, int] = (0, 0)
+from swift_ft.undo.snapshot import Hyper
 
 
 @dataclass
@@ -64,8 +31,8 @@ class GroupUpdate:
         optimizer: the optimizer.
         rule: how its updates are inverted.
         hyper: the group's values as the step used them.
-        exact: residuals are stored.
-        entries: the parameters' updates, in the group's order.
+        exact: an undo restores every bit.
+        copied: all that the step may change was copied; the rule has nothing to do.
         gradient_changed: the kernel wrote into the gradients.
         kernels: compiled inverses, by what differs between parameters; None where there is none.
     """
@@ -74,13 +41,21 @@ class GroupUpdate:
     rule: Rule
     hyper: Hyper
     exact: bool
-    entries: list[ParamUpdate] = field(default_factory=list)
+    copied: bool = False
     gradient_changed: bool = False
     kernels: dict[object, Kernel | None] = field(default_factory=dict)
+    _record: Record | None = None  # until the entries are made of it
+    _entries: list[ParamUpdate] = field(default_factory=list)
 
     @classmethod
     def before(
-        cls, optimizer: Optimizer, group: dict[str, Any], params: Iterable[Tensor], rule: Rule, exact: bool
+        cls,
+        optimizer: Optimizer,
+        group: dict[str, Any],
+        params: Iterable[Tensor],
+        rule: Rule,
+        exact: bool,
+        copies: Copies | None = None,
     ) -> GroupUpdate:
         """Records what the step will overwrite.
 
@@ -89,42 +64,57 @@ class GroupUpdate:
             group: a parameter group.
             params: parameters of it that are about to be updated; those without a gradient are skipped.
             rule: the optimizer's rule.
-            exact: whether residuals will be stored.
+            exact: whether an undo has to restore every bit.
+            copies: where copies go that take the place of residuals; None if there are to be none.
         """
         update = cls(optimizer, rule, Hyper(group), exact)
-        hyper, keys, entries = update.hyper.values, rule.keys, update.entries
-        same_for_all = type(rule).journaled_for is Rule.journaled_for
-        journaled = rule.journaled(hyper, exact) if same_for_all else frozenset[str]()
-        notes_any = bool(rule.small) or type(rule).note is not Rule.note
-        may_be_journaled = bool(not rule.shardable or hyper.get("differentiable") or hyper.get("fused"))
-        for param in params:
-            grad = param.grad
-            if grad is None:
-                continue
-            held = optimizer.state.get(param)
-            state: dict[str, Any] | None = None if held is None else dict(held)
-            fresh = True
-            if state:
-                for key in keys:
-                    fresh = fresh and state.get(key) is None
-            if not same_for_all:
-                journaled = rule.journaled_for(param, state or {}, hyper, exact)
-            notes = rule.note(param, state or {}, hyper) if notes_any else _NOTHING
-            fully_journaled = grad.is_sparse or (may_be_journaled and rule.is_fully_journaled(param, hyper))
-            entry = ParamUpdate(param, grad, state, fresh, fully_journaled, journaled, _NOTHING, notes)
-            if fully_journaled:
-                _snapshot_all(entry, rule, hyper)
-            elif journaled:
-                _snapshot_parts(entry)
-            entries.append(entry)
-        if entries and type(rule).changes_gradient is not Rule.changes_gradient:
-            foreach = _uses_foreach(hyper, [entry.param for entry in entries])
-            update.gradient_changed = rule.changes_gradient(hyper, foreach)
+        record = _recorded(optimizer, params, rule)
+        if not record.params:
+            return update
+        hyper = update.hyper.values
+        if type(rule).changes_gradient is not Rule.changes_gradient:
+            update.gradient_changed = rule.changes_gradient(hyper, _uses_foreach(hyper, record.params))
+        if copies is not None and not (record.has_sparse or hyper.get("differentiable")):
+            update.copied = record.copy(copies, with_gradients=update.gradient_changed)
+        entries = None if update.copied else updates_one_by_one(record, rule, hyper, exact)
+        if entries is None:
+            update._record = record
+        else:
+            update._entries = entries
         return update
+
+    @property
+    def entries(self) -> list[ParamUpdate]:
+        """The parameters' updates, in the group's order. A step that nobody undoes makes none, as a rule."""
+        if self._record is not None:
+            self._entries, self._record = self._record.updates(), None
+        return self._entries
+
+    @property
+    def params(self) -> list[Tensor]:
+        """The parameters that are updated, in the group's order."""
+        return [param for param, _ in self.pairs()]
+
+    def pairs(self) -> Iterable[tuple[Tensor, Tensor]]:
+        """Each of them with its gradient."""
+        if self._record is not None:
+            return zip(self._record.params, self._record.grads, strict=True)
+        return [(entry.param, entry.grad) for entry in self._entries]
+
+    @property
+    def stores_residuals(self) -> bool:
+        """Whether the step has to store what the inverse loses."""
+        return self.exact and not self.copied and any(True for _ in self.pairs())
+
+    def forget(self, parameters: Collection[Tensor]) -> None:
+        """Drops the updates of some parameters."""
+        self._entries = [entry for entry in self.entries if entry.param not in parameters]
 
     def after(self) -> None:
         """Records the version counters of parameters and gradients after the step."""
-        for entry in self.entries:
+        if (record := self._record) is not None:
+            record.versions = all_versions_of([*record.params, *record.grads])
+        for entry in self._entries:
             entry.versions = (version_of(entry.param), version_of(entry.grad))
 
     @property
@@ -139,7 +129,7 @@ class GroupUpdate:
             UndoError: something was changed.
         """
         for entry in entries:
-            if entry.fully_journaled:
+            if entry.fully_journaled and not self.copied:
                 continue
             for name, tensor, version in zip(
                 ("parameter", "gradient"), (entry.param, entry.grad), entry.versions, strict=True
@@ -223,7 +213,7 @@ class GroupUpdate:
         if isinstance(step := state.get("step"), Tensor):
             step.sub_(1)
         for key in self.rule.small:
-            if isinstance(state.get(key), Tensor):
+            if key in entry.notes and isinstance(state.get(key), Tensor):
                 state[key].copy_(entry.notes[key])
 
     def state_keys(self, entry: ParamUpdate) -> tuple[str, ...]:
@@ -267,34 +257,16 @@ def invert(rule: Rule, tensors: Tensors, hyper: Mapping[str, Any], wide: bool) -
         torch._foreach_copy_(values, wider.state[key])
 
 
-def _snapshot_parts(entry: ParamUpdate) -> None:
-    entry.snapshots = {}
-    for key in entry.journaled - {GRADIENT}:
-        tensor = entry.param if key == PARAM else (entry.state or {}).get(key)
-        if isinstance(tensor, Tensor):
-            entry.snapshots[key] = Snapshot.of(tensor)
-
-
-def _snapshot_all(entry: ParamUpdate, rule: Rule, hyper: Mapping[str, Any]) -> None:
-    """Copies parameter and state, or only the rows that a sparse gradient names."""
-    entry.snapshots = {}
-    whole = {PARAM: entry.param}
-    whole |= {key: value for key, value in (entry.state or {}).items() if isinstance(value, Tensor)}
-    if _names_rows(entry.grad) and rule.touches_rows_only(hyper):
-        rows = torch.unique(sparse_indices(entry.grad)[0])
-        for key, value in whole.items():
-            if value.shape == entry.param.shape:
-                entry.snapshots[key] = RowSnapshot.of(value, rows)
-    else:
-        scalars = {"step", *rule.small}  # counted back, or noted
-        entry.snapshots.update(
-            {key: Snapshot.of(value) for key, value in whole.items() if key not in scalars}
-        )
-
-
-def _names_rows(grad: Tensor) -> bool:
-    """Whether a gradient is sparse in its rows, and in nothing else."""
-    return grad.layout is torch.sparse_coo and grad.sparse_dim() == 1
+def _recorded(optimizer: Optimizer, params: Iterable[Tensor], rule: Rule) -> Record:
+    """The parameters with a gradient, and what there is of them before the step."""
+    record = Record([], [], [], rule.keys)
+    for param in params:
+        if (grad := param.grad) is not None:
+            held = optimizer.state.get(param)
+            record.params.append(param)
+            record.grads.append(grad)
+            record.states.append(None if held is None else dict(held))
+    return record
 
 
 def buckets(entries: Sequence[ParamUpdate], state_keys: Any) -> Iterator[list[ParamUpdate]]:

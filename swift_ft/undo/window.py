@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.torch_core.tensors import version_of
+from swift_ft.undo.records import ParamUpdate
 from swift_ft.undo.snapshot import WholeState, size_bytes
-from swift_ft.undo.update import GroupUpdate, ParamUpdate
+from swift_ft.undo.update import GroupUpdate
 
 NO_RULE = "swift_ft has no rule for this optimizer"
 HOOKS_CHANGE = "Step hooks of this optimizer change parameters or state"
@@ -48,12 +49,17 @@ class Window:
             return set()
         if self.whole is not None:
             return set(self.whole.params)
-        return {entry.param for entry in self.entries()}
+        return {param for param, _ in self._pairs()}
 
     def entries(self) -> Iterable[ParamUpdate]:
         """All updates of single parameters."""
         for update in self.updates:
             yield from update.entries
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All parameters that are updated, with their gradients."""
+        for update in self.updates:
+            yield from update.pairs()
 
     def skipped(self) -> bool:
         """Whether the step did nothing, because a gradient was not finite."""
@@ -104,7 +110,7 @@ class Window:
             if entries:
                 update.undo(entries)
                 update.hyper.restore()
-                update.entries = [entry for entry in update.entries if entry.param not in chosen]
+                update.forget(chosen)
         return len(chosen)
 
     def _undo_whole(self, whole: WholeState, chosen: set[Tensor]) -> int:
@@ -119,25 +125,25 @@ class Window:
     def forget(self, parameters: set[Tensor]) -> None:
         """Drop the updates of some parameters. What is undone as a whole keeps them."""
         for update in self.updates:
-            update.entries = [entry for entry in update.entries if entry.param not in parameters]
+            update.forget(parameters)
 
     def met_later_gradients(self) -> bool:
         """Whether a parameter has a gradient of a later backward pass."""
-        for entry in self.entries():
-            grad = entry.param.grad
-            if grad is None or grad is entry.grad:
+        for param, used in self._pairs():
+            grad = param.grad
+            if grad is None or grad is used:
                 continue
-            zero, version = self.zeros.get(entry.param, (None, 0))
+            zero, version = self.zeros.get(param, (None, 0))
             if grad is not zero or version_of(grad) != version:
                 return True
         return False
 
     def replace_gradients(self) -> None:
         """Gives parameters new gradients of zeros where theirs are in the window."""
-        for entry in self.entries():
-            if entry.param.grad is entry.grad:
-                entry.param.grad = torch.zeros_like(entry.grad)
-                self.zeros[entry.param] = (entry.param.grad, 0)
+        for param, used in self._pairs():
+            if param.grad is used:
+                param.grad = torch.zeros_like(used)
+                self.zeros[param] = (param.grad, 0)
 
     def note_zeros(self) -> None:
         """Records that nothing was added to the new gradients yet."""
@@ -153,4 +159,4 @@ class Window:
 
     def gradient_bytes(self) -> int:
         """Bytes of gradients that only this window still holds."""
-        return sum(size_bytes(entry.grad) for entry in self.entries() if entry.param.grad is not entry.grad)
+        return sum(size_bytes(used) for param, used in self._pairs() if param.grad is not used)

@@ -108,10 +108,12 @@ AHEAD = "before all_reduce 3"
 """Workers 0 and 2 have all that they need to complete the iteration; worker 1 waits for worker 3."""
 
 
+@pytest.mark.parametrize("size", ["", "--large"], ids=["by copies", "by the inverse"])
 def test_workers_with_another_shard_undo_the_step_that_the_others_miss(
-    tmp_path: Path, undisturbed: Reference
+    size: str, tmp_path: Path, undisturbed: Reference
 ) -> None:
-    run = run_sharded(tmp_path, "--no-clip", ranks=(3,), point=AHEAD, after=(0, 2))
+    args = ["--no-clip", *([size] if size else [])]
+    run = run_sharded(tmp_path, *args, ranks=(3,), point=AHEAD, after=(0, 2))
     assert_restored(run, undisturbed("--no-clip"))
     plan = run.last_plan()
     assert plan.resume == ITERATION

@@ -1,13 +1,19 @@
-"""Shared by the tests of the undo: comparisons in ulps."""
+"""Shared by the tests of the undo: comparisons in ulps, and both ways of an exact undo."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 import torch
 from torch import Tensor
 
 from swift_ft.testing.undo_rule_conformance import Picture
+
+BOTH_WAYS = pytest.mark.parametrize(
+    "copied_bytes", [0, 64 * 2**20], ids=["inverted", "copied"], indirect=True
+)
+"""With ``exact``, a test runs twice: all is inverted, and all is copied since it is small."""
 
 
 def ulps(now: Tensor, then: Tensor, *others: Tensor) -> float:

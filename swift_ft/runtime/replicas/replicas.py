@@ -223,9 +223,7 @@ class Replicas:
         ]
         if self._hook is not None:
             self._hook.begin(iteration, updates_early=bool(self._wait_free))
-        owned = {parameter for _, parameter in self._state.parameters}
-        every = (p for module in self._state.modules.values() for p in module.parameters())
-        self._versions = {p: version_of(p) for p in every if p not in owned}
+        self._versions = {p: version_of(p) for p in self._state.unowned_parameters()}
         self._note_windows()
 
     def compare_variables(self, iteration: int) -> None:

@@ -58,12 +58,21 @@ class ScriptPhases:
             LastingGroup.by_future.settle()  # the wait for them is over, and is still of the step
         self.phase = ScriptPhase.OUTSIDE
 
+    def begin_unseen(self, name: str, workers: int) -> Callable[[], None] | None:
+        """See the protocol. Nobody looks at tensors outside of steps, nor inside where no log has them."""
+        if self.phase != ScriptPhase.STEP:
+            if self.phase == ScriptPhase.OUTSIDE and workers > 1:
+                self.refuse(name)
+            return _nothing
+        if self.steps is not None or outputs.are_watched():
+            return None
+        self._begun_in_step += 1
+        return partial(self._check_end, name, self._steps_begun)
+
     def begin(self, operation: Operation) -> Callable[[], None] | None:
         """See the protocol."""
-        if self.phase == ScriptPhase.OUTSIDE and len(operation.members) > 1:
-            self.refuse(operation.name)
         if self.phase != ScriptPhase.STEP:
-            return _nothing
+            return self.begin_unseen(operation.name, len(operation.members))
         self._begun_in_step += 1
         if outputs.are_watched():
             _show(operation)
@@ -73,17 +82,25 @@ class ScriptPhases:
         return partial(self._end, operation, self._steps_begun, self._begun_in_step, on_end)
 
     def _end(self, operation: Operation, begun: int, number: int, on_end: Callable[[], None]) -> None:
-        """A wait for an operation of a step is over. The repetition of another step could not wait for it."""
+        """A wait for an operation of a step is over."""
+        self._check_end(operation.name, begun)
+        if outputs.are_watched():
+            _show_result(operation, number)
+        on_end()
+
+    def _check_end(self, name: str, begun: int) -> None:
+        """Refuse a wait in another step than it began in, since a repetition of that could not wait for it.
+
+        Raises:
+            UsageError: it is one.
+        """
         if (self.phase, self._steps_begun) != (ScriptPhase.STEP, begun):
             raise UsageError(
-                f"{script_line()} waits for {operation.name}, which began in a step that is over: if a "
+                f"{script_line()} waits for {name}, which began in a step that is over: if a "
                 "machine were lost meanwhile, no step would begin it again. Wait for it inside the same "
                 "`with step:`, or communicate in a function for session.between(function, every=...) "
                 "(docs/how-to/between-steps.md)"
             )
-        if outputs.are_watched():
-            _show_result(operation, number)
-        on_end()
 
     def refuse(self, what: str) -> None:
         """In a run without any failure: not first when a machine is lost.

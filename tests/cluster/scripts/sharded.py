@@ -19,6 +19,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 
 import swift_ft
 from swift_ft.config.worker_context import WorkerContext
+from swift_ft.undo import copies
 from tests.support.script import script_parser
 from tests.support.waiting import wait_until
 
@@ -96,7 +97,10 @@ def main() -> None:
     parser.add_argument("--offload", action="store_true")
     parser.add_argument("--plain-optimizer", action="store_true")
     parser.add_argument("--no-clip", action="store_true")
+    parser.add_argument("--large", action="store_true", help="nothing counts as small enough to be copied")
     args = parser.parse_args()
+    if args.large:
+        copies.COPIED_BYTES = 0
     config = Config.from_args(args)
     dist.init_process_group("gloo")
     for name in ("all_gather_single", "reduce_scatter_single", "all_reduce"):

@@ -113,6 +113,26 @@ def test_no_plan_undoes_what_step_hooks_have_changed_before_there_was_a_copy(hoo
         assert not reported.no_update
 
 
+def test_parameters_without_an_optimizer_are_looked_for_when_there_are_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No step walks through all modules. One that is new counts, or that an optimizer gets or gives up."""
+    model, average = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    state = TrainingState({"model": model, "ema": average, "optimizer": optimizer})
+    first = state.unowned_parameters()
+    assert [*first] == [average.weight, average.bias]
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.nn.Module, "named_modules", None)
+        assert state.unowned_parameters() is first
+    average.bias = torch.nn.Parameter(torch.ones(2))
+    assert [*state.unowned_parameters()] == [average.weight, average.bias]
+    optimizer.add_param_group({"params": [average.weight]})
+    assert [*state.unowned_parameters()] == [average.bias]
+    optimizer.param_groups[0]["params"].remove(model.bias)
+    assert [*state.unowned_parameters()] == [model.bias, average.bias]
+
+
 def test_only_the_last_iteration_is_taken_back() -> None:
     """Of two optimizers, one skips its step; then both do."""
     first, second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)

@@ -6,6 +6,8 @@ import functools
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -187,3 +189,77 @@ def test_a_wait_whose_operation_has_no_deadline_has_ours() -> None:
         one.wait_or_abort([stuck])  # type: ignore[list-item]
     assert is_broken_communication(caught.value)
     stuck.may_end.set()
+
+
+# A collective completes its future by itself.
+
+
+def test_a_future_is_awaited_without_another_thread() -> None:
+    one, future = waits.AbortableWaits(), torch.futures.Future[None]()
+    ending = threading.Timer(0.05, future.set_result, [None])
+    ending.start()
+    one.completed_or_abort(future)
+    assert future.done()
+    ending.join(60)
+    one.completed_or_abort(future)  # which is there already
+    assert one._requests is None
+
+
+def test_a_future_that_fails_is_complete() -> None:
+    """What has failed is asked of the operation itself."""
+    one, future = waits.AbortableWaits(), torch.futures.Future[None]()
+    future.set_exception(RuntimeError("Connection closed by peer"))
+    one.completed_or_abort(future)
+
+
+@pytest.mark.parametrize("first", ["the wait", "the abort"])
+def test_a_future_that_never_completes_is_ended_by_an_abort(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "_GRACE_S", 0.0)
+    one, begun = waits.AbortableWaits(), threading.Event()
+
+    class Stuck(torch.futures.Future[None]):
+        def add_done_callback(self, callback: Any) -> None:
+            super().add_done_callback(callback)
+            begun.set()
+
+    def abort() -> None:
+        begun.wait(60)
+        one.abort()
+
+    if first == "the abort":
+        begun.set()
+        abort()
+    aborting = threading.Thread(target=abort)
+    aborting.start()
+    stuck = Stuck()
+    with pytest.raises(RuntimeError, match="connections were aborted") as caught:
+        one.completed_or_abort(stuck)
+    aborting.join(60)
+    assert is_broken_communication(caught.value)
+    one.renew()
+    stuck.set_result(None)  # much later, and in nobody's way: the next wait is its own
+    one.limit_s = 0.05
+    with pytest.raises(RuntimeError, match=r"no answer within 0\.05 s") as caught:
+        one.completed_or_abort(torch.futures.Future())
+    assert is_broken_communication(caught.value)
+    one.call_or_abort(Work().wait, 60.0)
+
+
+def test_an_abort_rings_for_a_wait_that_is_over_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was to give up the one before, which has ended in time."""
+    rings: list[Callable[[], None]] = []
+    monkeypatch.setattr(waits.alarms, "after", lambda _, function: rings.append(function))
+    one, ended, later = waits.AbortableWaits(), torch.futures.Future[None](), torch.futures.Future[None]()
+    one.abort()
+    ended.set_result(None)
+    one.completed_or_abort(ended)
+    one.renew()
+    (ring,) = rings
+    ending = threading.Timer(0.05, later.set_result, [None])
+    later.add_done_callback(lambda _: None)
+    ring()
+    ending.start()
+    one.completed_or_abort(later)
+    ending.join(60)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import threading
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
-from swift_ft.torch_adapters import comm_errors
+from swift_ft.torch_adapters import comm_errors, lasting_group
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.communication import (
     backend_name,
@@ -29,6 +31,8 @@ from swift_ft.torch_adapters.communication import (
 )
 from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, Store, TCPStore
+from swift_ft.torch_adapters.script_operations import SCATTERED_SUMS
+from swift_ft.torch_adapters.step_failures import step_failures
 
 CPU = torch.device("cpu")
 
@@ -267,6 +271,129 @@ class Ended:
 def failed_wait(error: RuntimeError) -> None:
     """A script waits for it."""
     LastingWork(Ended(error)).wait()  # type: ignore[arg-type]
+
+
+# Who waits for a collective of gloo.
+
+
+def collectives(group: Any) -> dict[str, Callable[[], Any]]:
+    """A call of each that the installed torch has. Of those with other arguments, one of the same kind."""
+
+    def one() -> torch.Tensor:
+        return torch.ones(2)
+
+    calls: dict[str, Callable[[], Any]] = {
+        "allreduce": lambda: group.allreduce([one()]),
+        "allreduce_coalesced": lambda: group.allreduce_coalesced([one()]),
+        "broadcast": lambda: group.broadcast(one(), 0),
+        "barrier": lambda: group.barrier(),
+        "reduce": lambda: group.reduce(one(), 0),
+        "allgather": lambda: group.allgather([[one()]], [one()]),
+        "_allgather_base": lambda: group._allgather_base(one(), one()),
+        "all_gather_single": lambda: group.all_gather_single(one(), one()),
+        "gather": lambda: group.gather([[one()]], [one()], dist.GatherOptions()),
+        "scatter": lambda: group.scatter([one()], [[one()]], dist.ScatterOptions()),
+        "alltoall": lambda: group.alltoall([one()], [one()]),
+        "alltoall_base": lambda: group.alltoall_base(one(), one(), [], []),
+        "reduce_scatter": lambda: group.reduce_scatter([one()], [[one()]]),
+        "_reduce_scatter_base": lambda: group._reduce_scatter_base(one(), one()),
+        "reduce_scatter_single": lambda: group.reduce_scatter_single(one(), one()),
+        "reduce_scatter_tensor_coalesced": lambda: group.reduce_scatter_tensor_coalesced([one()], [one()]),
+    }
+    return {name: call for name, call in calls.items() if hasattr(group, name)}
+
+
+def test_collectives_of_gloo_complete_their_futures_by_themselves(group: dist.ProcessGroup) -> None:
+    """But for those that gloo makes of others: their wait computes them."""
+    with_future = set()
+    for name, call in collectives(group).items():
+        work = call()
+        if (future := lasting_group._future_of(work)) is not None:
+            with_future.add(name)
+            future.wait()  # of the future alone
+        work.wait()
+        assert work.is_completed() or future is None, name
+    assert with_future == collectives(group).keys() - {*SCATTERED_SUMS}
+    assert LastingGroup(group).completes_futures
+
+
+class UnderWay:
+    """An operation that a thread of torch's ends. Notes the threads that wait for it."""
+
+    def __init__(self, error: RuntimeError | None = None, *, has_future: bool = True) -> None:
+        self.waiting: list[str] = []
+        self._error, self._has_future = error, has_future
+        self._future: torch.futures.Future[None] = torch.futures.Future()
+        end: Any = partial(self._future.set_result, None)
+        if error is not None:
+            end = partial(self._future.set_exception, error)
+        self._ending = threading.Timer(0.05, end)
+        self._ending.start()
+
+    def is_completed(self) -> bool:
+        """Not when it is asked."""
+        return False
+
+    def get_future(self) -> torch.futures.Future[None]:
+        """If it has one."""
+        if not self._has_future:
+            raise RuntimeError("Work::getFuture not implemented.")
+        return self._future
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """As C++ does: what fails is raised, without a frame of Python."""
+        del timeout
+        self.waiting.append(threading.current_thread().name)
+        self._ending.join()
+        return True if self._error is None else Ended(self._error).wait()
+
+
+HERE = threading.main_thread().name
+
+
+@pytest.mark.parametrize(
+    ("work", "by_itself", "timeout", "waiting"),
+    [
+        pytest.param(UnderWay, True, timedelta(0), HERE, id="a collective"),
+        pytest.param(UnderWay, False, timedelta(0), "swift-gloo-waits", id="a message"),
+        pytest.param(UnderWay, True, timedelta(seconds=60), "swift-gloo-waits", id="a limit of its own"),
+        pytest.param(
+            partial(UnderWay, has_future=False), True, timedelta(0), "swift-gloo-waits", id="no future"
+        ),
+    ],
+)
+def test_who_waits_for_an_operation(
+    work: Callable[[], UnderWay],
+    by_itself: bool,
+    timeout: timedelta,
+    waiting: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LastingGroup, "waits", AbortableWaits())
+    native: Any = work()
+    assert LastingWork(native, on_host=True, by_itself=by_itself).wait(timeout)
+    assert native.waiting == [waiting]
+
+
+def test_a_collective_that_breaks_raises_what_gloo_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LastingGroup, "waits", AbortableWaits())
+    native: Any = UnderWay(BROKEN[0])
+    step_failures.begin()
+    with pytest.raises(RuntimeError, match="Connection closed by peer") as caught:
+        LastingWork(native, on_host=True, by_itself=True).wait()
+    assert comm_errors.is_broken_communication(caught.value)
+    assert step_failures.cause is not None
+    step_failures.begin()
+
+
+def test_a_group_knows_which_operations_end_by_themselves(group: dist.ProcessGroup) -> None:
+    handle: Any = LastingGroup(group)
+    assert handle._ends_by_itself("allreduce")
+    assert not handle._ends_by_itself("send")
+    assert not handle._ends_by_itself("_reduce_scatter_base")
+    other: Any = LastingGroup(dist.new_group([0], backend="fake"))  # type: ignore[arg-type]  # it is one
+    assert not other._ends_by_itself("allreduce")
+    dist.destroy_process_group(other.native)
 
 
 def test_stores_are_the_public_classes() -> None:

@@ -14,7 +14,9 @@ from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 
 from swift_ft import wrap_optimizer
 from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
-from tests.support.optimizers import assert_close
+from tests.support.optimizers import BOTH_WAYS, assert_close
+
+pytestmark = BOTH_WAYS
 
 STEPS = 3
 SHAPES = ((5, 7), (3, 2), (1, 4))

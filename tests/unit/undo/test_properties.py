@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from swift_ft import wrap_optimizer
 from swift_ft.optim import Lamb
 from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, randoms, set_grads
-from tests.support.optimizers import assert_close
+from tests.support.optimizers import BOTH_WAYS, assert_close
+
+pytestmark = BOTH_WAYS
 
 OPTIM = torch.optim
 FLOATS = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])

@@ -17,7 +17,10 @@ from swift_ft.errors import UndoError
 from swift_ft.optim import Lamb, UndoableOptimizer
 from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, set_grads
 from swift_ft.torch_core.shards import local
+from tests.support.optimizers import BOTH_WAYS
 from tests.support.shards import sharded, worker_of_mesh
+
+pytestmark = BOTH_WAYS
 
 SHAPES = ((5, 7), (3, 2), (9,))
 STEPS = 3

@@ -16,6 +16,9 @@ from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
+from tests.support.optimizers import BOTH_WAYS
+
+pytestmark = BOTH_WAYS
 
 
 def adamw(**kwargs: Any) -> tuple[torch.nn.Module, Optimizer]:

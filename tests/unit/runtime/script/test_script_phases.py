@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from swift_ft.errors import UsageError
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
+from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.script_operations import Operation
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
@@ -92,3 +95,63 @@ def test_between_two_steps_nothing_is_shown(phases: ScriptPhases, shown: Shown) 
     phases.phase = ScriptPhase.HOOK
     begun(phases, "allreduce", 1.0)()
     assert shown == []
+
+
+def test_what_nobody_looks_at_is_noted_by_its_name(phases: ScriptPhases) -> None:
+    end = phases.begin_unseen("allreduce", 2)
+    assert end is not None
+    end()
+    phases.begin_step()
+    with pytest.raises(UsageError, match="waits for allreduce, which began in a step that is over"):
+        end()
+    phases.end_step(failed=False)
+    with pytest.raises(UsageError, match="calls allreduce between two steps"):
+        phases.begin_unseen("allreduce", 2)
+    assert phases.begin_unseen("allreduce", 1) is not None
+    phases.phase = ScriptPhase.OVER
+    assert phases.begin_unseen("allreduce", 2) is not None
+
+
+def test_what_somebody_looks_at_is_begun_with_its_tensors(phases: ScriptPhases) -> None:
+    outputs.listen("test", lambda _: None)
+    assert phases.begin_unseen("allreduce", 2) is None
+    outputs.listen("test", None)
+    assert phases.begin_unseen("allreduce", 2) is not None
+    phases.steps = phases  # a log, say
+    assert phases.begin_unseen("allreduce", 2) is None
+
+
+def test_the_number_of_an_operation_counts_those_that_nobody_has_seen(phases: ScriptPhases) -> None:
+    """Somebody looks from the second one on."""
+    assert phases.begin_unseen("allreduce", 2) is not None
+    places: list[str] = []
+    outputs.listen("test", lambda output: places.append(output.place))
+    begun(phases, "allreduce", 1.0)()
+    outputs.listen("test", None)
+    assert places[1] == "the result of allreduce on group 0, operation 2 of the step"
+
+
+def test_a_group_makes_an_operation_for_those_who_look(
+    phases: ScriptPhases, one_process: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = dist.group.WORLD
+    assert native is not None
+    group = LastingGroup(native)
+    monkeypatch.setattr(LastingGroup, "members", (0, 1))
+    monkeypatch.setattr(LastingGroup, "interceptor", phases)
+    made: list[str] = []
+    of = Operation.of
+    monkeypatch.setattr(Operation, "of", lambda name, *args: made.append(name) or of(name, *args))
+    group.allreduce([torch.ones(1)]).wait()
+    late = group.allreduce([torch.ones(1)])
+    assert made == []
+    outputs.listen("test", lambda _: None)
+    group.allreduce([torch.ones(1)]).wait()
+    outputs.listen("test", None)
+    assert made == ["allreduce"]
+    kept = group.allreduce([torch.ones(1)]).get_future()
+    kept.wait()
+    LastingGroup.by_future.settle()
+    phases.begin_step()
+    with pytest.raises(UsageError, match="which began in a step that is over"):
+        late.wait()
