@@ -69,6 +69,8 @@ class MessageLog:
         self._copiers: dict[torch.device, Copier | None] = {}
         self._waits_since: float | None = None
         self._began: float | None = None
+        self._has_waited = False  # in the running step
+        self._rest_is_due = False  # what the last step has left to write is written in the next bubble
         self.writer: LogWriter | None = None
         self.muted = False
         self.in_doubt = in_doubt
@@ -117,8 +119,10 @@ class MessageLog:
                 copier.bubble_begins()
         elif self._waits_since is None:
             self._waits_since = self._clock()
+        self._has_waited = True
         if self.writer is not None:
-            self.writer.wake(_WORTH_WAKING_BYTES)
+            self.writer.wake(0 if self._rest_is_due else _WORTH_WAKING_BYTES)
+            self._rest_is_due = False
 
     def bubble_ends(self) -> None:
         """The message has arrived. Does nothing without a bubble."""
@@ -146,10 +150,11 @@ class MessageLog:
                 copier.end_iteration()
             except LogTimeoutError as error:
                 self._suspend(error)
-        if self.writer is not None:
-            # Not at each message: the writer's thread would compete with training for the
-            # interpreter (decision 43).
+        # Not at each message, and not as the next step begins where that will wait itself: the writer's
+        # thread would compete with training for the interpreter (decision 43).
+        if self.writer is not None and not self._has_waited:
             self.writer.wake()
+        self._rest_is_due, self._has_waited = self._has_waited, False
         return self._stats.end_iteration()
 
     def interrupted(self) -> None:
@@ -158,6 +163,7 @@ class MessageLog:
         What it has kept on a device is lost if it is in doubt.
         """
         self._waits_since = self._began = None
+        self._has_waited = False
         for copier in self._in_use():
             copier.interrupted()
 
