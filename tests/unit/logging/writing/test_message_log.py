@@ -192,8 +192,12 @@ def test_stats_add_up() -> None:
     stats.add(IterationStats(1, 1, queue_high_water_bytes=1))
     assert stats.last == first
     assert stats.total == IterationStats(3, 31, 0.75, 0.1, 0.2, 0.3, 7, 9)
+    assert stats.total_bytes == 31
     assert stats.end_iteration() == IterationStats(1, 1, queue_high_water_bytes=1)
     assert stats.largest_bytes == 30
+    stats.logged(100)
+    stats.add(IterationStats(bytes=1000))
+    assert stats.total_bytes == stats.total.bytes == 1131
 
 
 def test_a_store_that_hangs_leaves_a_gap_in_the_log_of_a_device(tmp_path: Path) -> None:
