@@ -67,6 +67,7 @@ class MessageLog:
         self._device_of = device_of
         self._clock = clock
         self._copiers: dict[torch.device, Copier | None] = {}
+        self._in_use: list[Copier] = []  # those of them that there are: asked for in each bubble
         self._waits_since: float | None = None
         self._began: float | None = None
         self._has_waited = False  # in the running step
@@ -114,8 +115,8 @@ class MessageLog:
 
     def bubble_begins(self) -> None:
         """The training thread is about to wait for a message."""
-        if in_use := self._in_use():  # a device measures by its own streams
-            for copier in in_use:
+        if self._in_use:  # a device measures by its own streams
+            for copier in self._in_use:
                 copier.bubble_begins()
         elif self._waits_since is None:
             self._waits_since = self._clock()
@@ -126,7 +127,7 @@ class MessageLog:
 
     def bubble_ends(self) -> None:
         """The message has arrived. Does nothing without a bubble."""
-        for copier in self._in_use():
+        for copier in self._in_use:
             copier.bubble_ends()
         if self._waits_since is not None:
             self._stats.waited(self._clock() - self._waits_since)
@@ -145,7 +146,7 @@ class MessageLog:
         if self._began is not None:
             self._stats.add(IterationStats(step_s=self._clock() - self._began))
             self._began = None
-        for copier in self._in_use():
+        for copier in self._in_use:
             try:
                 copier.end_iteration()
             except LogTimeoutError as error:
@@ -164,7 +165,7 @@ class MessageLog:
         """
         self._waits_since = self._began = None
         self._has_waited = False
-        for copier in self._in_use():
+        for copier in self._in_use:
             copier.interrupted()
 
     def drain(self, timeout_s: float) -> None:
@@ -174,7 +175,7 @@ class MessageLog:
             LogTimeoutError: that took longer than ``timeout_s``. The writer gets none of them any more.
         """
         try:
-            for copier in self._in_use():
+            for copier in self._in_use:
                 copier.drain(timeout_s)
         except LogTimeoutError:  # else the next generation's log would get them
             self._drop()
@@ -190,10 +191,7 @@ class MessageLog:
             raise error
 
     def _drop(self) -> int:
-        return max((copier.drop() for copier in self._in_use()), default=-1)
-
-    def _in_use(self) -> list[Copier]:
-        return [copier for copier in self._copiers.values() if copier is not None]
+        return max((copier.drop() for copier in self._in_use), default=-1)
 
     def _copier(self, where: torch.device) -> Copier | None:
         if where not in self._copiers:
@@ -202,7 +200,7 @@ class MessageLog:
         return self._copiers[where]
 
     def _new_copier(self, device: Device) -> Copier:
-        return Copier(
+        copier = Copier(
             device,
             self._options.budget.memory_bytes,
             self._deliver,
@@ -212,6 +210,8 @@ class MessageLog:
             clock=self._clock,
             in_doubt=self.in_doubt,
         )
+        self._in_use.append(copier)
+        return copier
 
     def _deliver(
         self, kind: RecordKind, key: MessageKey, host: torch.Tensor, written: Callable[[], None]
