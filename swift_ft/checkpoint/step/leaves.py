@@ -35,9 +35,6 @@ MOST_BYTES_IN_ALL = 2**24
 """Of tensors and arrays that have never changed in place, in each step."""
 _FEW_BYTES = 2**12
 """Of one that is copied nevertheless."""
-_MANY_BYTES = 2**16
-"""Of a tensor or an array of the host whose last copy is used again if it is as it was: that takes less time
-than another copy, and less memory, since the notes of two steps share it."""
 
 
 class Leaf(Protocol):
@@ -56,16 +53,14 @@ class Leaves:
 
     Args:
         changing: tensors and arrays that are copied however many bytes there are, by ``id()``; None: all.
-        copies: of earlier notes.
 
     Attributes:
         unnoted: containers that are too large to be copied, by ``id()``.
         beyond: tensors and arrays that are none of these, beyond the bytes that are copied in a step.
     """
 
-    def __init__(self, changing: Container[int] | None = None, copies: EarlierCopies | None = None) -> None:
+    def __init__(self, changing: Container[int] | None = None) -> None:
         self._found: dict[int, Leaf] = {}
-        self._copies = copies if copies is not None else EarlierCopies()
         self._room = _MOST_IN_ALL
         self._bytes = MOST_BYTES_IN_ALL
         self._changing = changing
@@ -96,7 +91,7 @@ class Leaves:
     def _leaf_of(self, value: Any, most_bytes: int, *, once_changed: bool) -> Leaf | None:
         if isinstance(value, torch.Tensor):
             may = value.grad_fn is None and is_copied(value, most_bytes)
-            return (self._without_copy(value, once_changed) or self._copies.of_tensor(value)) if may else None
+            return (self._without_copy(value, once_changed) or _Tensor(value)) if may else None
         if isinstance(value, CONTAINERS):
             if not (whole := self._takes(value)):
                 self.unnoted.add(id(value))
@@ -105,7 +100,7 @@ class Leaves:
             return _Generator(value)
         if isinstance(value, np.ndarray):
             may = value.nbytes <= most_bytes and value.flags.writeable
-            return (self._without_copy(value, once_changed) or self._copies.of_array(value)) if may else None
+            return (self._without_copy(value, once_changed) or _Array(value)) if may else None
         return None
 
     def _without_copy(self, value: torch.Tensor | np.ndarray, once_changed: bool) -> Uncopied | None:
@@ -173,50 +168,9 @@ class Uncopied:
         """It stays as it is."""
 
 
-class EarlierCopies:
-    """The larger copies of earlier notes, as long as these hold them: one that is as its value is used again.
-
-    A copy is never written to, so that several notes may have it.
-    """
-
-    def __init__(self) -> None:
-        self._leaves: dict[int, weakref.ref[_Tensor | _Array]] = {}  # by the ``id()`` of what they are of
-
-    def of_tensor(self, tensor: torch.Tensor) -> _Tensor:
-        """A tensor with what is in it."""
-        if tensor.nbytes < _MANY_BYTES or tensor.device.type != "cpu":  # to compare would wait for a device
-            return _Tensor(tensor)
-        earlier = self._of(tensor)
-        if not isinstance(earlier, _Tensor) or not earlier.is_of(tensor) or earlier.changed:
-            earlier = _Tensor(tensor)
-            self._leaves[id(tensor)] = weakref.ref(earlier)
-        return earlier
-
-    def of_array(self, array: np.ndarray) -> _Array:
-        """An array with what is in it."""
-        if array.nbytes < _MANY_BYTES or type(array) is not np.ndarray:
-            return _Array(array)
-        earlier = self._of(array)
-        if not isinstance(earlier, _Array) or not earlier.is_of(array) or earlier.changed:
-            earlier = _Array(array)
-            self._leaves[id(array)] = weakref.ref(earlier)
-        return earlier
-
-    def tidy(self) -> None:
-        """Forget those that no note has any more."""
-        self._leaves = {number: leaf for number, leaf in self._leaves.items() if leaf() is not None}
-
-    def _of(self, value: Any) -> _Tensor | _Array | None:
-        leaf = self._leaves.get(id(value))
-        return leaf() if leaf is not None else None
-
-
 class _Tensor:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._value = tensor, local(tensor).detach().clone()  # to compare shards communicates
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        return self._tensor is tensor
 
     @property
     def changed(self) -> bool:
@@ -237,12 +191,9 @@ class _Array:
     def __init__(self, array: np.ndarray) -> None:
         self._array, self._value = array, array.copy()
 
-    def is_of(self, array: np.ndarray) -> bool:
-        return self._array is array and self._value.dtype == array.dtype
-
     @property
     def changed(self) -> bool:
-        return not _same_array(self._array, self._value)
+        return self._array.shape != self._value.shape or self._array.tobytes() != self._value.tobytes()
 
     def put_back(self) -> None:
         if self.changed and self._array.shape == self._value.shape:
@@ -298,20 +249,6 @@ class _Container:
         for key, before in items_in(value):
             if is_understood(before) and (key not in there or is_understood(there[key])):
                 put_at(self._container, key, before)
-
-
-def _same_array(one: np.ndarray, other: np.ndarray) -> bool:
-    """Whether two arrays have the same shape and bytes."""
-    if one.shape != other.shape:
-        return False
-    if all(map(_may_be_bytes, (one, other))):  # without a copy
-        return np.array_equal(one.reshape(-1).view(np.uint8), other.reshape(-1).view(np.uint8))
-    return one.tobytes() == other.tobytes()
-
-
-def _may_be_bytes(array: np.ndarray) -> bool:
-    plain = type(array) is np.ndarray and not array.dtype.hasobject  # a masked one has more than its bytes
-    return bool(plain and array.flags.c_contiguous and array.nbytes)
 
 
 def _same(one: Any, other: Any) -> bool:

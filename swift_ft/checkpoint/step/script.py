@@ -30,7 +30,7 @@ from swift_ft.checkpoint.step.kinds import (
     MOST_ELEMENTS,
     is_object,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, EarlierCopies, Leaves, Uncopied
+from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaves, Uncopied
 from swift_ft.checkpoint.step.noted import (
     OF_LOOP_BYTES,
     OPAQUE,
@@ -102,7 +102,6 @@ class ScriptVariables:
         self._notes = 0
         self._beyond: list[Uncopied] = []  # of the last note
         self._changing: dict[int, weakref.ref[Any]] = {}  # those of them that have changed, by id()
-        self._copies = EarlierCopies()
         self._in_no_module: list[torch.Tensor] = []  # parameters that optimizers have, as of the last look
 
     @property
@@ -181,8 +180,7 @@ class ScriptVariables:
         for one in self._beyond:
             if one.changed and (value := one.value()) is not None:
                 self._changing[id(value)] = weakref.ref(value)
-        self._copies.tidy()
-        return Leaves(None if whole or self._notes <= _FIRST_NOTES else self._changing, self._copies)
+        return Leaves(None if whole or self._notes <= _FIRST_NOTES else self._changing)
 
     def _made_since(self, values: Iterable[Any]) -> tuple[Reach, list[Any]]:
         """Things that the script has made since the last look, such as a new meter, and what is in them.

@@ -130,7 +130,7 @@ def test_what_is_known_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -
     def none(fd: int) -> str:
         raise FileNotFoundError(fd)  # as of the descriptor by which the others were listed
 
-    with connected() as (one, other), socket.socketpair()[0]:
+    with connected() as (one, other), os.fdopen(os.open("/dev/null", os.O_RDONLY)):
         names, numbers = names_in(found), {one.fileno(), other.fileno()}
         monkeypatch.setattr(os, "dup", counted)
         monkeypatch.setattr("swift_ft.torch_adapters.connections._name", none)
