@@ -45,6 +45,8 @@ def version_of(tensor: torch.Tensor) -> int:
     """Grows with each change in place. Always 0 for inference tensors, which do not count their changes."""
     if tensor.is_inference():
         return 0
+    if type(tensor) in _PLAIN:  # to look for what it has not takes longer
+        return tensor._version
     part: torch.Tensor | None = getattr(tensor, "_local_tensor", None)
     return tensor._version + (part._version if part is not None else 0)
 
