@@ -76,8 +76,15 @@ def seed_host(seed: int) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
 
 
-def host_random_state() -> dict[str, Any]:
-    """The state of Python's and NumPy's global generators, as plain values and tensors."""
+def host_random_state(*, plain: bool = True) -> dict[str, Any]:
+    """The state of Python's and NumPy's global generators.
+
+    Args:
+        plain: as plain values and tensors, which can be saved and sent; else as the generators give it, which
+            takes less time.
+    """
+    if not plain:
+        return {"python": random.getstate(), "numpy": np.random.get_state(legacy=True)}
     version, internal, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
@@ -93,11 +100,12 @@ def host_random_state() -> dict[str, Any]:
 
 
 def set_host_random_state(state: dict[str, Any]) -> None:
-    """The inverse of :func:`host_random_state`."""
+    """The inverse of :func:`host_random_state`, of either form."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    words = keys.numpy().astype(np.uint32) if isinstance(keys, torch.Tensor) else keys
+    np.random.set_state((name, words, position, has_gauss, cached))
 
 
 def seed_step(seed: int, iteration: int, rank: int | None) -> None:

@@ -135,10 +135,14 @@ class TrainingState:
 
     # -------------------------------------------------------------------------------------- small state
 
-    def snapshot(self) -> dict[str, Any]:
-        """A copy of all small state and of the host's random state (kilobytes), for :meth:`restore`."""
+    def snapshot(self, *, plain: bool = True) -> dict[str, Any]:
+        """A copy of all small state and of the host's random state (kilobytes), for :meth:`restore`.
+
+        Args:
+            plain: the random state can be saved and sent.
+        """
         parts = {name: copy.deepcopy(part.state_dict()) for name, part in self.small.items()}
-        return {"parts": parts, "random": host_random_state()}
+        return {"parts": parts, "random": host_random_state(plain=plain)}
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Return to what :meth:`snapshot` copied."""

@@ -8,6 +8,7 @@ all reports finds all notes.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
@@ -52,6 +53,15 @@ class BackgroundWriter:
     def set(self, key: str, value: str) -> None:
         """Set a key. Returns at once."""
         self._put(key, partial(self._rendezvous.set, key, value))
+
+    def set_json(self, key: str, value: object) -> None:
+        """Set a key to a value that the writer's thread turns into JSON. Returns at once.
+
+        Args:
+            key: the key.
+            value: JSON-ready, and changed by nobody from now on.
+        """
+        self._put(key, lambda: self._rendezvous.set(key, json.dumps(value)))
 
     def delete(self, key: str) -> None:
         """Delete a key, if it is there. Returns at once."""

@@ -81,13 +81,17 @@ class AtomicFile:
         """Bytes written so far."""
         return int(self.sink.tell()) if not self.closed else self._size
 
-    def reserve(self, size: int) -> None:
-        """Reserves room on the disk for ``size`` further bytes, where the store supports it.
+    def reserve(self, size: int, *, written: int | None = None) -> None:
+        """Reserves room on the disk for further bytes, where the store supports it.
+
+        Args:
+            size: how many.
+            written: what :meth:`tell` would say, if the caller knows.
 
         Raises:
             OSError: there is no room.
         """
-        needed = self.tell() + size
+        needed = (self.tell() if written is None else written) + size
         if needed <= self._reserved:
             return
         # In large steps; on a nearly full disk only as much as is needed.

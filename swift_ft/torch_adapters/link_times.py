@@ -22,7 +22,7 @@ import sys
 import time
 from dataclasses import dataclass
 
-from swift_ft.torch_adapters.connections import open_connections
+from swift_ft.torch_adapters.connections import OpenConnections
 
 _ACKED, _NETWORK = struct.Struct("=Q"), struct.Struct("=QQQ")
 _ACKED_AT, _NETWORK_AT, _LENGTH = 120, 168, 192
@@ -50,6 +50,7 @@ class LinkTimes:
     """Reads the connections of this process again and again."""
 
     def __init__(self) -> None:
+        self._connections = OpenConnections()
         self._last: dict[str, tuple[int, int]] = {}
         self._last_s = 0.0
 
@@ -58,7 +59,7 @@ class LinkTimes:
         now_s, before_s = time.monotonic(), self._last_s
         found, last = dict[str, tuple[int, int]](), self._last
         uses = []
-        for name, peer, connection in open_connections():
+        for name, peer, connection in self._connections:
             if (now := _read(connection)) is None:
                 continue
             found[name] = now

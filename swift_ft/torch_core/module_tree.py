@@ -40,6 +40,10 @@ class ModuleTree:
         self._look()
         return self._named
 
+    def content(self) -> tuple[Sequence[nn.Module], dict[str, nn.Parameter]]:
+        """The results of :meth:`modules` and :meth:`named_parameters`, for one look."""
+        return self.modules(), self._named
+
     def _look(self) -> None:
         if self._modules and self._found == _ids(self._places):
             return

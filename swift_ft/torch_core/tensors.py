@@ -15,10 +15,12 @@ Private parts used (tested on torch 2.11 to 2.14):
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -28,6 +30,15 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COUNT = attrgetter("_version")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_OF_NUMPY = frozenset(
+    {
+        *(torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+    }
+)
+"""Element types whose bytes NumPy gives at once, which torch takes several operations for."""
+
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -35,6 +46,8 @@ def version_of(tensor: torch.Tensor) -> int:
     """Grows with each change in place. Always 0 for inference tensors, which do not count their changes."""
     if tensor.is_inference():
         return 0
+    if type(tensor) in _PLAIN:  # to look for what it has not takes longer
+        return tensor._version
     part: torch.Tensor | None = getattr(tensor, "_local_tensor", None)
     return tensor._version + (part._version if part is not None else 0)
 
@@ -151,6 +164,12 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     A contiguous CPU tensor is not copied: the view shares (and keeps alive) its storage. Any other tensor is
     copied into that form first, from another device synchronously.
     """
+    plain = tensor.dtype in _OF_NUMPY and type(tensor) in _PLAIN and tensor.is_cpu
+    if plain and tensor.layout == torch.strided:
+        with contextlib.suppress(RuntimeError):  # it is negated lazily
+            array = tensor.detach().numpy()
+            if array.flags.c_contiguous:
+                return array.reshape(-1).view(np.uint8).data
     return plain_on_host(tensor).reshape(-1).view(torch.uint8).numpy().data
 
 

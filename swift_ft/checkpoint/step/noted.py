@@ -144,6 +144,11 @@ def noted_value(value: Any) -> Any:
     """A value, or what stands for it in a note."""
     if value is not MISSING and not is_understood(value):
         return OPAQUE
+    return understood_value(value)
+
+
+def understood_value(value: Any) -> Any:
+    """As :func:`noted_value`, of a value that is understood, as those of :func:`variables_in` are."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
         return OfGraph(value) if is_copied(value, MOST_BYTES) else OPAQUE
     return value

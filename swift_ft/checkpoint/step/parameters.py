@@ -290,10 +290,10 @@ class ParameterWatch:
             return
         # Of what an optimizer has updated, nothing tells now what else has changed it. Of all others, no
         # element is read: that would wait for a device in each step.
-        stepped = {p for owner, p in self._state.parameters if id(owner) in self._stepped}
-        if not self._names.keys() <= stepped:
+        stepped = {id(p) for owner, p in self._state.parameters if id(owner) in self._stepped}
+        if not stepped.issuperset(map(id, self._names)):
             moved = [self._expected.tensors[index] for index in self._expected.moved()]
-            self._note(tensor for tensor in moved if tensor not in stepped)
+            self._note(tensor for tensor in moved if id(tensor) not in stepped)
 
     def may_be_given(self) -> None:
         """From now on the state may be put in place by others, until the next step begins."""

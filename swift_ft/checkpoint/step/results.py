@@ -23,6 +23,7 @@ from swift_ft.checkpoint.step.reach import Reach
 
 _FEW = 64
 """Elements of a container that may be what a model gave."""
+_HOLDERS = (tuple, *CONTAINERS)
 
 
 class HeavyContainers:
@@ -78,7 +79,9 @@ class HeavyContainers:
 
 def holds_results(value: Any) -> bool:
     """Whether it is a container with a large tensor that has its graph, as the outputs of a step have."""
-    if not isinstance(value, (tuple, *CONTAINERS)) or isinstance(value, bytearray) or len(value) > _FEW:
+    if type(value) in FIXED_EXACTLY:  # most variables' are
+        return False
+    if not isinstance(value, _HOLDERS) or isinstance(value, bytearray) or len(value) > _FEW:
         return False
     return any(
         (one.grad_fn is not None and one.nbytes > MOST_OF_GRAPH_BYTES)
@@ -101,7 +104,7 @@ def _is_large(value: Any) -> bool:
 
 def _holds_large(value: Any, heavy: Container[int]) -> bool:
     """Whether it is a container that holds a large tensor, or one of other containers that do."""
-    if not isinstance(value, (tuple, *CONTAINERS)) or isinstance(value, bytearray):
+    if not isinstance(value, _HOLDERS) or isinstance(value, bytearray):
         return False
     return any(
         id(one) in heavy or _is_large(one) or (isinstance(one, tuple) and _holds_large(one, heavy))

@@ -148,7 +148,7 @@ class Rollback:
         self._updated.clear()
         self._steps += 1
         closely = self._looks_closely()
-        named = self._state.named_parameters()
+        modules, named = self._state.tree.content()
         if closely or self._steps <= _FIRST_STEPS:
             self._variables.look()
             self._outside.check()
@@ -159,10 +159,10 @@ class Rollback:
         variables = self._variables.note(named.values(), whole=whole)
         self._now = _Moment(
             iteration,
-            self._state.snapshot(),
+            self._state.snapshot(plain=False),
             [(one, stages_of(one)) for one in self._state.small.values() if isinstance(one, GradScaler)],
             HyperParameters(self._state.optimizers.values()),
-            self._copies(before),
+            BufferCopies(modules, before),
             variables,
             self._script_hooks.note(named),
             self._parameters.begin(named, variables.large, closely=closely, whole=whole),

@@ -38,6 +38,7 @@ from swift_ft.checkpoint.step.noted import (
     is_large_of_loop,
     noted_cells,
     noted_value,
+    understood_value,
     variables_in,
 )
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, leads_nowhere, reach
@@ -165,7 +166,7 @@ class ScriptVariables:
             slots=slots,
             values=values,
             cells=noted_cells(cells),
-            loop={place: noted_value(value) for place, value in loop.items()},
+            loop={place: understood_value(value) for place, value in loop.items()},
             codes={function: frame.f_code for function, frame in frames.items()},
             leaves=leaves.by_number,
             large=self._large_of([(*slots[index], raw[index]) for index in others]),
@@ -199,7 +200,8 @@ class ScriptVariables:
             found = reach([("", inner[:_MOST_NEW])], seen, _MOST_MADE_SINCE)
         held = [*found.leaves]
         if new := [value for value in values if id(value) not in seen and _leads_on(value)]:
-            found.add(reach((("", value) for value in new), ChainMap(found.seen, seen), _MOST_MADE_SINCE))
+            known = ChainMap(found.seen, seen) if found.seen else seen
+            found.add(reach((("", value) for value in new), known, _MOST_MADE_SINCE))
         return found, held
 
     def namespace(self, path: str) -> Namespace | None:

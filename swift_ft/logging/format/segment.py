@@ -99,6 +99,7 @@ class SegmentWriter:
     Attributes:
         records: how many were appended.
         min_iteration, max_iteration: of the records so far; None before the first.
+        bytes_written: of the file so far, framing included.
     """
 
     def __init__(self, store: Store, directory: str, identity: SegmentIdentity, sequence: int) -> None:
@@ -111,19 +112,18 @@ class SegmentWriter:
         self._seal = Seal(identity, sequence)
         self._file = store.open_write(f"{directory}/g{identity.generation:05d}-s{sequence:06d}")
         self._stream = pa.ipc.new_stream(self._file.sink, schema_of(identity, sequence))
-
-    @property
-    def bytes_written(self) -> int:
-        """Bytes of the file so far, framing included."""
-        return self._file.tell()
+        # Asked once for each record: to ask gives the interpreter up, and training may take it meanwhile.
+        self.bytes_written = self._file.tell()
 
     def reserve(self, record: Record) -> None:
         """Reserves room on the disk for a record and the footer. Raises OSError if there is none."""
-        self._file.reserve((record.payload.nbytes if record.payload else 0) + FRAMING_BYTES)
+        size = (record.payload.nbytes if record.payload else 0) + FRAMING_BYTES
+        self._file.reserve(size, written=self.bytes_written)
 
     def append(self, record: Record) -> None:
         """Writes one record. The payload is written without a copy."""
         self._stream.write_batch(encode(record))
+        self.bytes_written = self._file.tell()
         self._seal.add(record)
         self.records += 1
         iteration = record.key.iteration
@@ -147,7 +147,9 @@ class SegmentWriter:
             self._stream.write_batch(encode(Footer(self.records, self._seal.value())))
             self._stream.close()
         name = SegmentName(self._identity.generation, self._sequence, self.min_iteration, self.max_iteration)
-        return self._file.commit(f"{self._directory}/{format_segment_name(name)}")
+        path = self._file.commit(f"{self._directory}/{format_segment_name(name)}")
+        self.bytes_written = self._file.tell()
+        return path
 
     def abort(self) -> None:
         """Removes the unfinished segment. Does nothing after a commit."""

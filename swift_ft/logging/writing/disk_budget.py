@@ -84,6 +84,8 @@ class DiskBudget:
 
         Evicts segments where that makes room.
         """
+        if self.budget_bytes is None:  # asked before each record
+            return True
         with self._changed:
             if not self._changed.wait_for(lambda: self._fits(size, self._evictable_bytes), timeout_s):
                 return False

@@ -67,8 +67,11 @@ class MessageLog:
         self._device_of = device_of
         self._clock = clock
         self._copiers: dict[torch.device, Copier | None] = {}
+        self._in_use: list[Copier] = []  # those of them that there are: asked for in each bubble
         self._waits_since: float | None = None
         self._began: float | None = None
+        self._has_waited = False  # in the running step
+        self._rest_is_due = False  # what the last step has left to write is written in the next bubble
         self.writer: LogWriter | None = None
         self.muted = False
         self.in_doubt = in_doubt
@@ -112,17 +115,19 @@ class MessageLog:
 
     def bubble_begins(self) -> None:
         """The training thread is about to wait for a message."""
-        if in_use := self._in_use():  # a device measures by its own streams
-            for copier in in_use:
+        if self._in_use:  # a device measures by its own streams
+            for copier in self._in_use:
                 copier.bubble_begins()
         elif self._waits_since is None:
             self._waits_since = self._clock()
+        self._has_waited = True
         if self.writer is not None:
-            self.writer.wake(_WORTH_WAKING_BYTES)
+            self.writer.wake(0 if self._rest_is_due else _WORTH_WAKING_BYTES)
+            self._rest_is_due = False
 
     def bubble_ends(self) -> None:
         """The message has arrived. Does nothing without a bubble."""
-        for copier in self._in_use():
+        for copier in self._in_use:
             copier.bubble_ends()
         if self._waits_since is not None:
             self._stats.waited(self._clock() - self._waits_since)
@@ -141,15 +146,16 @@ class MessageLog:
         if self._began is not None:
             self._stats.add(IterationStats(step_s=self._clock() - self._began))
             self._began = None
-        for copier in self._in_use():
+        for copier in self._in_use:
             try:
                 copier.end_iteration()
             except LogTimeoutError as error:
                 self._suspend(error)
-        if self.writer is not None:
-            # Not at each message: the writer's thread would compete with training for the
-            # interpreter (decision 43).
+        # Not at each message, and not as the next step begins where that will wait itself: the writer's
+        # thread would compete with training for the interpreter (decision 43).
+        if self.writer is not None and not self._has_waited:
             self.writer.wake()
+        self._rest_is_due, self._has_waited = self._has_waited, False
         return self._stats.end_iteration()
 
     def interrupted(self) -> None:
@@ -158,7 +164,8 @@ class MessageLog:
         What it has kept on a device is lost if it is in doubt.
         """
         self._waits_since = self._began = None
-        for copier in self._in_use():
+        self._has_waited = False
+        for copier in self._in_use:
             copier.interrupted()
 
     def drain(self, timeout_s: float) -> None:
@@ -168,7 +175,7 @@ class MessageLog:
             LogTimeoutError: that took longer than ``timeout_s``. The writer gets none of them any more.
         """
         try:
-            for copier in self._in_use():
+            for copier in self._in_use:
                 copier.drain(timeout_s)
         except LogTimeoutError:  # else the next generation's log would get them
             self._drop()
@@ -184,10 +191,7 @@ class MessageLog:
             raise error
 
     def _drop(self) -> int:
-        return max((copier.drop() for copier in self._in_use()), default=-1)
-
-    def _in_use(self) -> list[Copier]:
-        return [copier for copier in self._copiers.values() if copier is not None]
+        return max((copier.drop() for copier in self._in_use), default=-1)
 
     def _copier(self, where: torch.device) -> Copier | None:
         if where not in self._copiers:
@@ -196,7 +200,7 @@ class MessageLog:
         return self._copiers[where]
 
     def _new_copier(self, device: Device) -> Copier:
-        return Copier(
+        copier = Copier(
             device,
             self._options.budget.memory_bytes,
             self._deliver,
@@ -206,6 +210,8 @@ class MessageLog:
             clock=self._clock,
             in_doubt=self.in_doubt,
         )
+        self._in_use.append(copier)
+        return copier
 
     def _deliver(
         self, kind: RecordKind, key: MessageKey, host: torch.Tensor, written: Callable[[], None]

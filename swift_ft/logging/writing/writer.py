@@ -359,8 +359,7 @@ class LogWriter:
     def _run(self) -> None:
         while True:
             try:
-                if not self._step():
-                    return
+                self._write_queue()
             except BaseException as error:  # passed on to the callers, or known to them as a gap
                 with contextlib.suppress(Exception):  # the first error is the one that counts
                     self._rotation.abort()
@@ -375,6 +374,8 @@ class LogWriter:
                     item.release()
                 if not suspends or not self._resume():
                     return
+            else:
+                return
 
     def _empty_queue(self, reason: str) -> list[QueueItem]:
         """Under the lock: the queue is lost, for good or, for a reason, in a gap of the log."""
@@ -402,35 +403,50 @@ class LogWriter:
                 self._on_resumed(self.gap.end())
         return True
 
-    def _step(self) -> bool:
-        # A function of its own, so that no local variable keeps the last tensor while the thread waits.
+    def _write_queue(self) -> None:
+        """Writes until the writer is closed."""
+        written: type[QueueItem] | None = None
+        size = 0
+        while (item := self._next(written, size)) is not None:
+            try:
+                if isinstance(item, Roll):
+                    self._rotation.roll()
+                else:
+                    self._write(item)
+            finally:
+                item.release()
+            written, size = type(item), item.size
+            del item  # nothing keeps its tensor while the thread waits
+
+    def _next(self, written: type[QueueItem] | None, size: int) -> QueueItem | None:
+        """Counts the item that was written, and waits for the next one: under the lock, which is taken once.
+
+        Args:
+            written: the kind of the one before; None before the first.
+            size: the memory that it held, in bytes.
+
+        Returns:
+            The next one; None if the writer is closed and has no other.
+        """
         with self._filled:
+            if written is not None:
+                if self.gap.reason:  # a sender has waited for too long, and gave up
+                    raise SuspendedError(self.gap.reason)
+                self._completed += 1
+                self._bytes = self._rotation.bytes_written
+                self._segments = self._rotation.segments
+                self._queued_bytes -= size
+                self._records += written is not Roll
+                self._drained.notify_all()
             while not (self._queue and self._awake):
                 if self.gap.reason:
                     raise SuspendedError(self.gap.reason)
                 if self._closing:
-                    return False
+                    return None
                 self._filled.wait()
-            item = self._queue.popleft()
-            if self._lazy and not self._queue:
+            if self._lazy and len(self._queue) == 1:
                 self._awake = False
-        try:
-            if isinstance(item, Roll):
-                self._rotation.roll()
-            else:
-                self._write(item)
-        finally:
-            item.release()
-        with self._drained:
-            if self.gap.reason:  # a sender has waited for too long, and gave up
-                raise SuspendedError(self.gap.reason)
-            self._completed += 1
-            self._bytes = self._rotation.bytes_written
-            self._segments = self._rotation.segments
-            self._queued_bytes -= item.size
-            self._records += not isinstance(item, Roll)
-            self._drained.notify_all()
-        return True
+            return self._queue.popleft()
 
     def _write(self, item: QueuedTensor | QueuedReceipt) -> None:
         self._rotation.write(self._packed(item.record()))

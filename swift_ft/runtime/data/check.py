@@ -272,7 +272,7 @@ class BatchBoard:
         self._writer = writer
         self._joined = joined
         self._rank = rank
-        self._chunks: dict[int, dict[str, list[str]]] = {}
+        self._chunks: dict[int, dict[str, tuple[str, ...]]] = {}
         last = self._read(store_keys.last_batches(rank))  # the earlier worker has published none after it
         self._last_read = last["chunk"] if last is not None else -1
         self._last_written = self._last_read
@@ -284,24 +284,24 @@ class BatchBoard:
         """The first batch of this rank; None if there was none."""
         return self._first
 
-    def of(self, iteration: int, shares: Sequence[int] = ()) -> list[str]:
+    def of(self, iteration: int, shares: Sequence[int] = ()) -> Sequence[str]:
         """The digests of an iteration's batches, in the order in which they were given.
 
         Args:
             iteration: that is repeated, perhaps.
             shares: of the replicas in it; empty if they are those of the beginning.
         """
-        return self._chunk(iteration).get(_name(iteration, shares), [])
+        return self._chunk(iteration).get(_name(iteration, shares), ())
 
     def publish(self, iteration: int, digest: str, shares: Sequence[int] = ()) -> None:
         """Add the digest of a batch. Returns at once."""
-        chunk = self._chunk(iteration)
-        chunk.setdefault(_name(iteration, shares), []).append(digest)
+        chunk, name = self._chunk(iteration), _name(iteration, shares)
+        chunk[name] = (*chunk.get(name, ()), digest)
         if iteration // _CHUNK > self._last_written:
             self._last_written = iteration // _CHUNK
             # Before the chunk itself.
             self._write(store_keys.last_batches(self._rank), {"chunk": self._last_written})
-        self._write(store_keys.batches(self._rank, iteration // _CHUNK), chunk)
+        self._write(store_keys.batches(self._rank, iteration // _CHUNK), chunk.copy())
         if self._first is None:
             self._first = FirstBatch(iteration, digest)
         elif digest == self._first.digest or self._first.varies:
@@ -316,11 +316,11 @@ class BatchBoard:
             del self._chunks[number]
             self._writer.delete(store_keys.batches(self._rank, number))
 
-    def _chunk(self, iteration: int) -> dict[str, list[str]]:
+    def _chunk(self, iteration: int) -> dict[str, tuple[str, ...]]:
         number = iteration // _CHUNK
         if number not in self._chunks:
             known = self._read(store_keys.batches(self._rank, number)) if number <= self._last_read else None
-            self._chunks[number] = known or {}
+            self._chunks[number] = {name: tuple(digests) for name, digests in (known or {}).items()}
         return self._chunks[number]
 
     def _read(self, key: str) -> dict[str, Any] | None:
@@ -330,8 +330,8 @@ class BatchBoard:
         found: dict[str, Any] = json.loads(self._rendezvous.get(key))
         return found
 
-    def _write(self, key: str, value: dict[str, Any]) -> None:
-        self._writer.set(key, json.dumps(value))
+    def _write(self, key: str, value: Mapping[str, Any]) -> None:
+        self._writer.set_json(key, value)
 
 
 def _name(iteration: int, shares: Sequence[int]) -> str:

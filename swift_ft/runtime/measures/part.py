@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
-from statistics import median
 
 from swift_ft.coordination.agent_channel import agent_channel
 from swift_ft.coordination.progress import ProgressBoard
@@ -26,7 +25,7 @@ from swift_ft.runtime.worker.ports import Job
 from swift_ft.runtime.worker.status import WorkerStatus
 
 _REMEMBERED = 5
-"""Iterations whose median says how long this worker takes."""
+"""Iterations whose median says how long this worker takes: an odd number."""
 
 
 class MeasuresPart(Part):
@@ -163,4 +162,9 @@ class OwnWork:
         """Seconds of an iteration, without waits and with them; None as long as too few are known."""
         if len(self._own_s) < _REMEMBERED:
             return None, None
-        return median(self._own_s), median(self._step_s)
+        return _median(self._own_s), _median(self._step_s)
+
+
+def _median(odd: Iterable[float]) -> float:
+    """In a fraction of the time that Python's takes: it is asked in each step."""
+    return sorted(odd)[_REMEMBERED // 2]

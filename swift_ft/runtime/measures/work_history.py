@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from swift_ft.checkpoint.worker_history import GenerationWork, WorkerHistory
 from swift_ft.config.worker_context import WorkerContext
@@ -53,18 +54,24 @@ class WorkHistory:
             stats: what logging cost in the step.
             replaying: it was a replayed step.
         """
-        work = replace(
-            self._open,
-            iteration=iteration,
-            log_messages=self._open.log_messages + stats.messages,
-            log_bytes=self._open.log_bytes + stats.bytes,
+        work = self._open
+        more: dict[str, Any] = (
+            {"replayed": work.replayed + 1, "replay_s": work.replay_s + stats.step_s}
+            if replaying
+            else {
+                "steps": work.steps + 1,
+                "until": self._now(),
+                "held_back_s": work.held_back_s + stats.held_back_s,
+            }
         )
-        if replaying:
-            work = replace(work, replayed=work.replayed + 1, replay_s=work.replay_s + stats.step_s)
-        else:
-            held_back_s = work.held_back_s + stats.held_back_s
-            work = replace(work, steps=work.steps + 1, until=self._now(), held_back_s=held_back_s)
-        self._open, self._step = work, None
+        self._step = None
+        self._open = replace(
+            work,
+            iteration=iteration,
+            log_messages=work.log_messages + stats.messages,
+            log_bytes=work.log_bytes + stats.bytes,
+            **more,
+        )
 
     @contextmanager
     def saving(self, *, replaying: bool) -> Iterator[None]:

@@ -102,7 +102,7 @@ class WorkerLog:
     @property
     def bytes_logged(self) -> int:
         """Payload of all messages so far."""
-        return self.stats.total.bytes
+        return self.stats.total_bytes
 
     def heartbeat(self) -> dict[str, float]:
         """The log's payload in bytes, and its share (0 to 1) of the disk budget, for the agent's metrics."""

@@ -97,6 +97,8 @@ class PipelineHook:
         self._running = False  # the attached schedule
         self._aside = False
         self._computed_s = 0.0
+        # Those under way, by stage, microbatch and direction: each is needed again once it has arrived.
+        self._arriving: dict[tuple[int, int, Direction], list[Message]] = {}
         # Asked with each message.
         self.stage_indices = tuple(stage.stage_index for stage in self.stages)
         self._waits_later = isinstance(schedule, _PipelineScheduleRuntime)
@@ -229,6 +231,7 @@ class PipelineHook:
                 "Call schedule.step() inside of `with step:`: the log names messages by iteration and "
                 "microbatch, and nothing outside of a step is repeated after a loss."
             )
+        self._arriving.clear()  # of one that was interrupted
         self._calls += 1
         if self._calls > 1 and self.averages is not None:
             raise UsageError(
@@ -270,11 +273,12 @@ class PipelineHook:
             if self._aside:
                 return [self._carried(operation) for operation in original(microbatch)]
             self._check_schedule()
-            pairs = zip(original(microbatch), receives(stage, microbatch, direction), strict=True)
+            messages = self._incoming(stage, microbatch, direction)
+            self._arriving[stage.stage_index, microbatch, direction] = messages
             operations = [
                 self._carried(operation)
-                for operation, (route, buffer) in pairs
-                if self._interceptor.on_recv(self.message(stage, microbatch, route, buffer))
+                for operation, message in zip(original(microbatch), messages, strict=True)
+                if self._interceptor.on_recv(message)
             ]
             # A runtime schedule waits later (`_Awaited`); the others wait at once.
             if operations and not self._waits_later:
@@ -346,9 +350,18 @@ class PipelineHook:
         return computed
 
     def _arrived(self, stage: _PipelineStageBase, microbatch: int, direction: Direction) -> None:
-        for route, buffer in receives(stage, microbatch, direction):
-            if route.source not in self.stage_indices:  # else it was passed in memory
-                self._interceptor.on_received(self.message(stage, microbatch, route, buffer))
+        messages = self._arriving.pop((stage.stage_index, microbatch, direction), None)
+        if messages is None:
+            messages = self._incoming(stage, microbatch, direction)
+        for message in messages:
+            if message.key.source_stage not in self.stage_indices:  # else it was passed in memory
+                self._interceptor.on_received(message)
+
+    def _incoming(self, stage: _PipelineStageBase, microbatch: int, direction: Direction) -> list[Message]:
+        return [
+            self.message(stage, microbatch, route, buffer)
+            for route, buffer in receives(stage, microbatch, direction)
+        ]
 
     # ------------------------------------------------------------------------------- shared replays
 
@@ -452,6 +465,7 @@ class PipelineHook:
         """Forget an aborted step: a reference to its operations would keep the group alive."""
         schedule: Any = self._schedule
         schedule._internal_losses.clear()
+        self._arriving.clear()
         if self.averages is not None:
             self.averages.reset()
         if isinstance(schedule, _PipelineScheduleRuntime):

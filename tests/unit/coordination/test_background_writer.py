@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -48,6 +50,30 @@ def test_only_the_newest_value_of_each_key_is_written() -> None:
     assert store.ended.wait(30)
     assert writer.flush(30)
     assert store.writes == [("a", "1"), ("a", "4"), ("c", None), ("b", "2"), ("last", "")]
+
+
+def test_json_is_made_in_the_writers_thread_and_only_of_the_newest_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step adds to a value that grows, and would turn all of it into JSON each time."""
+    made: list[tuple[object, str]] = []
+
+    def dumps(value: object) -> str:
+        made.append((value, threading.current_thread().name))
+        return json.dumps(value)
+
+    monkeypatch.setattr("swift_ft.coordination.background_writer.json", SimpleNamespace(dumps=dumps))
+    store = SlowStore()
+    writer = BackgroundWriter(cast(RendezvousStore, store))
+    writer.set("first", "")
+    assert store.begun.wait(30)
+    for count in range(3):
+        writer.set_json("a", {"0": ("digest",) * count})
+    assert not made
+    store.go_on.set()
+    assert writer.flush(30)
+    assert store.writes == [("first", ""), ("a", '{"0": ["digest", "digest"]}')]
+    assert made == [({"0": ("digest", "digest")}, "swift-background-writer")]
 
 
 def test_errands_are_done_in_order_and_waited_for() -> None:

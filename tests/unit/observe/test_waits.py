@@ -111,7 +111,7 @@ REASONS = {
         "network/port.py:Newcomer._advance",  # as above
         "network/port.py:Port._accept",  # as above
         "network/port.py:Port._run",
-        "logging/writing/writer.py:LogWriter._step",
+        "logging/writing/writer.py:LogWriter._next",
         "torch_adapters/abortable_waits.py:_serve",
         "observe/waits.py:_Speaker._run",
     ),

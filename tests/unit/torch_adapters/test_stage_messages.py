@@ -32,12 +32,17 @@ class Seen:
     iteration = 0
     def __init__(self):
         self.messages = []
+        self.awaited = []
     def on_send(self, message):
         self.messages.append(message.key)
         return True
-    on_recv = on_send
+    def on_recv(self, message):
+        self.awaited.append(message)
+        return self.on_send(message)
     def on_wait(self): ...
-    def on_received(self, message): ...
+    def on_received(self, message):  # the very one, which is not made twice
+        assert any(message is one for one in self.awaited), message.key
+        self.awaited = [one for one in self.awaited if one is not message]
     def on_compute(self, *where): ...
 
 class OfTheScript:
@@ -78,6 +83,7 @@ for generation in (1, 2):
         hook.begin()
         hook.schedule.step(*([torch.ones(8, 3)] if rank == 0 else []), target=torch.zeros(8, 3))
         counts.append(len(hook._interceptor.messages))
+        assert not hook._interceptor.awaited and not hook._arriving
         hook._interceptor.messages.clear()
         hook.aside(True)
         hook.schedule.step(*([torch.ones(8, 3)] if rank == 0 else []), target=torch.zeros(8, 3))

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 
-from swift_ft.torch_core.fingerprints import Sampler
+from swift_ft.torch_core.fingerprints import Sampler, _places, _versions
+from swift_ft.torch_core.tensors import version_of
 
 CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
     "in place": lambda p: p.add_(1.0),
@@ -61,3 +63,41 @@ def test_bits_and_not_numbers_are_compared() -> None:
     before = sampler.take([zero])
     zero.data.neg_()
     assert sampler.take([zero]).differing(before) == [0]
+
+
+@pytest.mark.parametrize("odd", ["none", "sparse", "of inference", "without elements", "other"])
+def test_many_tensors_at_once_are_as_each_by_itself(odd: str) -> None:
+    class Other(torch.Tensor):
+        """A script's own class."""
+
+    tensors: list[torch.Tensor] = [torch.randn(3), nn.Parameter(torch.randn(2, 2))]
+    if odd == "sparse":
+        tensors.append(torch.eye(3).to_sparse())
+    elif odd == "of inference":
+        with torch.inference_mode():
+            tensors.append(torch.ones(3))
+    elif odd == "without elements":
+        tensors.append(torch.zeros(0))
+    elif odd == "other":
+        tensors.append(torch.randn(3).as_subclass(Other))
+    tensors[0].add_(1)
+    assert _places(tensors) == [one.data_ptr() if one.layout == torch.strided else 0 for one in tensors]
+    assert _versions(tensors) == [version_of(one) for one in tensors]
+    assert _versions(tensors)[0] == 1
+
+
+def test_plain_tensors_are_not_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step asks all parameters more than once."""
+    asked: list[torch.Tensor] = []
+    tensors = [nn.Parameter(torch.randn(3)) for _ in range(5)]
+    sampler = Sampler()
+    sampler.take(tensors)  # the first time it looks for where to look
+
+    def one_by_one(tensor: torch.Tensor) -> int:
+        asked.append(tensor)
+        return 0
+
+    monkeypatch.setattr("swift_ft.torch_core.fingerprints.version_of", one_by_one)
+    monkeypatch.setattr("swift_ft.torch_core.fingerprints.local", one_by_one)
+    assert sampler.take(tensors).moved() == []
+    assert not asked

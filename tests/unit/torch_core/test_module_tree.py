@@ -55,6 +55,9 @@ def test_it_follows(change: Callable[[nn.Sequential], None]) -> None:
     before = tree.named_parameters()
     assert tree.named_parameters() is before
     change(root)
+    modules, named = tree.content()
+    assert [*modules] == [*root.modules()]
+    assert [*named.values()] == [*root.parameters()]
     assert_as_torch(tree, root)
 
 

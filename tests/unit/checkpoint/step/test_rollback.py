@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
@@ -180,3 +183,20 @@ def test_only_the_models_own_buffers_are_kept() -> None:
     rollback.buffers_of(5, model)
     assert model.num_batches_tracked == 1
     assert average.n_averaged == 5
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_the_random_state_of_the_host_is_put_back_in_either_form(plain: bool) -> None:
+    state = TrainingState({"model": torch.nn.Linear(1, 1)})
+
+    def draw() -> tuple[float, ...]:
+        return random.gauss(0, 1), random.random(), float(np.random.randn()), float(np.random.rand())
+
+    draw()  # of two normal numbers, the second one is kept
+    saved = state.snapshot(plain=plain)
+    drawn = draw(), draw()
+    assert not plain or state.pack(saved)
+    state.restore(saved)
+    assert (draw(), draw()) == drawn
+    state.restore(saved)
+    assert (draw(), draw()) == drawn

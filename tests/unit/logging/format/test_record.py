@@ -6,7 +6,7 @@ import torch
 from swift_ft.errors import DivergenceError, LogCorruptError, LogMissingError
 from swift_ft.logging import Direction, checksum_of, copy_into
 from swift_ft.logging.format.record import Record, RecordKind, dtype_name, verify
-from swift_ft.torch_core.tensors import tensor_bytes
+from swift_ft.torch_core.tensors import plain_on_host, tensor_bytes
 from tests.support.log import key, message, receipt
 
 DTYPES = [
@@ -57,6 +57,41 @@ def test_every_dtype_and_shape_is_read_back_bit_for_bit(dtype: torch.dtype, shap
     copy_into(message(key(), original), buffer)
     assert bits(buffer) == bits(original)
     assert message(key(), original).dtype == dtype_name(dtype)
+
+
+BASE = torch.arange(24.0).reshape(4, 6)
+KINDS = {
+    "plain": BASE,
+    "a part": BASE[1:3],
+    "columns": BASE[:, ::2],
+    "transposed": BASE.T,
+    "channels last": torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
+    "expanded": torch.ones(3, 1).expand(3, 4),
+    "a parameter": torch.nn.Parameter(BASE.clone()),
+    "negated lazily": torch.tensor([1 + 2j, 3 - 1j]).conj().imag,
+    "of a class of its own": BASE.as_subclass(type("Own", (torch.Tensor,), {})),
+}
+
+
+@pytest.mark.parametrize("tensor", [pytest.param(tensor, id=kind) for kind, tensor in KINDS.items()])
+def test_all_kinds_of_tensors_have_the_bytes_that_torch_gives(tensor: torch.Tensor) -> None:
+    given = plain_on_host(tensor).reshape(-1).view(torch.uint8).tolist()
+    view = tensor_bytes(tensor)
+    assert view.tolist() == given
+    assert (view.format, view.ndim, view.itemsize) == ("B", 1, 1)
+
+
+def test_the_bytes_of_plain_tensors_take_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message that a stage receives is hashed before it computes."""
+
+    def never(tensor: torch.Tensor) -> torch.Tensor:
+        raise AssertionError(tensor)
+
+    monkeypatch.setattr("swift_ft.torch_core.tensors.plain_on_host", never)
+    for dtype in (torch.float32, torch.float16, torch.int64, torch.bool):
+        tensor = torch.ones(3, 2, dtype=dtype)
+        assert tensor_bytes(tensor).nbytes == tensor.nbytes
+    assert tensor_bytes(torch.ones(2, requires_grad=True)).nbytes == 8
 
 
 def test_contiguous_memory_is_not_copied() -> None:

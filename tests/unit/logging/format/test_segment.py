@@ -105,8 +105,10 @@ def test_large_payloads_are_mapped_not_copied(local: Store) -> None:
 def test_counters(store: Store) -> None:
     writer = SegmentWriter(store, LOG, identity(), 0)
     assert (writer.min_iteration, writer.max_iteration, writer.records) == (None, None, 0)
+    assert writer.bytes_written == writer._file.tell()
     for iteration in (5, 3, 8):
         writer.append(message(key(iteration), torch.zeros(10)))
+        assert writer.bytes_written == writer._file.tell()
     assert (writer.min_iteration, writer.max_iteration, writer.records) == (3, 8, 3)
     path = writer.commit()
     assert writer.bytes_written == store.size(path)

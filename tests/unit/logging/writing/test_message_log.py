@@ -25,6 +25,7 @@ from swift_ft.logging.writing.message_log import device_of
 from swift_ft.storage.store import Store
 from tests.support.fake_device import FakeDevice
 from tests.support.log import LOG, RUN, identity, key, read_all
+from tests.support.waiting import wait_until
 from tests.unit.logging.writing.test_suspension import FailingStore, Suspensions, iterations_of
 
 
@@ -84,6 +85,84 @@ def test_a_lazy_writer_sleeps_until_the_bubble(store: Store) -> None:
     assert log_of(store).has(key(1))
 
 
+class Wakes:
+    """A log whose writer notes when it is woken, in place of writing."""
+
+    def __init__(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log = MessageLog(LogOptions(), LogStats())
+        self.writer = self.log.writer = LogWriter(store, LOG, identity(), lazy=True)
+        self.count = 0
+        monkeypatch.setattr(self.writer, "_wake", self._woken)
+
+    def _woken(self) -> None:
+        self.count += 1
+
+    def step(self, iteration: int, bubbles: int, floats: int = 3) -> list[int]:
+        """How often it has been woken after each bubble, which a message precedes, and after the end."""
+        self.log.begin_iteration()
+        self.log.sent(key(iteration, 0), torch.ones(3))
+        counts = []
+        for microbatch in range(1, bubbles + 1):
+            self.log.bubble_begins()
+            counts.append(self.count)
+            self.log.bubble_ends()
+            self.log.sent(key(iteration, microbatch), torch.ones(floats))
+        self.log.end_iteration()
+        return [*counts, self.count]
+
+
+def test_the_rest_of_a_step_is_written_in_the_first_bubble_of_the_next_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next step computes as it begins. Only its waits leave the interpreter to the writer."""
+    wakes = Wakes(store, monkeypatch)
+    assert wakes.step(0, bubbles=2) == [0, 0, 0]
+    assert wakes.step(1, bubbles=2) == [1, 1, 1]
+    monkeypatch.undo()
+    wakes.writer.close(60)
+    log = log_of(store)
+    assert [log.has(key(iteration, i)) for iteration in range(2) for i in range(3)] == [True] * 6
+
+
+def test_a_step_that_never_waits_has_its_messages_written_as_it_ends(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wakes = Wakes(store, monkeypatch)
+    assert wakes.step(0, bubbles=0) == [1]
+    assert wakes.step(1, bubbles=1) == [1, 1]
+    assert wakes.step(2, bubbles=0) == [2]  # with what the step before has left
+    assert wakes.step(3, bubbles=1) == [2, 2]
+    monkeypatch.undo()
+    wakes.writer.close(60)
+
+
+def test_much_to_write_is_written_in_each_bubble(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes = Wakes(store, monkeypatch)
+    assert wakes.step(0, bubbles=3, floats=2**18) == [0, 1, 2, 2]
+    assert wakes.step(1, bubbles=1) == [3, 3]
+    monkeypatch.undo()
+    wakes.writer.close(60)
+
+
+@pytest.mark.parametrize("how", ["flush", "close", "roll"])
+def test_what_is_left_is_written_before_the_next_bubble_where_it_is_asked_for(how: str, store: Store) -> None:
+    log = MessageLog(LogOptions(), LogStats())
+    log.writer = LogWriter(store, LOG, identity(), lazy=True)
+    log.bubble_begins()
+    log.bubble_ends()
+    log.sent(key(0), torch.ones(3))
+    log.end_iteration()
+    if how == "roll":
+        log.writer.roll()
+        wait_until(lambda: store.list(LOG), "the segment to be committed")
+    elif how == "flush":
+        log.writer.flush(60)
+    else:
+        log.writer.close(60)
+    assert log_of(store).has(key(0))
+    log.writer.close(60)
+
+
 def test_a_lazy_writer_is_woken_when_half_of_the_memory_is_used(url: str) -> None:
     """Otherwise it would sleep while senders wait."""
     from swift_ft.logging import LogBudget
@@ -113,8 +192,12 @@ def test_stats_add_up() -> None:
     stats.add(IterationStats(1, 1, queue_high_water_bytes=1))
     assert stats.last == first
     assert stats.total == IterationStats(3, 31, 0.75, 0.1, 0.2, 0.3, 7, 9)
+    assert stats.total_bytes == 31
     assert stats.end_iteration() == IterationStats(1, 1, queue_high_water_bytes=1)
     assert stats.largest_bytes == 30
+    stats.logged(100)
+    stats.add(IterationStats(bytes=1000))
+    assert stats.total_bytes == stats.total.bytes == 1131
 
 
 def test_a_store_that_hangs_leaves_a_gap_in_the_log_of_a_device(tmp_path: Path) -> None:

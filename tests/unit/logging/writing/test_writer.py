@@ -12,6 +12,7 @@ from swift_ft.errors import SwiftError, UnsupportedError, UsageError
 from swift_ft.logging import LogBudget, LogOptions, LogReader, LogStats, LogWriter, checksum_of, read_segment
 from swift_ft.logging.format.record import RecordKind
 from swift_ft.logging.writing.uploader import LogTimeoutError
+from swift_ft.storage.atomic_file import AtomicFile
 from swift_ft.storage.store import Store
 from tests.support.log import (
     LOG,
@@ -94,6 +95,27 @@ def test_metrics_count_what_is_in_the_store(store: Store) -> None:
     assert metrics.disk_bytes == metrics.bytes
     assert metrics.waiting_segments == 0
     writer.close(60)
+
+
+def test_the_file_is_asked_once_for_each_record_how_long_it_is(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To ask gives up the interpreter, and training may be about to use it."""
+    asked: list[int] = []
+    tell = AtomicFile.tell
+
+    def counted(file: AtomicFile) -> int:
+        asked.append(tell(file))
+        return asked[-1]
+
+    monkeypatch.setattr(AtomicFile, "tell", counted)
+    writer = writer_for(store)
+    for i in range(20):
+        writer.append_message(key(0, i), torch.zeros(100))
+        writer.append_receipt(key(1, i), 1, "float32", (2,))
+    writer.close(60)
+    assert len(asked) <= 40 + 3  # as the segment begins, and as it is committed
+    assert writer.metrics().bytes == store.size(f"{LOG}/{store.list(LOG)[0]}")
 
 
 def test_a_sender_waits_while_the_budget_is_used_up(url: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
@@ -25,6 +26,9 @@ class Rendezvous:
 
     def set(self, key: str, value: str) -> None:
         self.values[key] = value
+
+    def set_json(self, key: str, value: object) -> None:
+        self.values[key] = json.dumps(value)
 
     def delete(self, key: str) -> None:
         del self.values[key]
@@ -63,6 +67,31 @@ class Worker:
         for batch in batches:
             self.check.given(((torch.tensor([batch]),), {}))
         self.check.end()
+
+
+def test_what_is_handed_to_the_writer_does_not_change_any_more() -> None:
+    """It is turned into JSON later, in another thread."""
+
+    class Kept(Rendezvous):
+        """Keeps the objects themselves, and what they were."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.handed: list[tuple[Any, str]] = []
+
+        def set_json(self, key: str, value: object) -> None:
+            super().set_json(key, value)
+            self.handed.append((value, self.values[key]))
+
+    rendezvous = Kept()
+    worker = Worker(rendezvous)
+    for iteration in range(3):
+        worker.step(iteration, iteration, iteration + 10)
+    assert len(rendezvous.handed) >= 6
+    assert [json.dumps(value) for value, _ in rendezvous.handed] == [text for _, text in rendezvous.handed]
+    Worker(rendezvous, joined=True).step(1, 1, 11)
+    with pytest.raises(ChangedBatchError):
+        Worker(rendezvous, joined=True).step(1, 1, 12)
 
 
 def test_the_same_batch_again() -> None:
