@@ -47,7 +47,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     is_value,
 )
-from swift_ft.program.own_code import is_own_class
+from swift_ft.program.own_code import is_own_class, is_own_module
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.module_hooks import hooks_of
@@ -57,6 +57,11 @@ OF_BUFFERS = "(buffers)"
 """In the path of a namespace of buffers that no ``state_dict()`` has."""
 OF_ATTRIBUTES = "(attributes)"
 """In the path of a namespace of a container that has attributes as well."""
+_FILE, _CLASS = "(module)", "(class)"
+"""Before the names of modules of Python's and of classes. No variable has such a path: a model, the file that
+it is made in and its class may have one name."""
+NAMED_APART = (_FILE, _CLASS)
+"""How such paths begin; in earlier versions they had the bare names."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 
@@ -71,7 +76,7 @@ _HOLDS_OF_SCRIPT = frozenset(
 """Their attributes that do, an underscore before them or not."""
 
 _MOST_NAMESPACES = 20_000
-"""Besides modules, of which a model may have more."""
+"""Besides modules, of which a model may have more, and functions."""
 _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 
 _LEADING: tuple[type, ...] = (
@@ -113,7 +118,14 @@ class Namespace:
     @property
     def is_of_buffers(self) -> bool:
         """Whether its variables are buffers of a module."""
-        return self.path.endswith(OF_BUFFERS)
+        return f".{OF_BUFFERS}" in self.path
+
+    @property
+    def earlier_path(self) -> str:
+        """Its path in checkpoints of versions that gave files and classes their bare names."""
+        if isinstance(self.owner, type):
+            return self.owner.__name__
+        return self.path.removeprefix(f"{_FILE} ")
 
     @property
     def module(self) -> nn.Module | None:
@@ -121,14 +133,9 @@ class Namespace:
         is_module = isinstance(self.owner, nn.Module) and not is_torchs_wrapper(self.owner)
         return self.owner if is_module else None
 
-    def may_lose(self, name: str) -> bool:
-        """Whether a variable that is new may be deleted. What a module or a class has is mostly its code.
-
-        A class that inherits a variable gets one of its own as it counts, as in ``type(self).calls += 1``:
-        so does each class that ``fully_shard`` makes.
-        """
-        if isinstance(self.owner, type):
-            return any(name in vars(base) for base in self.owner.__mro__[1:])
+    @property
+    def may_lose(self) -> bool:
+        """Whether a variable that is new may be deleted. What a module has is mostly its code."""
         return not (self._is_dict or isinstance(self.owner, ModuleType))
 
     def names(self) -> list[str]:
@@ -203,7 +210,7 @@ class Reach:
     """Everything that a script's step can reach.
 
     Attributes:
-        namespaces: each once, by the first path that leads there.
+        namespaces: each once, by the first path that leads there; no two have the same one.
         leaves: containers, tensors, arrays and generators that no variable holds itself: they are in
             containers.
         cells: what functions share with the function that they were made in, by path.
@@ -229,6 +236,8 @@ def reach(
     roots: Iterable[tuple[str, Any]],
     known: Mapping[int, Any] | None = None,
     most_elements: int = sys.maxsize,
+    *,
+    last: Iterable[tuple[str, Any]] = (),
 ) -> Reach:
     """Look for all that there is.
 
@@ -236,13 +245,14 @@ def reach(
         roots: by name. What holds them is not a namespace here.
         known: things that are not looked into, by ``id()``.
         most_elements: of containers, together: what comes after them is not found.
+        last: further roots: what the others lead to has their paths.
     """
     found, known = Reach([], [], [], {}), known or {}
     seen = found.seen
-    todo: deque[tuple[str, Any, bool]] = deque((name, value, False) for name, value in roots)
-    modules = 0
-    while todo and len(found.namespaces) - modules < _MOST_NAMESPACES:
-        path, value, in_container = todo.popleft()
+    todo, rest = (deque((name, value, False) for name, value in some) for some in (roots, last))
+    uncounted = 0
+    while (todo or rest) and len(found.namespaces) - uncounted < _MOST_NAMESPACES:
+        path, value, in_container = (todo or rest).popleft()
         if id(value) in seen or id(value) in known:
             continue
         if isinstance(value, CONTAINERS):
@@ -266,9 +276,10 @@ def reach(
                 seen[id(value)] = value
                 found.leaves.append(value)
         elif isinstance(value, functools.partial):
-            todo.extend([(path, value.func, False), (path, value.args, False), (path, value.keywords, False)])
+            todo.append((path, value.func, False))
+            todo.extend((f"{path}.{name}", getattr(value, name), False) for name in ("args", "keywords"))
         elif isinstance(value, MethodType):
-            todo.extend([(path, value.__self__, False), (path, value.__func__, False)])
+            todo.extend([(path, value.__self__, False), (f"{path}.__func__", value.__func__, False)])
         elif isinstance(value, CACHE):
             if is_namespace(value.__wrapped__):
                 seen[id(value)] = value
@@ -278,18 +289,52 @@ def reach(
                 todo.extend((f"{path}().{number}", result, False) for number, result in results.items())
         elif is_namespace(value):
             seen[id(value)] = value
-            modules += isinstance(value, nn.Module)
-            todo.extend(_look_into(path, value, found))
+            uncounted += isinstance(value, nn.Module | FunctionType)
+            todo.extend(_look_into(_path_of(value) or path, value, found))
         else:
             todo.extend((f"{path}.{name}", one, False) for name, one in passed_on(value))
-    if todo and most_elements >= 0:
+    if (todo or rest) and most_elements >= 0:
         found.crowded = _most_crowded(found.namespaces)
+    _tell_apart(found)
     return found
+
+
+def path_of_file(name: str) -> str:
+    """The path of the variables of a module of Python's."""
+    return f"{_FILE} {name}"
+
+
+def _path_of(value: Any) -> str:
+    """The path of a file and of a class, whatever led there; empty for all else.
+
+    A class that ``fully_shard`` has made is of the file of the one that it was made of.
+    """
+    if isinstance(value, ModuleType):
+        return path_of_file(value.__name__)
+    if isinstance(value, type):
+        homes = (base.__module__ for base in value.__mro__ if is_own_module(base.__module__))
+        return f"{_CLASS} {next(homes, value.__module__)}.{value.__qualname__}"
+    return ""
+
+
+def _tell_apart(found: Reach) -> None:
+    """Number those that have the path of another one, such as two classes that a function has made."""
+    numbers: Counter[str] = Counter()
+    for namespace in found.namespaces:
+        numbers[namespace.path] += 1
+        if (number := numbers[namespace.path]) > 1:
+            namespace.path += f" ({number})"
+    numbers.clear()
+    for place, (path, cell) in enumerate(found.cells):
+        numbers[path] += 1
+        if (number := numbers[path]) > 1:
+            found.cells[place] = f"{path} ({number})", cell
 
 
 def _most_crowded(namespaces: Iterable[Namespace]) -> str:
     """The path of what holds most of them."""
-    held = (namespace for namespace in namespaces if namespace.module is None)
+    uncounted = (nn.Module, FunctionType)
+    held = (namespace for namespace in namespaces if not isinstance(namespace.owner, uncounted))
     holders = Counter(re.sub(r"(\[[^]]*\]|\.[^.]*)$", "", namespace.path) for namespace in held)
     return max(holders, key=holders.__getitem__, default="")
 
@@ -315,8 +360,7 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
     namespace: Namespace | None = None
     if isinstance(value, FunctionType):
         yield from _held_by_function(path, value, found)
-        if vars(value):
-            namespace = Namespace(path, value)
+        namespace = Namespace(path, value)  # a step may give it a variable
     elif isinstance(value, nn.Module):
         namespace = _look_into_module(path, value, found)
         wraps = is_torchs_wrapper(value)
