@@ -63,9 +63,8 @@ _ATOMS = {
 _LONGEST_BITS = 2039
 """Of an integer that ``torch.load`` reads: one of more than 255 bytes has an opcode that it does not know."""
 _KEYS = {type(None), bool, int, float, complex, str}
-_FACTORIES: dict[str, type] = {
-    c.__name__: c for c in (int, float, complex, bool, str, list, dict, set, tuple)
-}
+FACTORIES: dict[str, type] = {c.__name__: c for c in (int, float, complex, bool, str, list, dict, set, tuple)}
+"""What a ``defaultdict`` may make its entries of, by name."""
 _PATHS = {kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath)}
 _AS_TEXT: dict[str, Callable[[str], Any]] = {
     "UUID": uuid.UUID,
@@ -210,7 +209,7 @@ class Encoder:
     def _default(self, value: defaultdict[Any, Any]) -> Any:
         factory = value.default_factory
         name = getattr(factory, "__name__", "")
-        if factory is not None and _FACTORIES.get(name) is not factory:
+        if factory is not None and FACTORIES.get(name) is not factory:
             raise NotPlainError(
                 value, f"whose default comes from {name or factory!r}", "give dict(...) of it in state_dict()"
             )
@@ -423,7 +422,7 @@ class _Decoder:
 
     def _default(self, form: Any) -> Any:
         factory = form["factory"]
-        return self._collected(form, defaultdict(_FACTORIES[factory] if factory else None))
+        return self._collected(form, defaultdict(FACTORIES[factory] if factory else None))
 
     def _array(self, form: Any) -> Any:
         data = _numbers(form["data"].cpu().numpy().tobytes(), form["dtype"], math.prod(form["shape"]))

@@ -366,9 +366,11 @@ class CarriedVariables:
 
     def _put(self, placing: Placing, place: Place, now: Any, value: Any) -> None:
         path, name = place
+        placing.lacks = False
         value = placing.put(now, value)
-        if value is UNKNOWN:
+        if value is UNKNOWN or placing.lacks:
             self._say_missing(place)
+        if value is UNKNOWN:
             return
         if value is now:
             return

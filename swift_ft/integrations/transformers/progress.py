@@ -20,7 +20,8 @@ from torch import Tensor
 
 from swift_ft.checkpoint.step.frozen import frozen
 from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS
-from swift_ft.checkpoint.step.placing import put_into
+from swift_ft.checkpoint.step.placing import Placing
+from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN
 
 _OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
@@ -187,8 +188,11 @@ class _Attributes:
         now = self._plain()
         start = {name: value for name, value in self._start.items() if name not in saved["others"]}
         for name, value in {**start, **saved["values"]}.items():
-            if now.get(name, now) != value and not put_into(vars(self._owner).get(name), value):
-                vars(self._owner)[name] = frozen(value)
+            if now.get(name, now) == value:
+                continue
+            put = Placing().put(vars(self._owner).get(name, MISSING), value)
+            if put is not UNKNOWN:
+                vars(self._owner)[name] = put
 
     def _plain(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self._owner).items() if name not in self._hidden}
