@@ -65,12 +65,16 @@ NAMED_APART = (_FILE, _CLASS)
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 
-_OF_SAMPLES = ("torch.utils.data.", "torchdata.", "torchvision.", "swift_ft.data.")
-"""Names of libraries, as far as modules begin with them, whose objects lead to data sets of a script."""
+_PASSING_ON = (
+    *("torch.utils.data.", "torchdata.", "torchvision.", "swift_ft.data.", "torch.optim.lr_scheduler"),
+)
+"""Names of libraries, as far as modules begin with them, whose objects lead to data sets and functions of a
+script."""
 _HOLDS_OF_SCRIPT = frozenset(
     {
         *("loader", "source", "order", "dataset", "datasets", "sampler", "batch_sampler", "options"),
-        *("collate_fn", "transform", "target_transform", "transforms"),
+        *("collate_fn", "transform", "target_transform", "transforms", "lambd"),
+        *("lr_lambdas", "schedulers", "scale_fn_custom"),
     }
 )
 """Their attributes that do, an underscore before them or not."""
@@ -340,8 +344,8 @@ def _most_crowded(namespaces: Iterable[Namespace]) -> str:
 
 
 def passed_on(value: Any) -> Iterator[tuple[str, Any]]:
-    """The script's data sets and functions that a library's object holds to make batches or samples."""
-    if not type(value).__module__.startswith(_OF_SAMPLES) or isinstance(value, type):
+    """The script's data sets and functions that a library's object holds to make samples or rates."""
+    if not type(value).__module__.startswith(_PASSING_ON) or isinstance(value, type):
         return
     for name, one in getattr(value, "__dict__", {}).items():
         if name.lstrip("_") in _HOLDS_OF_SCRIPT:
