@@ -23,6 +23,7 @@ from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS
 from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN
+from swift_ft.errors import CheckpointError
 
 _OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Fields of ``TrainerState`` that no worker takes from another one."""
@@ -100,7 +101,12 @@ class Progress:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """The inverse."""
+        """The inverse.
+
+        Raises:
+            CheckpointError: it has no attributes of objects, by name.
+        """
+        _check_attributes(saved.get("attributes"))
         trainer = self._trainer
         vars(trainer.state).update(saved["state"])
         self._history.load(saved["log_history"])
@@ -114,6 +120,21 @@ class Progress:
         for name, attributes in self._attributes.items():
             if name in saved["attributes"]:  # else a callback that only this worker has
                 attributes.load(saved["attributes"][name])
+
+
+def _check_attributes(saved: Any) -> None:
+    """Refuse what would be taken for a state in which nothing has changed."""
+    if not isinstance(saved, dict):
+        raise CheckpointError(
+            f"the Trainer's part of the state has {type(saved).__name__} for the attributes of the Trainer and "
+            "its callbacks, and not a dict: another version of swift_ft has written it, or a script"
+        )
+    for name, one in saved.items():
+        if not isinstance(one, dict) or not {"values", "others"} <= one.keys():
+            raise CheckpointError(
+                f"the Trainer's part of the state has no values for the attributes of {name}: another version "
+                "of swift_ft has written it, or a script"
+            )
 
 
 def _named(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
