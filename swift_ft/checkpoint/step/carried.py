@@ -384,7 +384,7 @@ class CarriedVariables:
         elif path in FUNCTIONS:
             if (frame := self._variables.frame(path)) is not None:
                 set_variables(frame, {name: value})
-        elif (namespace := self._variables.namespace(path)) is not None:
+        elif (namespace := self._variables.namespace(path)) is not None and namespace.takes(name):
             namespace.write(name, value)
         else:
             self._say_missing(place)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -34,6 +33,7 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
+from swift_ft.checkpoint.step.caches import results_in
 from swift_ft.checkpoint.step.containers import content_in, items_in
 from swift_ft.checkpoint.step.counted import counted_in
 from swift_ft.checkpoint.step.kinds import (
@@ -44,7 +44,6 @@ from swift_ft.checkpoint.step.kinds import (
     MOST_ELEMENTS,
     has_slots,
     is_namespace,
-    is_object,
     is_value,
 )
 from swift_ft.program.own_code import is_own_class, is_own_module
@@ -96,6 +95,7 @@ class Namespace:
         hidden: names that belong to torch or to this package.
         private: how such names begin.
         attributes: of a dictionary, its attributes are meant, and not its entries.
+        fixed: nothing can be added to it.
 
     Attributes:
         path: how the script would get there, such as ``model.head``.
@@ -111,8 +111,10 @@ class Namespace:
         private: str = "__",
         *,
         attributes: bool = False,
+        fixed: bool = False,
     ) -> None:
         self.path = path
+        self._fixed = fixed
         self.owner = owner
         self._hidden = hidden
         self._private = private
@@ -141,6 +143,10 @@ class Namespace:
     def may_lose(self) -> bool:
         """Whether a variable that is new may be deleted. What a module has is mostly its code."""
         return not (self._is_dict or isinstance(self.owner, ModuleType))
+
+    def takes(self, name: str) -> bool:
+        """Whether a variable can be given to it, which may be new."""
+        return not self._fixed or name in self.variables
 
     def names(self) -> list[str]:
         """The names of its variables. What a module of Python's has is mostly its code, and left out."""
@@ -218,6 +224,7 @@ class Reach:
         leaves: containers, tensors, arrays and generators that no variable holds itself: they are in
             containers.
         cells: what functions share with the function that they were made in, by path.
+        caches: functions that remember their results.
         seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
         crowded: what holds the most objects, if there are so many that not all were found.
     """
@@ -226,6 +233,7 @@ class Reach:
     leaves: list[Any]
     cells: list[tuple[str, CellType]]
     seen: dict[int, Any]
+    caches: list[Any] = field(default_factory=list)
     crowded: str = ""
 
     def add(self, other: Reach) -> None:
@@ -233,6 +241,7 @@ class Reach:
         self.namespaces += other.namespaces
         self.leaves += other.leaves
         self.cells += other.cells
+        self.caches += other.caches
         self.seen |= other.seen
 
 
@@ -288,8 +297,9 @@ def reach(
             if is_namespace(value.__wrapped__):
                 seen[id(value)] = value
                 todo.append((path, value.__wrapped__, False))
-                results = {str(number): result for number, result in enumerate(_results_in(value))}
-                found.namespaces.append(Namespace(f"{path}()", results))
+                found.caches.append(value)
+                results = {str(number): result for number, result in enumerate(results_in(value))}
+                found.namespaces.append(Namespace(f"{path}()", results, fixed=True))
                 todo.extend((f"{path}().{number}", result, False) for number, result in results.items())
         elif is_namespace(value):
             seen[id(value)] = value
@@ -433,21 +443,6 @@ def _look_into_module(path: str, module: nn.Module, found: Reach) -> Namespace:
         return Namespace(path, module, _hidden_in_modules())
     # It keeps there what a recovery makes anew, too.
     return Namespace(f"{path}.(wrapper)", module, _hidden_in_wrappers(type(module).__mro__), private="_")
-
-
-def _results_in(function: Any) -> list[Any]:
-    """All that a function remembers and that may change. It shows that to the collector only."""
-    referents = [one for one in gc.get_referents(function) if one is not vars(function)]
-    if function.cache_parameters()["maxsize"] is None:
-        found = [result for one in referents if type(one) is dict for result in one.values()]
-    else:  # results are referents themselves, and so is a dictionary of Python's that leads to their places
-        found = [one for one in referents if not (isinstance(one, dict) and _leads_to_places(one))]
-    kinds = (*CONTAINERS, torch.Tensor, np.ndarray, *GENERATORS)
-    return [one for one in found if isinstance(one, kinds) or is_object(one)]
-
-
-def _leads_to_places(found: dict[Any, Any]) -> bool:
-    return bool(found) and all(type(value).__name__ == "_lru_list_elem" for value in found.values())
 
 
 def content_of(cell: CellType) -> Any:

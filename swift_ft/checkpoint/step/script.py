@@ -22,6 +22,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from swift_ft.checkpoint.step.caches import Remembered
 from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.counted import number_of_counted
 from swift_ft.checkpoint.step.kinds import (
@@ -187,6 +188,7 @@ class ScriptVariables:
             leaves=leaves.by_number,
             large=self._large_of([(*slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
+            caches=[*map(Remembered, (*self._reach.caches, *late.caches))],
         )
 
     def _new_leaves(self, *, whole: bool) -> Leaves:

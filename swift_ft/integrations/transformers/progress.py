@@ -126,14 +126,14 @@ def _check_attributes(saved: Any) -> None:
     """Refuse what would be taken for a state in which nothing has changed."""
     if not isinstance(saved, dict):
         raise CheckpointError(
-            f"the Trainer's part of the state has {type(saved).__name__} for the attributes of the Trainer and "
-            "its callbacks, and not a dict: another version of swift_ft has written it, or a script"
+            f"the Trainer's part of the state has a {type(saved).__name__} for the attributes of the Trainer "
+            "and its callbacks, and not a dict: another version of swift_ft has written it, or a script"
         )
     for name, one in saved.items():
         if not isinstance(one, dict) or not {"values", "others"} <= one.keys():
             raise CheckpointError(
-                f"the Trainer's part of the state has no values for the attributes of {name}: another version "
-                "of swift_ft has written it, or a script"
+                f"the Trainer's part of the state has no values for the attributes of {name}: another "
+                "version of swift_ft has written it, or a script"
             )
 
 
