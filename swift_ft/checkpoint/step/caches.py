@@ -1,4 +1,4 @@
-"""Functions that remember their results (``functools.cache``): those that an interrupted step made are forgotten.
+"""Functions that remember their results (``functools.cache``): an interrupted step's are forgotten.
 
 They are computed again in the repeated step, from the same random numbers. A replacement has none of an
 earlier step.
@@ -56,9 +56,7 @@ def results_in(function: Any) -> list[Any]:
     if function.cache_info().maxsize is None:
         found = [result for results in _dictionaries_of(function) for result in results.values()]
     else:  # results are referents themselves, and so is a dictionary of Python's that leads to their places
-        found = [
-            one for one in _referents_of(function) if not (isinstance(one, dict) and _leads_to_places(one))
-        ]
+        found = [one for one in _referents_of(function) if not _leads_to_places(one)]
     kinds = (*CONTAINERS, torch.Tensor, np.ndarray, *GENERATORS)
     return [one for one in found if isinstance(one, kinds) or is_object(one)]
 
@@ -71,5 +69,7 @@ def _dictionaries_of(function: Any) -> list[dict[Any, Any]]:
     return [one for one in _referents_of(function) if type(one) is dict]
 
 
-def _leads_to_places(found: dict[Any, Any]) -> bool:
-    return bool(found) and all(type(value).__name__ == "_lru_list_elem" for value in found.values())
+def _leads_to_places(found: Any) -> bool:
+    if type(found) is not dict or not found:
+        return False
+    return all(type(value).__name__ == "_lru_list_elem" for value in found.values())
