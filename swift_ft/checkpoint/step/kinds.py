@@ -10,7 +10,9 @@ import enum
 import functools
 import random
 import re
+import sys
 from collections import deque
+from collections.abc import Iterator
 from datetime import date, time, timedelta, tzinfo
 from decimal import Decimal
 from fractions import Fraction
@@ -72,6 +74,15 @@ def is_understood(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(is_understood, value))
     return is_value(value) or is_reference(value)
+
+
+def stays_where_it_is(value: Any) -> bool:
+    """Whether something has a life of its own, which nothing takes back: an iterator, a thread, a file."""
+    try:
+        is_iterator = isinstance(value, Iterator)
+    except Exception:  # a proxy that answers for something else, which is not there
+        return True
+    return is_iterator or type(value).__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def is_value(value: Any) -> bool:
