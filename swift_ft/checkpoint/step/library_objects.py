@@ -56,8 +56,8 @@ class LibraryObjects:
             self._said |= {*new}
             _logger.warning(
                 "%s: another object of a library than in the step before. A repeated step finds the newer "
-                "one, and a replacement one of its own script: if a later step reads it, keep what it is made "
-                "of in its place, as numbers or tensors",
+                "one, and a replacement one of its own script: if a later step reads it, keep what it is "
+                "made of in its place, as numbers or tensors",
                 ", ".join(new[:_NAMED]) + (", ..." if len(new) > _NAMED else ""),
                 extra={"event": "library_objects_change", "variables": new},
             )
