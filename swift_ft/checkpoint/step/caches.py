@@ -1,10 +1,7 @@
 """Functions that remember their results (``functools.cache``): an interrupted step's are forgotten.
 
 They are computed again in the repeated step, from the same random numbers. A replacement has none of an
-earlier step.
-
-Private parts used (tested on Python 3.11 to 3.14): the dictionary in which such a function keeps its results,
-which it shows to the collector only.
+earlier step. Such a function shows the dictionary that its results are in to Python's collector only.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.caches import results_in
 from swift_ft.checkpoint.step.containers import content_in, items_in
 from swift_ft.checkpoint.step.counted import counted_in
+from swift_ft.checkpoint.step.held_by_libraries import passed_on
 from swift_ft.checkpoint.step.kinds import (
     CACHE,
     CONTAINERS,
@@ -63,20 +64,6 @@ NAMED_APART = (_FILE, _CLASS)
 """How such paths begin; in earlier versions they had the bare names."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
-
-_PASSING_ON = (
-    *("torch.utils.data.", "torchdata.", "torchvision.", "swift_ft.data.", "torch.optim.lr_scheduler"),
-)
-"""Names of libraries, as far as modules begin with them, whose objects lead to data sets and functions of a
-script."""
-_HOLDS_OF_SCRIPT = frozenset(
-    {
-        *("loader", "source", "order", "dataset", "datasets", "sampler", "batch_sampler", "options"),
-        *("collate_fn", "transform", "target_transform", "transforms", "lambd"),
-        *("lr_lambdas", "schedulers", "scale_fn_custom"),
-    }
-)
-"""Their attributes that do, an underscore before them or not."""
 
 _MOST_NAMESPACES = 20_000
 """Besides modules, of which a model may have more, and functions."""
@@ -351,17 +338,6 @@ def _most_crowded(namespaces: Iterable[Namespace]) -> str:
     held = (namespace for namespace in namespaces if not isinstance(namespace.owner, uncounted))
     holders = Counter(re.sub(r"(\[[^]]*\]|\.[^.]*)$", "", namespace.path) for namespace in held)
     return max(holders, key=holders.__getitem__, default="")
-
-
-def passed_on(value: Any) -> Iterator[tuple[str, Any]]:
-    """The script's data sets and functions that a library's object holds to make samples or rates."""
-    if not type(value).__module__.startswith(_PASSING_ON) or isinstance(value, type):
-        return
-    for name, one in getattr(value, "__dict__", {}).items():
-        if name.lstrip("_") in _HOLDS_OF_SCRIPT:
-            several = isinstance(one, list | tuple | dict) and len(one) <= MOST_ELEMENTS
-            inner = content_in(one) if several else (one,)
-            yield from ((f"{name}[{i}]" if several else name, part) for i, part in enumerate(inner))
 
 
 def leads_nowhere(kind: type) -> bool:

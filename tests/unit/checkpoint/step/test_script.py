@@ -217,7 +217,7 @@ def test_generators_that_a_generator_spawns(net: Net) -> None:
     "change", [lambda one: one.add(7), lambda one: one.update("abc"), lambda one: one.discard(9), set.clear]
 )
 def test_a_set_stays_in_its_order(change: Callable[[set[Any]], object], net: Net) -> None:
-    """What only came is taken out again. The set was larger, so that one of the same things has another order."""
+    """What only came is taken out again. The set was larger, so that its order is that of no other one."""
     net.lock = numbers = set[Any](range(200))
     numbers -= {*range(200)} - {5, 9, 190}
     before = [*numbers]
