@@ -32,6 +32,7 @@ from swift_ft.observe.waits import waiting
 from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, ModuleModes, NoteVariables
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_core.fingerprints import Sampler
 
 _SKIPPED = "skipped"
 _ANSWER_S = 60.0
@@ -142,6 +143,7 @@ class Between:
         self._before: dict[tuple[int, int], ChangeableState] = {}  # by iteration and position
         self._running: ChangeableState | None = None  # what was before the hook that runs
         self._modes: ModuleModes | None = None  # of the hook that runs
+        self._sampler = Sampler()
         self._fixed: tuple[str, FixedState] | None = None  # its name, and what it must not change
         self.stop = Stop()
         self.repeats = self.applying = False
@@ -216,7 +218,7 @@ class Between:
         seed = derive_seed(self._seed, iteration, -1, position)
         seed_torch(seed)
         seed_host(seed)
-        before = FixedState(self._state)
+        before = FixedState(self._state, self._sampler)
         self._fixed = hook.name, before
         result = hook.function()
         finish_on_device()  # before the result counts: another survivor may have read other numbers

@@ -47,13 +47,19 @@ class ModuleModes:
 
 
 class FixedState:
-    """The state that a hook must not change."""
+    """The state that a hook must not change.
 
-    def __init__(self, state: TrainingState) -> None:
+    Args:
+        state: what the session protects.
+        sampler: of its parameters. One for all hooks knows where to look.
+    """
+
+    def __init__(self, state: TrainingState, sampler: Sampler) -> None:
         self._state = state
+        self._sampler = sampler
         self._parameters: dict[str, tuple[int, int]] = self._versions()
         self._named = state.named_parameters()
-        self._elements = Sampler().take([*self._named.values()])
+        self._elements = sampler.take([*self._named.values()])
         self._buffers = BufferCopies(state.tree.modules())
         self._small = state.snapshot()["parts"]
         self._groups = _hyper_parameters(state)
@@ -82,7 +88,7 @@ class FixedState:
 
         A write through ``.data`` moves no count: averaged weights are put in place so, and taken out again.
         """
-        now = Sampler().take(self._elements.tensors)
+        now = self._sampler.take(self._elements.tensors)
         names = [*self._named]
         return [names[index] for index in sorted(now.rewritten(self._elements))]
 
