@@ -156,7 +156,8 @@ class ScriptVariables:
             loop = {place: value for place, value in loop.items() if id(value) not in results}
             raw[first:] = [OPAQUE if id(value) in results else value for value in raw[first:]]
         others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
-        functions = (value for value in raw if type(value) in (FunctionType, type))
+        seen = self._reach.seen
+        functions = (one for one in raw if type(one) in (FunctionType, type) and id(one) not in seen)
         late, inner = self._made_since([*(raw[index] for index in others), *functions, *loop.values()])
         if late.namespaces:
             slots = [
