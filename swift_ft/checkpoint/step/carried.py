@@ -358,11 +358,11 @@ class CarriedVariables:
 
     def _made_in_a_step(self, place: Place) -> bool:
         """Whether something that was there before has got this variable in a step, and may lose it again."""
-        path = place[0]
+        path, name = place
         if place in self._before_steps or path not in self._paths_before_steps:
             return False
         namespace = self._variables.namespace(path)
-        return namespace is not None and namespace.may_lose
+        return namespace is not None and namespace.may_lose(name)
 
     def _put(self, placing: Placing, place: Place, now: Any, value: Any) -> None:
         path, name = place

@@ -80,7 +80,7 @@ class NotedVariables:
             namespace.write(name, _taken_back(value))
         for namespace in self.namespaces:
             for name in set(namespace.names()) - known[id(namespace)]:
-                if namespace.may_lose and is_understood(namespace.variables[name]):
+                if namespace.may_lose(name) and is_understood(namespace.variables[name]):
                     namespace.write(name, MISSING)
         for cell, value in self.cells:
             if content_of(cell) is not value and is_understood(content_of(cell)):
@@ -113,7 +113,7 @@ class NotedVariables:
             ((namespace, name), MISSING)
             for namespace in self.namespaces
             for name in namespace.names()
-            if (id(namespace), name) not in known and namespace.may_lose
+            if (id(namespace), name) not in known and namespace.may_lose(name)
         ]
         self.namespaces = []
         self.slots, self.values = [slot for slot, _ in changed], [value for _, value in changed]

@@ -126,9 +126,14 @@ class Namespace:
         is_module = isinstance(self.owner, nn.Module) and not is_torchs_wrapper(self.owner)
         return self.owner if is_module else None
 
-    @property
-    def may_lose(self) -> bool:
-        """Whether a variable that is new may be deleted. What a module has is mostly its code."""
+    def may_lose(self, name: str) -> bool:
+        """Whether a variable that is new may be deleted. What a module of Python's has is mostly its code.
+
+        So it is with a class that a library has made, as ``fully_shard`` does. That may lose what it inherits
+        as well: it got one of its own as it counted, as in ``type(self).calls += 1``.
+        """
+        if isinstance(self.owner, type) and not is_own_module(self.owner.__module__):
+            return any(name in vars(base) for base in self.owner.__mro__[1:])
         return not (self._is_dict or isinstance(self.owner, ModuleType))
 
     def takes(self, name: str) -> bool:

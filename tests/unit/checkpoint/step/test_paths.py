@@ -109,13 +109,14 @@ def test_no_two_have_one_path(files: dict[str, Any]) -> None:
     assert bound
 
 
-def test_a_variable_that_hides_another_one(files: dict[str, Any]) -> None:
+def test_a_variable_that_hides_another_one() -> None:
     """Of the file that the loop is in. Both are mixed, so that each entry is a variable of its own."""
     tracker = {"count": 0, "of": torch}
-    process = Process(files)
+    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    rollback.watch()
     tracker["count"] = 1
     globals()["tracker"]["count"] = 2
-    saved = process.rollback.carried.to_save()
+    saved = rollback.carried.to_save()
     assert saved["tracker"] == {"count": 1}
     assert saved["(global) tracker"] == {"count": 2}
     globals()["tracker"]["count"] = 0
