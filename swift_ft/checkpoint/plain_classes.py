@@ -81,10 +81,22 @@ class KnownClasses:
         home, _, path = name.partition(":")
         if home not in self._homes and not (self._own_files and is_own_module(home)):
             return None
-        found: Any = sys.modules.get(home)
-        for part in path.split("."):
-            found = getattr(found, part, None)
-        return found if isinstance(found, type) and kind_of(found) and name_of(found) == name else None
+        found = _class_in(home, path)
+        return found if found is not None and kind_of(found) and name_of(found) == name else None
+
+
+def own_class(name: str) -> type | None:
+    """The class of a name in a file of the script that is imported by now; None if it has none."""
+    home, _, path = name.partition(":")
+    found = _class_in(home, path) if is_own_module(home) else None
+    return found if found is not None and name_of(found) == name else None
+
+
+def _class_in(home: str, path: str) -> type | None:
+    found: Any = sys.modules.get(home)
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
 
 
 NOTHING_KNOWN = KnownClasses()

@@ -113,8 +113,12 @@ def _number_of(generator: Any) -> int:
         return _seed_of(generator)
     state = read_state(generator)
     try:
+        if isinstance(generator, np.random.BitGenerator):
+            generator = np.random.Generator(generator)
         if isinstance(generator, np.random.Generator):
             return int(generator.integers(_MOST))
+        if isinstance(generator, np.random.SeedSequence):
+            return int(generator.generate_state(1, np.uint64)[0]) & _MOST
         if isinstance(generator, np.random.RandomState):
             return int(generator.randint(2**31 - 1))
         return int(generator.getrandbits(63))
@@ -125,8 +129,10 @@ def _number_of(generator: Any) -> int:
 def _seed_with(generator: Any, seed: int) -> None:
     if isinstance(generator, torch.Generator):
         generator.manual_seed(seed)
-    elif isinstance(generator, np.random.Generator):
-        bits: Any = generator.bit_generator
+    elif isinstance(generator, np.random.Generator | np.random.BitGenerator):
+        bits: Any = getattr(generator, "bit_generator", generator)
         bits.state = type(bits)(seed).state
+    elif isinstance(generator, np.random.SeedSequence):
+        write_state(generator, np.random.SeedSequence(seed).state)
     else:
         generator.seed(seed & 0xFFFFFFFF if isinstance(generator, np.random.RandomState) else seed)

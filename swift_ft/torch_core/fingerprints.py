@@ -57,6 +57,11 @@ class Fingerprint:
             or other.places[index] != self.places[index]
             or other.versions[index] != self.versions[index]
         }
+        return sorted(found | self.rewritten(other))
+
+    def rewritten(self, other: Fingerprint) -> set[int]:
+        """Positions of the tensors whose elements were others at the other moment, wherever they were."""
+        found: set[int] = set()
         theirs = {tuple(which): sample for which, sample in other.samples}
         for which, sample in self.samples:
             known = theirs.get(tuple(which))
@@ -64,7 +69,7 @@ class Fingerprint:
                 found.update(which)
             elif bool((unlike := _bits(sample) != _bits(known)).any()):
                 found.update(which[row] for row in unlike.any(dim=1).nonzero().flatten().tolist())
-        return sorted(found)
+        return found
 
 
 class Sampler:

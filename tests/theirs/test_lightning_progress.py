@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import logging
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +55,7 @@ def trainer(**options: Any) -> Any:
     module = pl.LightningModule()
     module.net = nn.Linear(1, 1)
     module.seen, module.outputs = [], {"preds": [], "targets": []}
+    module.of_tasks, module.sums, module.of_images = [[], []], {"sum": 0.0, "preds": []}, defaultdict(list)
     module.cat = CatMetric()
     made.strategy.connect(module)
     made.fit_loop._data_fetcher = Place()
@@ -104,6 +107,51 @@ def test_a_list_that_is_too_large_stays_where_it_is(
     given(ours, theirs)
     assert other.lightning_module.seen == seen
     assert [record.variables for record in ours_in(caplog)] == [["outputs"]]
+
+
+LARGE: dict[str, Callable[[Any, float], None]] = {
+    "of_tasks": lambda module, value: module.of_tasks[int(value) % 2].append(value),
+    "sums": lambda module, value: module.sums.update(
+        sum=module.sums["sum"] + value, preds=[*module.sums["preds"], value]
+    ),
+    "of_images": lambda module, value: module.of_images[int(value) // 4].append(value),
+}
+EMPTY: dict[str, Any] = {"of_tasks": [[], []], "sums": {"sum": 0.0, "preds": []}, "of_images": {}}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_what_is_too_large_and_no_flat_list(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is cut as well where it is told how long it was; else it is named. What is small again travels."""
+    monkeypatch.setattr(progress, "_LIMIT", 1 << 14)
+    one, other = trainer(), trainer()
+    ours, theirs = progress_of(one), progress_of(other)
+    module = one.lightning_module
+    for number in range(3_000):
+        LARGE[name](module, float(number))
+        if number % 500 == 0:
+            ours.step_ends()
+    ours.step_ends()
+    assert [record.variable for record in ours_in(caplog)] == [f"module.{name}"]
+    before = copy.deepcopy(getattr(module, name))
+    for number in range(3_000, 3_002):
+        LARGE[name](module, float(number))  # by a step that is interrupted
+    caplog.clear()
+    given(ours, ours)
+    named = [record.variables for record in ours_in(caplog)]
+    assert (getattr(module, name) == before) == (name != "of_images")
+    assert named == ([[name]] if name == "of_images" else [])
+    caplog.clear()
+    given(ours, theirs)
+    assert [record.variables for record in ours_in(caplog)] == [[name]]
+    setattr(module, name, copy.deepcopy(EMPTY[name]))  # as an epoch begins
+    LARGE[name](module, 1.0)
+    ours.step_ends()
+    caplog.clear()
+    given(ours, theirs)
+    assert getattr(other.lightning_module, name) == getattr(module, name)
+    assert not ours_in(caplog)
 
 
 def test_a_list_that_is_short_again_travels_again(monkeypatch: pytest.MonkeyPatch) -> None:

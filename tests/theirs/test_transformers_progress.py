@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
+from swift_ft.errors import CheckpointError
 from tests.support.integrations import needs
 
 pytestmark = needs("transformers", "accelerate")
@@ -282,3 +283,12 @@ def test_batches_of_a_stream(tmp_path: Path) -> None:
     (again,) = batches.of(0, 1, 1)
     assert again["input_ids"].tolist() == [2, 3]
     assert again["drawn"].equal(found[1]["drawn"])
+
+
+@pytest.mark.parametrize("attributes", [None, [], "trainer", 3, {"trainer": []}, {"trainer": {"values": {}}}])
+def test_attributes_that_are_none(attributes: Any, tmp_path: Path) -> None:
+    """They would be taken for those of a training that has just begun."""
+    ours = progress(trainer(tmp_path))
+    saved = {**ours.state_dict(), "attributes": attributes}
+    with pytest.raises(CheckpointError, match="attributes of"):
+        ours.load_state_dict(saved)

@@ -22,7 +22,7 @@ from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.placing import Placing
-from swift_ft.checkpoint.step.reach import MISSING, content_of
+from swift_ft.checkpoint.step.reach import MISSING, NAMED_APART, content_of
 from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of
@@ -268,6 +268,7 @@ class CarriedVariables:
 
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
+        saved = self._with_paths_of_today(saved)
         self.arrived = Arrived(saved, self.own, self.of_own)
         saved, left = _with_own(saved, self.own, self.of_own)
         self._unlike_at_top.clear()
@@ -299,6 +300,15 @@ class CarriedVariables:
             if before is UNKNOWN or in_saved or place in left:
                 continue
             self._put_back(placing, place, value, before)
+
+    def _with_paths_of_today(self, saved: Saved) -> Saved:
+        """As this version names files and classes: see :attr:`Namespace.earlier_path`."""
+        if any(path.startswith(NAMED_APART) for path in saved):
+            return saved
+        namespaces = [*self._variables.namespaces]
+        earlier = {one.earlier_path: one.path for one in reversed(namespaces)}
+        known = {one.path for one in namespaces}
+        return {path if path in known else earlier.get(path, path): saved[path] for path in saved}
 
     def note_made(self, is_new: Callable[[Place], bool]) -> None:
         """Parts of the state were made again, as layers are that come: what is unlike this travels.
@@ -356,9 +366,11 @@ class CarriedVariables:
 
     def _put(self, placing: Placing, place: Place, now: Any, value: Any) -> None:
         path, name = place
+        placing.lacks = False
         value = placing.put(now, value)
-        if value is UNKNOWN:
+        if value is UNKNOWN or placing.lacks:
             self._say_missing(place)
+        if value is UNKNOWN:
             return
         if value is now:
             return
@@ -372,7 +384,7 @@ class CarriedVariables:
         elif path in FUNCTIONS:
             if (frame := self._variables.frame(path)) is not None:
                 set_variables(frame, {name: value})
-        elif (namespace := self._variables.namespace(path)) is not None:
+        elif (namespace := self._variables.namespace(path)) is not None and namespace.takes(name):
             namespace.write(name, value)
         else:
             self._say_missing(place)
@@ -432,9 +444,10 @@ class CarriedVariables:
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables
-        small = variables.state.small.keys()  # they say themselves what is their state, not what they hold
+        # They say themselves what is their state, not what they hold. A file may have the name of one.
+        small = {*map(id, variables.state.small.values())}
         for namespace, name in variables.slots:
-            if namespace.path not in small:
+            if id(namespace.owner) not in small:
                 yield (namespace.path, name), namespace.variables.get(name, MISSING)
         for path, cell in variables.cells:
             yield (_CELLS, path), content_of(cell)

@@ -52,8 +52,21 @@ def fill(container: Any, content: Collection[Any]) -> None:
     if base in (list, bytearray):
         base.__setitem__(container, slice(None), content)
         return
+    if base is set:
+        _fill_set(container, content)
+        return
     base.clear(container)
     (base.extend if base is deque else base.update)(container, content)
+
+
+def _fill_set(container: set[Any], content: Collection[Any]) -> None:
+    """Remove what has come and add what is gone: so all others stay in their order."""
+    stays = {*content}
+    for one in [*set.__iter__(container)]:
+        if one not in stays:
+            set.discard(container, one)
+    for one in content:
+        set.add(container, one)
 
 
 def put_at(container: Any, key: Any, value: Any) -> None:

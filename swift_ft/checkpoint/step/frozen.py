@@ -24,6 +24,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_fixed,
     read_state,
 )
+from swift_ft.checkpoint.step.of_class import with_class
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.torch_core.tensors import same_bits
@@ -88,8 +89,9 @@ class Copier:
             inner.append(copied)
         if isinstance(value, dict):
             keys = [*map(self._references.of_key, plain(value))]
-            unknown = any(key is UNKNOWN for key in keys)
-            return UNKNOWN if unknown else dict(zip(keys, inner, strict=True))
+            if any(key is UNKNOWN for key in keys):
+                return UNKNOWN
+            return _container_like(value, dict(zip(keys, inner, strict=True)))
         if isinstance(value, set) and not all(map(is_fixed, value)):
             return UNKNOWN  # it would have others in itself
         return _container_like(value, inner)
@@ -129,9 +131,9 @@ def _container_like(value: Any, content: Any) -> Any:
     if isinstance(value, tuple):
         return tuple_like(value, content)
     if isinstance(value, deque):
-        return deque(content, value.maxlen)
+        return with_class(value, deque(content, value.maxlen))
     kind: type = next(kind for kind in (list, set, dict) if isinstance(value, kind))
-    return kind(content)
+    return with_class(value, kind(content))
 
 
 def is_plain(elements: Collection[Any]) -> bool:

@@ -10,7 +10,9 @@ import enum
 import functools
 import random
 import re
+import sys
 from collections import deque
+from collections.abc import Iterator
 from datetime import date, time, timedelta, tzinfo
 from decimal import Decimal
 from fractions import Fraction
@@ -47,12 +49,13 @@ BY_REFERENCE = FIXED_EXACTLY | {FunctionType, type, ModuleType, classmethod, sta
 """The most common types of values that are noted without a look at what is in them."""
 CONTAINERS = (list, dict, set, deque, bytearray)
 """Types whose values change in place, so that they are copied."""
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
-"""Generators of random numbers that a script may have of its own."""
+GENERATORS = (
+    *(torch.Generator, np.random.Generator, np.random.RandomState, random.Random),
+    *(np.random.BitGenerator, np.random.SeedSequence),
+)
+"""Generators of random numbers that a script may have of its own, and what makes seeds of further ones."""
 _SPAWNED = "swift_ft.spawned"
 """The key of what a generator of NumPy's has spawned, in its state."""
-_TAKES_SEED = isinstance(np.random.PCG64(0).__getstate__(), tuple)
-"""This NumPy has a way to set it: the one of pickle, in versions that keep the seed there."""
 MOST_OF_GRAPH_BYTES = 2**20
 """Of a tensor that still has its graph as a step begins, as a recurrent state may. The copy has none."""
 MOST_ELEMENTS = 1024
@@ -71,6 +74,15 @@ def is_understood(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(is_understood, value))
     return is_value(value) or is_reference(value)
+
+
+def stays_where_it_is(value: Any) -> bool:
+    """Whether something has a life of its own, which nothing takes back: an iterator, a thread, a file."""
+    try:
+        is_iterator = isinstance(value, Iterator)
+    except Exception:  # a proxy that answers for something else, which is not there
+        return True
+    return is_iterator or type(value).__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 def is_value(value: Any) -> bool:
@@ -159,7 +171,11 @@ def _state_of(generator: Any) -> Any:
     if isinstance(generator, torch.Generator):
         return generator.get_state()
     if isinstance(generator, np.random.Generator):
-        return _copied(generator.bit_generator.state) | _spawned(generator.bit_generator)
+        generator = generator.bit_generator
+    if isinstance(generator, np.random.BitGenerator):
+        return _copied(generator.state) | _spawned(generator)
+    if isinstance(generator, np.random.SeedSequence):
+        return _copied(generator.state)
     if isinstance(generator, np.random.RandomState):
         return _copied(generator.get_state(legacy=False))
     return generator.getstate()
@@ -182,6 +198,10 @@ def write_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
     elif isinstance(generator, np.random.Generator):
         _write_numpy(generator.bit_generator, state)
+    elif isinstance(generator, np.random.BitGenerator):
+        _write_numpy(generator, state)
+    elif isinstance(generator, np.random.SeedSequence):
+        _write_seed(generator, state)
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(state)
     else:
@@ -191,24 +211,21 @@ def write_state(generator: Any, state: Any) -> None:
 def _spawned(bits: np.random.BitGenerator) -> dict[str, Any]:
     """The number of generators spawned of one, by which the next one is chosen, and its seed."""
     seed = bits.seed_seq
-    if not (_TAKES_SEED and isinstance(seed, np.random.SeedSequence) and seed.n_children_spawned):
+    if not (isinstance(seed, np.random.SeedSequence) and seed.n_children_spawned):
         return {}
-    return {
-        _SPAWNED: {
-            "entropy": _copied(seed.entropy),
-            "spawn_key": seed.spawn_key,
-            "pool_size": seed.pool_size,
-            "n_children_spawned": seed.n_children_spawned,
-        }
-    }
+    return {_SPAWNED: _copied(seed.state)}
 
 
-def _write_numpy(bits: Any, state: dict[str, Any]) -> None:
+def _write_numpy(bits: np.random.BitGenerator, state: dict[str, Any]) -> None:
     bits.state = {key: value for key, value in state.items() if key != _SPAWNED}
     spawned, now = state.get(_SPAWNED, {}), _spawned(bits).get(_SPAWNED, {})
     if spawned != now:
-        seed = np.random.SeedSequence(**{**now, "n_children_spawned": 0, **spawned})
-        bits.__setstate__((bits.state, seed))
+        _write_seed(bits.seed_seq, {**now, "n_children_spawned": 0, **spawned})
+
+
+def _write_seed(seed: Any, state: dict[str, Any]) -> None:
+    """In place: what is counted cannot be set, and a generator may share it with the script's variables."""
+    np.random.SeedSequence.__init__(seed, **state)
 
 
 def _copied(value: Any) -> Any:

@@ -20,6 +20,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_understood,
     read_state,
     same_state,
+    stays_where_it_is,
     write_state,
 )
 from swift_ft.torch_core.shards import local, note_changed
@@ -232,23 +233,28 @@ class _Container:
             return
         if _same(self._container, self._value):
             return
-        if not all(map(is_understood, content_in(self._container))):
+        if all(map(_goes_back, content_in(self._container))):
+            fill(self._container, self._value)
+        else:
             self._put_back_in_part(self._value)
-            return
-        fill(self._container, self._value)
 
     def _put_back_in_part(self, value: Any) -> None:
-        """Only entries that are understood, now and before: a dictionary's, or those of a list as long."""
+        """Only entries that go back, now and before: a dictionary's, or those of a list as long."""
         there = dict(items_in(self._container))
         if isinstance(self._container, dict):
             for key, now in there.items():
-                if key not in value and is_understood(now):
+                if key not in value and _goes_back(now):
                     remove_at(self._container, key)
         elif not isinstance(self._container, list | deque) or len(there) != len(value):
             return
         for key, before in items_in(value):
-            if is_understood(before) and (key not in there or is_understood(there[key])):
+            if _goes_back(before) and (key not in there or _goes_back(there[key])):
                 put_at(self._container, key, before)
+
+
+def _goes_back(element: Any) -> bool:
+    """Whether a container may hold it again, or not any more, whatever is in it."""
+    return is_understood(element) or not stays_where_it_is(element)
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from swift_ft.checkpoint.step.caches import Remembered
 from swift_ft.checkpoint.step.counted import counted_in, is_counted
 from swift_ft.checkpoint.step.kinds import is_copied, is_understood
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, OfGraph, Uncopied
@@ -40,6 +41,7 @@ class NotedVariables:
         leaves: values that change in place, by ``id()``.
         flags: whether parameters require gradients.
         large: tensors in attributes of modules that are too large for a copy, by name.
+        caches: what functions remember.
     """
 
     namespaces: list[Namespace]
@@ -51,6 +53,7 @@ class NotedVariables:
     leaves: dict[int, Leaf]
     flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
     large: dict[str, torch.Tensor] = field(default_factory=dict)
+    caches: list[Remembered] = field(default_factory=list)
 
     def unaccounted(self) -> list[str]:
         """Tensors and arrays that have changed for the first time since, of which there is no copy."""
@@ -95,6 +98,8 @@ class NotedVariables:
         for number, leaf in self.leaves.items():
             if not is_counted(number):
                 leaf.put_back()
+        for cache in self.caches:
+            cache.put_back()
         for parameter, flag in self.flags:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)
@@ -118,6 +123,7 @@ class NotedVariables:
             place: value for place, value in self.loop.items() if _is_other(loop.get(place, MISSING), value)
         }
         self.leaves = {number: leaf for number, leaf in self.leaves.items() if leaf.changed}
+        self.caches = [one for one in self.caches if one.changed]
         self.flags = [(one, flag) for one, flag in self.flags if one.requires_grad != flag]
         self.large = {}
 

@@ -14,6 +14,7 @@ from torch import nn
 from swift_ft.checkpoint.step.containers import fill, plain
 from swift_ft.checkpoint.step.frozen import GENERATOR, Copier, frozen, tuple_like
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, write_state
+from swift_ft.checkpoint.step.of_class import CONTENT, OF_CLASS, empty, is_of_class
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import PARAMETER, UNKNOWN, References
 from swift_ft.torch_core.shards import local
@@ -29,6 +30,9 @@ class Placing:
     Args:
         is_protected: tells tensors and containers that a value must not be written to.
         references: by which a name stands for a parameter of the state.
+
+    Attributes:
+        lacks: something in a container could not be made here: what was there is, or nothing.
     """
 
     def __init__(
@@ -38,6 +42,7 @@ class Placing:
     ) -> None:
         self._is_protected = is_protected
         self._references = references or References()
+        self.lacks = False
         self._placed: dict[int, tuple[Any, Any]] = {}  # by id() of a value: it, and what has it here
         self._given: dict[int, Any] = {}  # by id(): things here that have got a value
         self._of_storage: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # tensors here, and values
@@ -55,7 +60,8 @@ class Placing:
 
         Returns:
             ``now``, if it could take the value, and something new otherwise. ``UNKNOWN`` if a generator has
-            to be there, which cannot be made, or a parameter that this process does not have.
+            to be there, which cannot be made, a parameter that this process does not have, or a container
+            of a class that it has not.
         """
         if value is MISSING or is_fixed(value):
             return value
@@ -78,14 +84,21 @@ class Placing:
                 return UNKNOWN
             write_state(now, value[GENERATOR])
             return self._note(value, now)
+        if isinstance(value, dict) and OF_CLASS in value:
+            here = now if is_of_class(now, value) else empty(value)
+            return UNKNOWN if here is UNKNOWN else self._filled(value, here, value[CONTENT])
         kind: type | None = next((kind for kind in CONTAINERS if isinstance(value, kind)), None)
         if kind is None:
             return frozen(value)
-        if kind is dict and any(self._references.key(key) is UNKNOWN for key in value):
-            return UNKNOWN
         fits = isinstance(now, kind) and getattr(now, "maxlen", None) == getattr(value, "maxlen", None)
         here = now if fits else deque(maxlen=value.maxlen) if kind is deque else kind()
-        self._fill(self._note(value, here), value)
+        return self._filled(value, here, value)
+
+    def _filled(self, value: Any, here: Any, content: Any) -> Any:
+        """A container with another content; it is known before that, which may hold it again."""
+        if isinstance(content, dict) and any(self._references.key(key) is UNKNOWN for key in content):
+            return UNKNOWN
+        self._fill(self._note(value, here), content)
         return here
 
     def _note(self, value: Any, here: Any) -> Any:
@@ -133,6 +146,7 @@ class Placing:
         before = plain(here) if isinstance(here, list | deque) else []
         before = [*before, *[MISSING] * len(value)][: len(value)]
         inner = [self.put(old, new) for old, new in zip(before, value, strict=True)]
+        self.lacks |= any(new is UNKNOWN for new in inner)
         found = (old if new is UNKNOWN else new for old, new in zip(before, inner, strict=True))
         fill(here, [one for one in found if one is not MISSING])
 
@@ -150,14 +164,10 @@ class Placing:
                 makes = here.default_factory if isinstance(here, defaultdict) else None
                 there = makes() if makes is not None else MISSING
             put = self.put(there, inner)
+            self.lacks |= put is UNKNOWN
             if (found := there if put is UNKNOWN else put) is not MISSING:
                 content[key] = found
         fill(here, content)
-
-
-def put_into(now: Any, value: Any) -> bool:
-    """Put a value into what is in its place, which others hold. False if that is of another kind."""
-    return Placing().put(now, value) is now
 
 
 def _is_writable(tensor: torch.Tensor) -> bool:

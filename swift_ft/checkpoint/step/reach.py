@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import gc
 import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -34,8 +33,10 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
+from swift_ft.checkpoint.step.caches import results_in
 from swift_ft.checkpoint.step.containers import content_in, items_in
 from swift_ft.checkpoint.step.counted import counted_in
+from swift_ft.checkpoint.step.held_by_libraries import passed_on
 from swift_ft.checkpoint.step.kinds import (
     CACHE,
     CONTAINERS,
@@ -44,10 +45,9 @@ from swift_ft.checkpoint.step.kinds import (
     MOST_ELEMENTS,
     has_slots,
     is_namespace,
-    is_object,
     is_value,
 )
-from swift_ft.program.own_code import is_own_class
+from swift_ft.program.own_code import is_own_class, is_own_module
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.module_hooks import hooks_of
@@ -57,21 +57,16 @@ OF_BUFFERS = "(buffers)"
 """In the path of a namespace of buffers that no ``state_dict()`` has."""
 OF_ATTRIBUTES = "(attributes)"
 """In the path of a namespace of a container that has attributes as well."""
+_FILE, _CLASS = "(module)", "(class)"
+"""Before the names of modules of Python's and of classes. No variable has such a path: a model, the file that
+it is made in and its class may have one name."""
+NAMED_APART = (_FILE, _CLASS)
+"""How such paths begin; in earlier versions they had the bare names."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 
-_OF_SAMPLES = ("torch.utils.data.", "torchdata.", "torchvision.", "swift_ft.data.")
-"""Names of libraries, as far as modules begin with them, whose objects lead to data sets of a script."""
-_HOLDS_OF_SCRIPT = frozenset(
-    {
-        *("loader", "source", "order", "dataset", "datasets", "sampler", "batch_sampler", "options"),
-        *("collate_fn", "transform", "target_transform", "transforms"),
-    }
-)
-"""Their attributes that do, an underscore before them or not."""
-
 _MOST_NAMESPACES = 20_000
-"""Besides modules, of which a model may have more."""
+"""Besides modules, of which a model may have more, and functions."""
 _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 
 _LEADING: tuple[type, ...] = (
@@ -87,6 +82,7 @@ class Namespace:
         hidden: names that belong to torch or to this package.
         private: how such names begin.
         attributes: of a dictionary, its attributes are meant, and not its entries.
+        fixed: nothing can be added to it.
 
     Attributes:
         path: how the script would get there, such as ``model.head``.
@@ -102,8 +98,10 @@ class Namespace:
         private: str = "__",
         *,
         attributes: bool = False,
+        fixed: bool = False,
     ) -> None:
         self.path = path
+        self._fixed = fixed
         self.owner = owner
         self._hidden = hidden
         self._private = private
@@ -113,7 +111,14 @@ class Namespace:
     @property
     def is_of_buffers(self) -> bool:
         """Whether its variables are buffers of a module."""
-        return self.path.endswith(OF_BUFFERS)
+        return f".{OF_BUFFERS}" in self.path
+
+    @property
+    def earlier_path(self) -> str:
+        """Its path in checkpoints of versions that gave files and classes their bare names."""
+        if isinstance(self.owner, type):
+            return self.owner.__name__
+        return self.path.removeprefix(f"{_FILE} ")
 
     @property
     def module(self) -> nn.Module | None:
@@ -122,14 +127,18 @@ class Namespace:
         return self.owner if is_module else None
 
     def may_lose(self, name: str) -> bool:
-        """Whether a variable that is new may be deleted. What a module or a class has is mostly its code.
+        """Whether a variable that is new may be deleted. What a module of Python's has is mostly its code.
 
-        A class that inherits a variable gets one of its own as it counts, as in ``type(self).calls += 1``:
-        so does each class that ``fully_shard`` makes.
+        So it is with a class that a library has made, as ``fully_shard`` does. That may lose what it inherits
+        as well: it got one of its own as it counted, as in ``type(self).calls += 1``.
         """
-        if isinstance(self.owner, type):
+        if isinstance(self.owner, type) and not is_own_module(self.owner.__module__):
             return any(name in vars(base) for base in self.owner.__mro__[1:])
         return not (self._is_dict or isinstance(self.owner, ModuleType))
+
+    def takes(self, name: str) -> bool:
+        """Whether a variable can be given to it, which may be new."""
+        return not self._fixed or name in self.variables
 
     def names(self) -> list[str]:
         """The names of its variables. What a module of Python's has is mostly its code, and left out."""
@@ -203,10 +212,11 @@ class Reach:
     """Everything that a script's step can reach.
 
     Attributes:
-        namespaces: each once, by the first path that leads there.
+        namespaces: each once, by the first path that leads there; no two have the same one.
         leaves: containers, tensors, arrays and generators that no variable holds itself: they are in
             containers.
         cells: what functions share with the function that they were made in, by path.
+        caches: functions that remember their results.
         seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
         crowded: what holds the most objects, if there are so many that not all were found.
     """
@@ -215,6 +225,7 @@ class Reach:
     leaves: list[Any]
     cells: list[tuple[str, CellType]]
     seen: dict[int, Any]
+    caches: list[Any] = field(default_factory=list)
     crowded: str = ""
 
     def add(self, other: Reach) -> None:
@@ -222,6 +233,7 @@ class Reach:
         self.namespaces += other.namespaces
         self.leaves += other.leaves
         self.cells += other.cells
+        self.caches += other.caches
         self.seen |= other.seen
 
 
@@ -229,6 +241,8 @@ def reach(
     roots: Iterable[tuple[str, Any]],
     known: Mapping[int, Any] | None = None,
     most_elements: int = sys.maxsize,
+    *,
+    last: Iterable[tuple[str, Any]] = (),
 ) -> Reach:
     """Look for all that there is.
 
@@ -236,13 +250,14 @@ def reach(
         roots: by name. What holds them is not a namespace here.
         known: things that are not looked into, by ``id()``.
         most_elements: of containers, together: what comes after them is not found.
+        last: further roots: what the others lead to has their paths.
     """
     found, known = Reach([], [], [], {}), known or {}
     seen = found.seen
-    todo: deque[tuple[str, Any, bool]] = deque((name, value, False) for name, value in roots)
-    modules = 0
-    while todo and len(found.namespaces) - modules < _MOST_NAMESPACES:
-        path, value, in_container = todo.popleft()
+    todo, rest = (deque((name, value, False) for name, value in some) for some in (roots, last))
+    uncounted = 0
+    while (todo or rest) and len(found.namespaces) - uncounted < _MOST_NAMESPACES:
+        path, value, in_container = (todo or rest).popleft()
         if id(value) in seen or id(value) in known:
             continue
         if isinstance(value, CONTAINERS):
@@ -266,43 +281,68 @@ def reach(
                 seen[id(value)] = value
                 found.leaves.append(value)
         elif isinstance(value, functools.partial):
-            todo.extend([(path, value.func, False), (path, value.args, False), (path, value.keywords, False)])
+            todo.append((path, value.func, False))
+            todo.extend((f"{path}.{name}", getattr(value, name), False) for name in ("args", "keywords"))
         elif isinstance(value, MethodType):
-            todo.extend([(path, value.__self__, False), (path, value.__func__, False)])
+            todo.extend([(path, value.__self__, False), (f"{path}.__func__", value.__func__, False)])
         elif isinstance(value, CACHE):
             if is_namespace(value.__wrapped__):
                 seen[id(value)] = value
                 todo.append((path, value.__wrapped__, False))
-                results = {str(number): result for number, result in enumerate(_results_in(value))}
-                found.namespaces.append(Namespace(f"{path}()", results))
+                found.caches.append(value)
+                results = {str(number): result for number, result in enumerate(results_in(value))}
+                found.namespaces.append(Namespace(f"{path}()", results, fixed=True))
                 todo.extend((f"{path}().{number}", result, False) for number, result in results.items())
         elif is_namespace(value):
             seen[id(value)] = value
-            modules += isinstance(value, nn.Module)
-            todo.extend(_look_into(path, value, found))
+            uncounted += isinstance(value, nn.Module | FunctionType)
+            todo.extend(_look_into(_path_of(value) or path, value, found))
         else:
             todo.extend((f"{path}.{name}", one, False) for name, one in passed_on(value))
-    if todo and most_elements >= 0:
+    if (todo or rest) and most_elements >= 0:
         found.crowded = _most_crowded(found.namespaces)
+    _tell_apart(found)
     return found
+
+
+def path_of_file(name: str) -> str:
+    """The path of the variables of a module of Python's."""
+    return f"{_FILE} {name}"
+
+
+def _path_of(value: Any) -> str:
+    """The path of a file and of a class, whatever led there; empty for all else.
+
+    A class that ``fully_shard`` has made is of the file of the one that it was made of.
+    """
+    if isinstance(value, ModuleType):
+        return path_of_file(value.__name__)
+    if isinstance(value, type):
+        homes = (base.__module__ for base in value.__mro__ if is_own_module(base.__module__))
+        return f"{_CLASS} {next(homes, value.__module__)}.{value.__qualname__}"
+    return ""
+
+
+def _tell_apart(found: Reach) -> None:
+    """Number those that have the path of another one, such as two classes that a function has made."""
+    numbers: Counter[str] = Counter()
+    for namespace in found.namespaces:
+        numbers[namespace.path] += 1
+        if (number := numbers[namespace.path]) > 1:
+            namespace.path += f" ({number})"
+    numbers.clear()
+    for place, (path, cell) in enumerate(found.cells):
+        numbers[path] += 1
+        if (number := numbers[path]) > 1:
+            found.cells[place] = f"{path} ({number})", cell
 
 
 def _most_crowded(namespaces: Iterable[Namespace]) -> str:
     """The path of what holds most of them."""
-    held = (namespace for namespace in namespaces if namespace.module is None)
+    uncounted = (nn.Module, FunctionType)
+    held = (namespace for namespace in namespaces if not isinstance(namespace.owner, uncounted))
     holders = Counter(re.sub(r"(\[[^]]*\]|\.[^.]*)$", "", namespace.path) for namespace in held)
     return max(holders, key=holders.__getitem__, default="")
-
-
-def passed_on(value: Any) -> Iterator[tuple[str, Any]]:
-    """The script's data sets and functions that a library's object holds to make batches or samples."""
-    if not type(value).__module__.startswith(_OF_SAMPLES) or isinstance(value, type):
-        return
-    for name, one in getattr(value, "__dict__", {}).items():
-        if name.lstrip("_") in _HOLDS_OF_SCRIPT:
-            several = isinstance(one, list | tuple | dict) and len(one) <= MOST_ELEMENTS
-            inner = content_in(one) if several else (one,)
-            yield from ((f"{name}[{i}]" if several else name, part) for i, part in enumerate(inner))
 
 
 def leads_nowhere(kind: type) -> bool:
@@ -315,8 +355,7 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
     namespace: Namespace | None = None
     if isinstance(value, FunctionType):
         yield from _held_by_function(path, value, found)
-        if vars(value):
-            namespace = Namespace(path, value)
+        namespace = Namespace(path, value)  # a step may give it a variable
     elif isinstance(value, nn.Module):
         namespace = _look_into_module(path, value, found)
         wraps = is_torchs_wrapper(value)
@@ -385,21 +424,6 @@ def _look_into_module(path: str, module: nn.Module, found: Reach) -> Namespace:
         return Namespace(path, module, _hidden_in_modules())
     # It keeps there what a recovery makes anew, too.
     return Namespace(f"{path}.(wrapper)", module, _hidden_in_wrappers(type(module).__mro__), private="_")
-
-
-def _results_in(function: Any) -> list[Any]:
-    """All that a function remembers and that may change. It shows that to the collector only."""
-    referents = [one for one in gc.get_referents(function) if one is not vars(function)]
-    if function.cache_parameters()["maxsize"] is None:
-        found = [result for one in referents if type(one) is dict for result in one.values()]
-    else:  # results are referents themselves, and so is a dictionary of Python's that leads to their places
-        found = [one for one in referents if not (isinstance(one, dict) and _leads_to_places(one))]
-    kinds = (*CONTAINERS, torch.Tensor, np.ndarray, *GENERATORS)
-    return [one for one in found if isinstance(one, kinds) or is_object(one)]
-
-
-def _leads_to_places(found: dict[Any, Any]) -> bool:
-    return bool(found) and all(type(value).__name__ == "_lru_list_elem" for value in found.values())
 
 
 def content_of(cell: CellType) -> Any:

@@ -23,6 +23,7 @@ from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
+from swift_ft.checkpoint.step.library_objects import LibraryObjects
 from swift_ft.checkpoint.step.noted import NotedVariables
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
@@ -89,6 +90,7 @@ class Rollback:
         self._parameters = ParameterWatch(state)
         self._variables = ScriptVariables(state)
         self._outside = Outside(self._variables)
+        self._library_objects = LibraryObjects(self._variables)
         self.carried = CarriedVariables(self._variables, self._outside)
         self._gradients = CarriedGradients()
         self._script_hooks = ScriptHooks(state)
@@ -152,6 +154,8 @@ class Rollback:
         if closely or self._steps <= _FIRST_STEPS:
             self._variables.look()
             self._outside.check()
+        if self._steps <= _FIRST_STEPS:
+            self._library_objects.check()
         if self._steps == 1:
             self.carried.steps_begin()
         self._had_gradient = [(parameter, parameter.grad is not None) for parameter in named.values()]

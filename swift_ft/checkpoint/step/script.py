@@ -13,14 +13,16 @@ import sys
 import weakref
 from bisect import bisect_left
 from collections import ChainMap
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import CellType, CodeType, FrameType
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from swift_ft.checkpoint.step.caches import Remembered
 from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.counted import number_of_counted
 from swift_ft.checkpoint.step.kinds import (
@@ -28,7 +30,7 @@ from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     FIXED_EXACTLY,
     MOST_ELEMENTS,
-    is_object,
+    is_namespace,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaves, Uncopied
 from swift_ft.checkpoint.step.noted import (
@@ -41,17 +43,27 @@ from swift_ft.checkpoint.step.noted import (
     understood_value,
     variables_in,
 )
-from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, leads_nowhere, reach
+from swift_ft.checkpoint.step.reach import (
+    MISSING,
+    Namespace,
+    Reach,
+    content_of,
+    leads_nowhere,
+    path_of_file,
+    reach,
+)
 from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames
+from swift_ft.program.own_code import is_own_module
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import memory_of, same_bits, storage_id, storage_names, tensors_in
 
 _logger = logging.getLogger(__name__)
 
-_VARIABLE = "(variable)"
-"""Before the name of a variable that is that of a part of the state, which is something else."""
+_VARIABLE, _GLOBAL = "(variable)", "(global)"
+"""Before the name of a variable that is that of a part of the state, which is something else, and before that
+of a file's variable where the function that runs the loop has one of its own by that name."""
 _MOST_LOOKED_THROUGH = 2**14
 """Elements of all containers of more than 64 that are looked through in each step for new ones."""
 _FEW = 64
@@ -111,6 +123,11 @@ class ScriptVariables:
         return self._reach.cells
 
     @property
+    def namespaces(self) -> Sequence[Namespace]:
+        """All that were found."""
+        return self._reach.namespaces
+
+    @property
     def paths(self) -> Iterator[str]:
         """The paths of all namespaces that were found."""
         return (namespace.path for namespace in self._reach.namespaces)
@@ -140,7 +157,9 @@ class ScriptVariables:
             loop = {place: value for place, value in loop.items() if id(value) not in results}
             raw[first:] = [OPAQUE if id(value) in results else value for value in raw[first:]]
         others = [index for index, value in enumerate(raw) if type(value) not in BY_REFERENCE]
-        late, inner = self._made_since([*(raw[index] for index in others), *loop.values()])
+        seen = self._reach.seen
+        functions = (one for one in raw if type(one) in (FunctionType, type) and id(one) not in seen)
+        late, inner = self._made_since([*(raw[index] for index in others), *functions, *loop.values()])
         if late.namespaces:
             slots = [
                 *slots,
@@ -171,6 +190,7 @@ class ScriptVariables:
             leaves=leaves.by_number,
             large=self._large_of([(*slots[index], raw[index]) for index in others]),
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
+            caches=[*map(Remembered, (*self._reach.caches, *late.caches))],
         )
 
     def _new_leaves(self, *, whole: bool) -> Leaves:
@@ -199,7 +219,7 @@ class ScriptVariables:
         if inner:
             found = reach([("", inner[:_MOST_NEW])], seen, _MOST_MADE_SINCE)
         held = [*found.leaves]
-        if new := [value for value in values if id(value) not in seen and _leads_on(value)]:
+        if new := [value for value in values if _leads_on(value, seen)]:
             known = ChainMap(found.seen, seen) if found.seen else seen
             found.add(reach((("", value) for value in new), known, _MOST_MADE_SINCE))
         return found, held
@@ -285,7 +305,9 @@ class ScriptVariables:
         frames = loop_frames(self.epochs)
         modules = _modules_of(frames)
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
-        self._reach = reach(self._roots(frames, modules), {id(module): module for module in python})
+        known = {id(module): module for module in python}
+        self._reach = reach(self._roots(frames, modules), known, last=_own_files())
+        self._reach.seen.update(known)
         self._say_if_crowded(self._reach.crowded)
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
@@ -322,20 +344,26 @@ class ScriptVariables:
         parts = {**self.state.modules, **self.state.optimizers, **self.state.small}
         yield from parts.items()
 
-        def named(variables: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+        def named(
+            variables: Mapping[str, Any], prefix: str, taken: Container[str] = ()
+        ) -> Iterator[tuple[str, Any]]:
             for name, value in variables.items():
                 # Another object than the part of this name must not have its path.
                 other = prefix + name in parts and parts[prefix + name] is not value
-                yield f"{_VARIABLE} {prefix}{name}" if other else prefix + name, value
+                kind = f"{_GLOBAL} " if name in taken else f"{_VARIABLE} " if other else ""
+                yield f"{kind}{prefix}{name}", value
 
+        names: set[str] = set()  # of functions: by their code, since not all may have a value yet
         for function, frame in frames.items():
             # An epoch's function is called anew each time: what it holds must not have the name of another.
             apart = function == PASSES_ON or (function == LOOP and EPOCHS in frames)
             prefix = f"{frame.f_code.co_name}()." if apart else ""
             yield from named(frame.f_locals, prefix)
+            code = frame.f_code
+            names |= set() if apart else {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         for path, variables in modules.items():
-            prefix = path and f"{path}."
-            yield from named({k: v for k, v in variables.items() if not k.startswith("__")}, prefix)
+            own = {name: value for name, value in variables.items() if not name.startswith("__")}
+            yield from named(own, f"{path}.", ()) if path else named(own, "", names)
 
     def _containers_of_optimizers(self) -> Iterator[Any]:
         for optimizer in self.state.optimizers.values():
@@ -364,8 +392,16 @@ def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for frame in frames.values():
         if not any(frame.f_globals is one for one in found.values()):
-            found[str(frame.f_globals.get("__name__", "module")) if found else ""] = frame.f_globals
+            name = str(frame.f_globals.get("__name__", "module"))
+            found[path_of_file(name) if found else ""] = frame.f_globals
     return found
+
+
+def _own_files() -> Iterator[tuple[str, ModuleType]]:
+    """All modules of the script that are imported by now: a function may have imported one for itself."""
+    for name, module in [*sys.modules.items()]:
+        if isinstance(module, ModuleType) and is_own_module(name):
+            yield name, module
 
 
 def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
@@ -382,11 +418,15 @@ def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
         yield one
 
 
-def _leads_on(value: Any) -> bool:
-    """Whether there may be something in a value that changes."""
-    if type(value) in FIXED_EXACTLY or isinstance(value, torch.Tensor):
+def _leads_on(value: Any, seen: Container[int]) -> bool:
+    """Whether there may be something in a value that changes, and that was not seen yet, by ``id()``."""
+    if type(value) in FIXED_EXACTLY or id(value) in seen or isinstance(value, torch.Tensor):
         return False
-    return isinstance(value, CONTAINERS) or is_object(value)
+    if isinstance(value, MethodType):
+        return _leads_on(value.__self__, seen) or _leads_on(value.__func__, seen)
+    if isinstance(value, partial):
+        return any(_leads_on(one, seen) for one in (value.func, *value.args, *value.keywords.values()))
+    return isinstance(value, CONTAINERS) or is_namespace(value)
 
 
 def root_of(path: str) -> str:

@@ -1,17 +1,16 @@
 """Variables that are too large to be given to all other workers in each step, such as an epoch's predictions.
 
-A survivor still has them: what an interrupted step has added to a list is cut off again. A replacement has
-none, and says so.
+A survivor still has them: what an interrupted step has added to a list is cut off again. Who cannot do that,
+as a replacement that has none, says so.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from swift_ft.integrations.lightning.plain_text import lengths, plain_variables, to_text
+from swift_ft.integrations.lightning.plain_text import is_measure, measured, plain_variables, to_text
 
 _logger = logging.getLogger(__name__)
 
@@ -20,18 +19,16 @@ Owners = Mapping[str, Mapping[str, Any]]
 
 
 class Excess:
-    """The variables that do not travel, until they are shorter again."""
+    """The variables that do not travel, until less is in them again."""
 
     def __init__(self) -> None:
-        self._sizes: dict[tuple[str, str, str], int] = {}  # elements that each had as it became too large
+        self._sizes: dict[tuple[str, str, str], int] = {}  # values in each as it became too large
 
     def variables(self, kind: str, name: str, owner: object) -> dict[str, Any]:
-        """The plain variables of an object; of those that are too large, the lengths."""
-        too_large = {
-            key
-            for key, value in vars(owner).items()
-            if _size(value) >= self._sizes.get((kind, name, key), math.inf)
-        }
+        """The plain variables of an object; of those that are too large, what tells them from later ones."""
+        found = {key: value for key, value in vars(owner).items() if (kind, name, key) in self._sizes}
+        forms = {key: measured(value) for key, value in found.items()}
+        too_large = {key: form for key, (form, size) in forms.items() if size >= self._sizes[kind, name, key]}
         return plain_variables(owner, too_large)
 
     def leave_out_largest(self, forms: Mapping[str, Any], owners: Owners) -> bool:
@@ -46,7 +43,7 @@ class Excess:
             for kind, named in owners.items()
             for name, owner in named.items()
             for key, form in forms[kind][name].items()
-            if form != lengths(vars(owner)[key])
+            if not is_measure(form)
         }
         if not sizes:
             return False
@@ -60,22 +57,15 @@ class Excess:
                 f"{sizes[place]:,}",
                 extra={"event": "variable_too_large", "variable": what, "bytes": sizes[place]},
             )
-        self._sizes[place] = _size(vars(owners[kind][name])[key])
+        _, self._sizes[place] = measured(vars(owners[kind][name])[key])
         return True
 
     def say_missing(self, names: list[str]) -> None:
         """Name the variables that the lost worker had and this one has not."""
         if names:
             _logger.warning(
-                "%s was too large to be given to other workers, and is not here any more: what the script "
-                "makes of it in this epoch lacks samples",
+                "%s was too large to be given to other workers, and is not here as it was: what the script "
+                "makes of it in this epoch lacks samples, or has some twice",
                 ", ".join(names),
                 extra={"event": "variables_missing", "variables": names},
             )
-
-
-def _size(value: Any) -> int:
-    """The elements of a list, and of all in a dictionary."""
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    return len(value) if isinstance(value, list) else 0

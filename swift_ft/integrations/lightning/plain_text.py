@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 import torch
 
 _TENSOR, _TUPLE, _PAIRS, _MEMBER = "swift_ft.tensor", "swift_ft.tuple", "swift_ft.dict", "swift_ft.member"
-_LENGTHS = "swift_ft.lengths"
+_LENGTHS, _ITEMS, _VALUE = "swift_ft.lengths", "swift_ft.items", "swift_ft.value"
 _ATOMS = (bool, int, float, str, type(None))
 _MOST = 1 << 14
 """Elements of a tensor. Larger ones are data, or belong into a module."""
 _FEW = 64
-"""Keys of a dictionary, such as the lists of an epoch's predictions and targets."""
+"""Of what is too large, so many keys of a dictionary are told, such as those of an epoch's predictions and
+targets, lists in a list, such as one for each task, elements of a tensor and letters of a text."""
+_DEEPEST = 3
+"""Containers in containers of which that is told."""
 MISSING: Any = object()
 """In the place of a value that is not plain."""
 
@@ -37,11 +40,17 @@ def plain(value: Any) -> Any:
     return MISSING
 
 
-def plain_variables(owner: object, too_large: Collection[str] = ()) -> dict[str, Any]:
-    """The variables of an object that are plain, by name; of those that are too large, the lengths."""
+def plain_variables(owner: object, too_large: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The variables of an object that are plain, by name.
+
+    Args:
+        owner: the object.
+        too_large: forms in the place of some of them, by name: see :func:`measured`.
+    """
+    forms = too_large or {}
     found = {
-        name: lengths(value)
-        if name in too_large
+        name: forms[name]
+        if name in forms
         else {_MEMBER: value.name}
         if isinstance(value, Enum)
         else plain(value)
@@ -50,33 +59,71 @@ def plain_variables(owner: object, too_large: Collection[str] = ()) -> dict[str,
     return {name: value for name, value in found.items() if value is not MISSING}
 
 
-def lengths(value: Any) -> dict[str, Any]:
-    """In the place of a plain value: how long lists are that it consists of."""
-    return {_LENGTHS: _lengths(value)}
+def measured(value: Any) -> tuple[dict[str, Any], int]:
+    """In the place of a plain value, what tells it from a later one: how long lists are that it consists of.
+
+    Returns:
+        That, and the number of all values in it.
+    """
+    form, count = _measured(value, _DEEPEST)
+    return {_LENGTHS: form}, count
 
 
-def _lengths(value: Any) -> Any:
+def is_measure(form: Any) -> bool:
+    """Whether a form is of :func:`measured`."""
+    return isinstance(form, dict) and _LENGTHS in form
+
+
+def _measured(value: Any, depth: int) -> tuple[Any, int]:
+    """None for what cannot be compared later."""
     if isinstance(value, dict):
-        few = len(value) <= _FEW and all(type(key) in _ATOMS for key in value)
-        return [[key, _lengths(item)] for key, item in value.items()] if few else None
-    return len(value) if isinstance(value, list) else None
+        inner = [_measured(item, depth - 1) for item in value.values()]
+        known = depth and len(value) <= _FEW and all(type(key) in _ATOMS for key in value)
+        forms = [[key, form] for key, (form, _) in zip(value, inner, strict=True)]
+        return forms if known else None, sum(count for _, count in inner)
+    if isinstance(value, list | tuple):
+        if len(value) > _FEW and not isinstance(value[-1], list | tuple | dict):
+            return len(value), len(value)  # to look at each would take long
+        inner = [_measured(item, depth - 1) for item in value]
+        known = depth and len(value) <= _FEW
+        form = {_ITEMS: [form for form, _ in inner]} if known else len(value)
+        return form, sum(count for _, count in inner)
+    count = len(value) if isinstance(value, str) else value.numel() if isinstance(value, torch.Tensor) else 1
+    kept = plain(value) if count <= _FEW else MISSING
+    return None if kept is MISSING else {_VALUE: kept}, count
 
 
-def _cut(value: Any, wanted: Any) -> bool:
-    """Cut a value to its lengths of before. False if some of it is not there."""
-    if isinstance(wanted, int):
-        if not isinstance(value, list) or len(value) < wanted:
-            return False
-        del value[wanted:]
-    if isinstance(wanted, list):
-        if not isinstance(value, dict):
-            return False
-        parts = dict(wanted)
-        for key in value.keys() - parts.keys():
-            del value[key]
-        found = [_cut(value.get(key), part) for key, part in parts.items()]
-        return all(found)
-    return True
+def _as_before(value: Any, form: Any) -> Any:
+    """What a value was when it was measured, with all lists in it cut; MISSING if that is not known."""
+    if isinstance(form, list):
+        return _dict_as_before(value, form)
+    if isinstance(form, int) or (isinstance(form, dict) and _ITEMS in form):
+        length = form if isinstance(form, int) else len(form[_ITEMS])
+        if not isinstance(value, list | tuple) or len(value) < length:
+            return MISSING
+        if isinstance(form, int):
+            found = [*value[:length]]
+        else:
+            pairs = zip(value, form[_ITEMS], strict=False)
+            found = [_as_before(item, inner) for item, inner in pairs]
+        if any(item is MISSING for item in found):
+            return MISSING
+        if isinstance(value, tuple):
+            return tuple(found)
+        value[:] = found
+        return value
+    return restored(form[_VALUE]) if isinstance(form, dict) else MISSING
+
+
+def _dict_as_before(value: Any, forms: list[list[Any]]) -> Any:
+    if not isinstance(value, dict):
+        return MISSING
+    parts = dict(forms)
+    for key in value.keys() - parts.keys():
+        del value[key]
+    found = {key: _as_before(value.get(key), form) for key, form in parts.items()}
+    value.update((key, item) for key, item in found.items() if item is not MISSING)
+    return MISSING if any(item is MISSING for item in found.values()) else value
 
 
 def restored(form: Any) -> Any:
@@ -102,8 +149,12 @@ def put_back(owner: object, variables: Mapping[str, Any]) -> list[str]:
             if isinstance(now, Enum):
                 own[name] = type(now)[form[_MEMBER]]
             continue
-        if isinstance(form, dict) and _LENGTHS in form:
-            missing += [] if _cut(now, form[_LENGTHS]) else [name]
+        if is_measure(form):
+            before = _as_before(now, form[_LENGTHS])
+            if before is MISSING:
+                missing.append(name)
+            else:
+                own[name] = before
             continue
         value = restored(form)
         if isinstance(now, dict) and isinstance(value, dict):

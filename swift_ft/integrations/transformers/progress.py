@@ -20,8 +20,10 @@ from torch import Tensor
 
 from swift_ft.checkpoint.step.frozen import frozen
 from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS
-from swift_ft.checkpoint.step.placing import put_into
+from swift_ft.checkpoint.step.placing import Placing
+from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN
+from swift_ft.errors import CheckpointError
 
 _OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
 """Fields of ``TrainerState`` that no worker takes from another one."""
@@ -99,7 +101,12 @@ class Progress:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """The inverse."""
+        """The inverse.
+
+        Raises:
+            CheckpointError: it has no attributes of objects, by name.
+        """
+        _check_attributes(saved.get("attributes"))
         trainer = self._trainer
         vars(trainer.state).update(saved["state"])
         self._history.load(saved["log_history"])
@@ -113,6 +120,21 @@ class Progress:
         for name, attributes in self._attributes.items():
             if name in saved["attributes"]:  # else a callback that only this worker has
                 attributes.load(saved["attributes"][name])
+
+
+def _check_attributes(saved: Any) -> None:
+    """Refuse what would be taken for a state in which nothing has changed."""
+    if not isinstance(saved, dict):
+        raise CheckpointError(
+            f"the Trainer's part of the state has a {type(saved).__name__} for the attributes of the Trainer "
+            "and its callbacks, and not a dict: another version of swift_ft has written it, or a script"
+        )
+    for name, one in saved.items():
+        if not isinstance(one, dict) or not {"values", "others"} <= one.keys():
+            raise CheckpointError(
+                f"the Trainer's part of the state has no values for the attributes of {name}: another "
+                "version of swift_ft has written it, or a script"
+            )
 
 
 def _named(callbacks: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -187,8 +209,11 @@ class _Attributes:
         now = self._plain()
         start = {name: value for name, value in self._start.items() if name not in saved["others"]}
         for name, value in {**start, **saved["values"]}.items():
-            if now.get(name, now) != value and not put_into(vars(self._owner).get(name), value):
-                vars(self._owner)[name] = frozen(value)
+            if now.get(name, now) == value:
+                continue
+            put = Placing().put(vars(self._owner).get(name, MISSING), value)
+            if put is not UNKNOWN:
+                vars(self._owner)[name] = put
 
     def _plain(self) -> dict[str, Any]:
         own = {name: value for name, value in vars(self._owner).items() if name not in self._hidden}

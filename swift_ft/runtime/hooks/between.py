@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
+from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
@@ -31,6 +32,7 @@ from swift_ft.observe.waits import waiting
 from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, ModuleModes, NoteVariables
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.torch_core.fingerprints import Sampler
 
 _SKIPPED = "skipped"
 _ANSWER_S = 60.0
@@ -141,6 +143,8 @@ class Between:
         self._before: dict[tuple[int, int], ChangeableState] = {}  # by iteration and position
         self._running: ChangeableState | None = None  # what was before the hook that runs
         self._modes: ModuleModes | None = None  # of the hook that runs
+        self._sampler = Sampler()
+        self._fixed: tuple[str, FixedState] | None = None  # its name, and what it must not change
         self.stop = Stop()
         self.repeats = self.applying = False
         self.log: ResultLog | None = None
@@ -214,7 +218,8 @@ class Between:
         seed = derive_seed(self._seed, iteration, -1, position)
         seed_torch(seed)
         seed_host(seed)
-        before = FixedState(self._state)
+        before = FixedState(self._state, self._sampler)
+        self._fixed = hook.name, before
         result = hook.function()
         finish_on_device()  # before the result counts: another survivor may have read other numbers
         self._leave(interrupted=False)
@@ -231,6 +236,18 @@ class Between:
             self._apply(hook, noted)
         self._before[iteration, position].complete()
 
+    def dirty(self) -> str | None:
+        """Why the state is not the one from which an interrupted hook can be repeated; None if it is."""
+        if self._fixed is None:
+            return None
+        name, before = self._fixed
+        if rewritten := before.rewritten():
+            return (
+                f"communication failed in {name}() while {listed(rewritten)} had other values, as averaged "
+                "weights; put them back in a `finally:`"
+            )
+        return None
+
     def interrupted(self) -> None:
         """A hook was interrupted: modules and the script's variables are as they were before it."""
         if self._running is not None:
@@ -246,7 +263,7 @@ class Between:
     def _leave(self, *, interrupted: bool) -> None:
         if self._modes is not None:
             self._modes.restore(buffers=interrupted)
-        self._modes = self._running = None
+        self._modes = self._running = self._fixed = None
 
     def go_back(self, iteration: int, position: int) -> None:
         """To the state before a hook and all that follow it."""

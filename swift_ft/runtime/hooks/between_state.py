@@ -17,6 +17,7 @@ from swift_ft.checkpoint.step.noted import NotedVariables
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.fingerprints import Sampler
 from swift_ft.torch_core.tensors import same_values, version_of
 
 NoteVariables = Callable[[], NotedVariables]
@@ -46,11 +47,19 @@ class ModuleModes:
 
 
 class FixedState:
-    """The state that a hook must not change."""
+    """The state that a hook must not change.
 
-    def __init__(self, state: TrainingState) -> None:
+    Args:
+        state: what the session protects.
+        sampler: of its parameters. One for all hooks knows where to look.
+    """
+
+    def __init__(self, state: TrainingState, sampler: Sampler) -> None:
         self._state = state
+        self._sampler = sampler
         self._parameters: dict[str, tuple[int, int]] = self._versions()
+        self._named = state.named_parameters()
+        self._elements = sampler.take([*self._named.values()])
         self._buffers = BufferCopies(state.tree.modules())
         self._small = state.snapshot()["parts"]
         self._groups = _hyper_parameters(state)
@@ -60,6 +69,8 @@ class FixedState:
         for place, version in self._versions().items():
             if version != self._parameters.get(place, version):
                 return str(place)
+        if rewritten := self.rewritten():
+            return rewritten[0]
         for name, module in self._state.modules.items():
             if self._buffers.differs_from(BufferCopies(module.modules()), module):
                 return f"the buffers of {name}"
@@ -71,6 +82,15 @@ class FixedState:
             if not same_values(groups, self._groups[name], incomparable=True):
                 return f"the hyper-parameters of {name}"
         return None
+
+    def rewritten(self) -> list[str]:
+        """Names of the parameters that have other elements than they had, as a sample shows.
+
+        A write through ``.data`` moves no count: averaged weights are put in place so, and taken out again.
+        """
+        now = self._sampler.take(self._elements.tensors)
+        names = [*self._named]
+        return [names[index] for index in sorted(now.rewritten(self._elements))]
 
     def _versions(self) -> dict[str, tuple[int, int]]:
         return {

@@ -83,6 +83,10 @@ class HooksPart(Part):
         """See :class:`swift_ft.runtime.worker.ports.Hooks`."""
         self._between.take_over(iteration, until, begin=begin)
 
+    def interrupted(self, interruption: Interruption) -> None:
+        if not interruption.in_step:
+            self._status.dirty = self._between.dirty() or self._status.dirty
+
     def put_back(self, interruption: Interruption) -> None:
         if not interruption.in_step:
             self._between.interrupted()

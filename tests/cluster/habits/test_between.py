@@ -32,6 +32,16 @@ def test_in_the_function_itself(tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, "in the function itself", inject=faults)
 
 
+def test_averaged_weights(tmp_path: Path) -> None:
+    """The survivor has them in place of its own, as a sample says: all go on from the last checkpoint."""
+    undisturbed = run_habit(tmp_path / "undisturbed", SCRIPT, "averaged weights")
+    run = run_habit(tmp_path / "disturbed", SCRIPT, "averaged weights, lost among them")
+    assert run.code == 0, run.output[-6000:]
+    assert [recovery["mode"] for recovery in run.recoveries] == ["restart"], run.output[-6000:]
+    assert "had other values, as averaged weights" in run.output
+    assert_same_files(run, undisturbed)
+
+
 def test_lost_as_it_is_saved(tmp_path: Path) -> None:
     """The other replica has noted the best loss already, and goes back to before it did."""
     undisturbed = run_habit(tmp_path / "undisturbed", SCRIPT, "undisturbed")

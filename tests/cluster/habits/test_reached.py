@@ -17,6 +17,7 @@ SOME = [
     "two files away",
     "a dictionary that averages",
     "behind a part",
+    "a file with a part's name",
 ]
 OTHERS = [
     "named as a part",

@@ -155,6 +155,17 @@ class WithOwn(ByHand):
         return int(getattr(generator, name)(most))
 
 
+class WithBits(WithOwn):
+    def _drawn(self, most: int) -> int:
+        return int(self.generators["first"].random_raw()) % most
+
+
+class WithSeeds(WithOwn):
+    def _drawn(self, most: int) -> int:
+        (seed,) = self.generators["first"].spawn(1)
+        return int(np.random.default_rng(seed).integers(most))
+
+
 class Around(Sampler[int]):
     """A sampler in a sampler, as libraries make one for several replicas."""
 
@@ -186,6 +197,8 @@ DRAWING: dict[str, Callable[[int], Any]] = {
     "by one of Python": lambda seed: WithOwn(random.Random(seed)),
     "by one of NumPy": lambda seed: WithOwn(np.random.default_rng(seed)),
     "by an older one of NumPy": lambda seed: WithOwn(np.random.RandomState(seed)),
+    "by bits of NumPy": lambda seed: WithBits(np.random.PCG64(seed)),
+    "by seeds of NumPy": lambda seed: WithSeeds(np.random.SeedSequence(seed)),
     "within another": lambda seed: Around(
         RandomSampler(Squares(), generator=torch.Generator().manual_seed(seed))
     ),

@@ -5,6 +5,8 @@ between.py STORE HABIT [pipeline]
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -24,6 +26,30 @@ LOSSES = {2: 3.0, 4: 4.0, 6: 5.0, 8: 2.0, 10: 2.5}
 """Of the validations, by iteration: two in a row are worse than the best one before."""
 
 
+class Averages:
+    """Of the weights, put in place and taken out again as ``torch_ema`` and ``diffusers`` do."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.average = [one.detach().clone() for one in module.parameters()]
+        self._stored: list[Tensor] = []
+
+    def update(self) -> None:
+        for mean, weight in zip(self.average, self._module.parameters(), strict=True):
+            mean.lerp_(weight.detach(), 0.5)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        self._stored = [one.detach().clone() for one in self._module.parameters()]
+        self._write(self.average)
+        yield
+        self._write(self._stored)
+
+    def _write(self, values: list[Tensor]) -> None:
+        for weight, value in zip(self._module.parameters(), values, strict=True):
+            weight.data.copy_(value)
+
+
 def batch(index: int) -> Tensor:
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * index + (0 if PIPELINE else rank)))
 
@@ -36,6 +62,7 @@ def main() -> None:
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(net.parameters(), lr=1e-2))
     session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=4)
     schedule = attach(session, model, pipeline=PIPELINE)
+    averages = Averages(net)
     best, bad, reached, seen = float("inf"), 0, [0], []
 
     def die_once(where: str) -> None:
@@ -44,6 +71,12 @@ def main() -> None:
 
     def validate() -> float:
         loss = torch.tensor(LOSSES[session.iteration] / 2)
+        if HABIT.startswith("averaged weights"):
+            with averages.in_place():
+                loss += net(batch(-1)).square().mean().item()
+                die_once("averaged weights, lost among them")
+                dist.all_reduce(loss)
+            return loss.item()
         dist.all_reduce(loss)
         return loss.item()
 
@@ -78,6 +111,7 @@ def main() -> None:
                 (model(x).square().mean() * (1 + bad)).backward()
             optimizer.step()
             optimizer.zero_grad()
+            averages.update()
     rates = [group["lr"] for group in optimizer.param_groups]
     facts = {"best": best, "bad": bad, "reached": reached[0], "seen": seen, "rates": rates}
     leave(rank, {"model": net.state_dict(), "optimizer": optimizer.state_dict(), **facts})

@@ -6,6 +6,7 @@ weights: nothing but a comparison with an undisturbed run would notice.
 
 import argparse
 import copy
+import importlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from tests.cluster.habits.scripts.reached_from import growing, tracker
 from tests.support.habits import leave
 
 STORE, HABIT = sys.argv[1:3]
+take: Any = importlib.import_module("model").take
 ITERATIONS = 8
 NEW = "a class that is seen first in step 5"
 
@@ -164,6 +166,8 @@ def main() -> None:
             count |= {"made anew": meter.count, "behind a generator": seen}
             if HABIT == "a global of another file":
                 count[HABIT] = growing()
+            elif HABIT == "a file with a part's name":
+                count[HABIT] = take()
             elif HABIT == "two files away":
                 count[HABIT] = reached_from.growing_further()
             elif HABIT == "a remembered result":

@@ -7,6 +7,7 @@ import math
 import re
 import threading
 from collections import deque
+from collections.abc import Callable
 from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,82 @@ def test_what_is_of_an_iterator_stays_where_that_is(how: str, rollback: Rollback
     holder.take = of([3, 4])
     rollback.back()
     assert holder.take() == 3
+
+
+def counts() -> int:
+    """Gives itself a variable as it is first called."""
+    vars(counts)["calls"] = vars(counts).get("calls", 0) + 1
+    return int(vars(counts)["calls"])
+
+
+class Counts:
+    """So does its class."""
+
+
+def count_in_class() -> int:
+    vars_of: Any = Counts
+    vars_of.calls = getattr(Counts, "calls", 0) + 1
+    return int(vars_of.calls)
+
+
+@pytest.mark.parametrize("count", [counts, count_in_class])
+def test_what_is_there_for_the_first_time(count: Callable[[], int], rollback: Rollback) -> None:
+    """A replacement has nothing in that place, and is given it all the same."""
+    rollback.watch()
+    rollback.begin(0)
+    assert count() == 1
+    rollback.back()
+    assert count() == 1
+    saved = rollback.carried.to_save()
+    for owner in (counts, Counts):
+        if "calls" in vars(owner):
+            delattr(owner, "calls")
+    rollback.carried.take_over(saved)
+    assert count() == 2
+    rollback.close()
+    for owner in (counts, Counts):
+        if "calls" in vars(owner):
+            delattr(owner, "calls")
+
+
+def counter() -> Callable[[], int]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    return count
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.count = counter()
+
+    def add(self, by: int = 1) -> int:
+        return self.count() * by
+
+
+MADE: dict[str, Callable[[], Callable[[], int]]] = {
+    "a function": counter,
+    "a method": lambda: Tally().add,
+    "a part": lambda: functools.partial(Tally().add, by=1),
+    "a part of a function": lambda: functools.partial(counter()),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_was_made_since_the_last_look(kind: str, rollback: Rollback) -> None:
+    """The looks for all that there is come in the first steps, and in the 16th."""
+    holder = SimpleNamespace(count=None)
+    for iteration in range(5):
+        rollback.begin(iteration)
+    holder.count = MADE[kind]()
+    rollback.begin(5)
+    assert holder.count() == 1
+    rollback.back()
+    assert holder.count() == 1
 
 
 def test_a_counter_beside_a_method_travels() -> None:

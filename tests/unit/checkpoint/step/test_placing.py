@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.frozen import Copier, same
-from swift_ft.checkpoint.step.placing import Placing, put_into
+from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN
 from swift_ft.torch_core.tensors import version_of
@@ -133,10 +133,92 @@ def test_generators_in_a_list() -> None:
 def test_a_window_keeps_its_length() -> None:
     (value,) = copied(deque([1.0], maxlen=2))
     assert Placing().put(MISSING, value).maxlen == 2
-    assert not put_into(deque([1.0]), value)
+    longer = deque([1.0])
+    assert Placing().put(longer, value) is not longer
 
 
 def test_a_list_that_holds_itself() -> None:
     value: list[Any] = [1]
     value.append(value)
     assert copied(value) == [UNKNOWN]
+
+
+class Meters(dict[str, float]):
+    def mean(self) -> float:
+        return sum(self.values()) / len(self)
+
+
+class Losses(list[float]):
+    pass
+
+
+class Ring(deque[float]):
+    pass
+
+
+class Sums(defaultdict[str, float]):
+    pass
+
+
+class Remembers(dict[str, float]):
+    """What it knows besides is a variable of its own, which nothing could put here."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.total = 3.0
+
+
+def of_a_library() -> Any:
+    kind = type("Output", (OrderedDict,), {"__module__": "transformers.utils.generic"})
+    return kind(a=1.0)
+
+
+CLASSES: list[Any] = [
+    Counter("aab"),
+    OrderedDict(a=1.0),
+    defaultdict(float, a=1.0),
+    defaultdict(None, a=1.0),
+    Meters(a=1.0),
+    Losses([1.0]),
+    Ring([1.0], maxlen=2),
+    Sums(float, a=1.0),
+]
+NOT_MADE: list[Any] = [of_a_library(), defaultdict(lambda: 1.0, a=1.0), Remembers({"a": 1.0})]
+
+
+@pytest.mark.parametrize("made", CLASSES, ids=lambda one: type(one).__qualname__)
+def test_containers_keep_their_classes(made: Any) -> None:
+    """Where nothing is yet, where something of another class is, and within another container."""
+    value, nested = copied(made), copied([made])
+    for now in (MISSING, {}, [], 1):
+        put = Placing().put(now, value[0])
+        assert type(put) is type(made)
+        assert put == made
+        assert getattr(put, "default_factory", None) is getattr(made, "default_factory", None)
+        assert getattr(put, "maxlen", None) == getattr(made, "maxlen", None)
+    inner = Placing().put(MISSING, nested[0])[0]
+    assert type(inner) is type(made)
+    assert inner == made
+
+
+@pytest.mark.parametrize("made", [*CLASSES, *NOT_MADE], ids=lambda one: type(one).__qualname__)
+def test_what_is_there_takes_the_content(made: Any) -> None:
+    there = [made]
+    value, within = copied(made, there)
+    made.clear()
+    assert Placing().put(made, value) is made
+    assert same(copied(made)[0], value)
+    made.clear()
+    assert Placing().put(there, within) is there
+    assert there[0] is made
+    assert same(copied(made)[0], value)
+
+
+@pytest.mark.parametrize("made", NOT_MADE, ids=lambda one: type(one).__qualname__)
+def test_what_cannot_be_made_is_known_to_lack(made: Any) -> None:
+    (value, within) = copied(made, {"meters": made, "count": 1})
+    assert Placing().put(MISSING, value) is UNKNOWN
+    assert Placing().put({}, value) is UNKNOWN
+    placing = Placing()
+    assert placing.put({}, within) == {"count": 1}
+    assert placing.lacks

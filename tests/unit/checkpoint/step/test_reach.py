@@ -160,3 +160,60 @@ def test_variables_around_a_class(name: str) -> None:
     names = {path.rpartition(".")[2] for path, _ in rollback.variables.cells}
     assert "counted" in names
     assert "__class__" not in names
+
+
+def counting() -> Callable[[int], float]:
+    """A function that nothing but who is given it leads to."""
+    calls = 0
+
+    def rate(_: int) -> float:
+        nonlocal calls
+        calls += 1
+        return 1 / calls
+
+    return rate
+
+
+def cyclic(optimizer: Any) -> Any:
+    rates = torch.optim.lr_scheduler.CyclicLR
+    return rates(optimizer, 0.1, 1.0, scale_fn=counting(), cycle_momentum=False)  # type: ignore[arg-type]
+
+
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, counting()),
+    "MultiplicativeLR": lambda optimizer: torch.optim.lr_scheduler.MultiplicativeLR(optimizer, counting()),
+    "ChainedScheduler": lambda optimizer: torch.optim.lr_scheduler.ChainedScheduler(
+        [torch.optim.lr_scheduler.LambdaLR(optimizer, counting())]
+    ),
+    "CyclicLR": cyclic,
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+@pytest.mark.parametrize("in_state", [True, False])
+def test_what_only_a_scheduler_calls(in_state: bool, kind: str) -> None:
+    """Its state says nothing of it. A replacement calls it from the beginning on."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = SCHEDULERS[kind](optimizer)
+    parts = {"model": model, "optimizer": optimizer, **({"rates": scheduler} if in_state else {})}
+    state = TrainingState(parts)
+    rollback = Rollback(state)
+    rollback.watch()
+    (cell,) = [one for path, one in rollback.variables.cells if path.endswith("calls")]
+    for iteration in range(2):
+        rollback.begin(iteration)
+        optimizer.step()
+        scheduler.step()
+    once, rate = cell.cell_contents, optimizer.param_groups[0]["lr"]
+    rollback.back()
+    assert cell.cell_contents < once
+    optimizer.step()
+    scheduler.step()
+    assert cell.cell_contents == once
+    assert optimizer.param_groups[0]["lr"] == rate or not in_state, "what it counts is its own"
+    saved = rollback.carried.to_save()
+    cell.cell_contents = 1
+    rollback.carried.take_over(saved)
+    assert cell.cell_contents == once
+    rollback.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -244,6 +245,62 @@ def test_a_change_that_no_replay_would_see(what: str, worker: Worker) -> None:
 
     worker.add(changes)
     with pytest.raises(UsageError, match=rf"changes\(\) is done between two steps and changed {what}"):
+        worker.run(1)
+
+
+WRITES: dict[str, Callable[[torch.nn.Parameter], object]] = {
+    "into its memory": lambda weight: weight.data.copy_(torch.full((2, 2), 3.0)),
+    "by another tensor": lambda weight: setattr(weight, "data", torch.full((2, 2), 3.0)),
+    "into a view of it": lambda weight: weight.detach().view(-1).data.fill_(3.0),
+}
+"""None of which a parameter counts."""
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_averaged_weights_that_an_interruption_has_left(how: str, worker: Worker) -> None:
+    """A repetition would take them for those of the training, and keep them."""
+
+    def validate() -> None:
+        WRITES[how](worker.model[0].weight)  # type: ignore[arg-type]
+        raise RuntimeError("a connection broke")
+
+    worker.add(validate)
+    assert worker.between.dirty() is None
+    with pytest.raises(RuntimeError, match="broke"):
+        worker.run(1)
+    dirty = worker.between.dirty()
+    assert dirty is not None
+    assert re.search(r"in .*validate\(\) while model\.0\.weight had other values", dirty)
+    worker.between.interrupted()
+    assert worker.between.dirty() is None
+
+
+def test_averaged_weights_that_are_taken_out_again(worker: Worker) -> None:
+    """Whether the function ends or is interrupted."""
+    weight = worker.model[0].weight.data
+
+    def validate() -> None:
+        own = weight.clone()  # type: ignore[operator]
+        try:
+            weight.fill_(3.0)  # type: ignore[operator]
+            if breaks:
+                raise RuntimeError("a connection broke")
+        finally:
+            weight.copy_(own)  # type: ignore[operator]
+
+    breaks = False
+    worker.add(validate)
+    worker.run(1)
+    breaks = True
+    with pytest.raises(RuntimeError, match="broke"):
+        worker.run(2)
+    assert worker.between.dirty() is None
+
+
+@pytest.mark.parametrize("how", WRITES)
+def test_averaged_weights_that_stay(how: str, worker: Worker) -> None:
+    worker.add(lambda: WRITES[how](worker.model[0].weight))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"is done between two steps and changed model\.0\.weight"):
         worker.run(1)
 
 

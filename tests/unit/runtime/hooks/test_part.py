@@ -10,6 +10,7 @@ import pytest
 
 from swift_ft.errors import UsageError
 from swift_ft.runtime.hooks.part import HooksPart
+from swift_ft.runtime.worker.part import Interruption
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import interruption_of
@@ -32,8 +33,9 @@ class Survivor:
         self.waits.silent = True
         self.worker.add(lambda: validate(self.waits.abort), then=self.seen.append)
         progress: Any = SimpleNamespace(publish=lambda *_: None)
+        self.status = WorkerStatus()
         self.part = HooksPart(
-            WorkerStatus(),
+            self.status,
             self.worker.between,
             self.worker.phases,
             progress,
@@ -119,3 +121,16 @@ def test_what_follows_from_a_result_is_not_asked_of_a_later_abort(store: Store) 
     survivor.worker.add(lambda: 0.5, then=follow)
     with pytest.raises(ValueError, match="a fault of the script"):
         survivor.do(1)
+
+
+@pytest.mark.parametrize("in_step", [False, True])
+def test_averaged_weights_make_the_state_one_that_nobody_goes_on_from(in_step: bool, store: Store) -> None:
+    def validate(abort: Callable[[], None]) -> float:
+        survivor.worker.model[0].weight.data.fill_(3.0)  # type: ignore[operator]
+        abort()
+        return 0.0
+
+    survivor = Survivor(store, 0, validate)
+    assert survivor.do(1) is not None
+    survivor.part.interrupted(Interruption(in_step=in_step))
+    assert (survivor.status.dirty is None) == in_step
