@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ _SMALL = ("--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--
 _PLACES = ("--iterations", str(_ITERATIONS), "--checkpoint-every", "4", "--store", "{folder}/store")
 _SHARDED = str(ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py")
 _OUTCOMES = "outcomes.jsonl"
+_COSTS = ("attempts", "spent_s")
+"""Fields of a trial that say what its seed has cost."""
 _BAD = tuple(outcome for outcome in Outcome if not outcome.is_good and outcome != Outcome.NOT_STRUCK)
 
 
@@ -163,40 +166,70 @@ def _run(
     limits: tuple[str, ...] = ("--spares", "3", "--heartbeat-timeout", "4", *["--networks"] * networks)
     training = Training((*launch, *limits, *its.flags), its.script, "{folder}/store", deadline_s=200)
     shape = Shape(its.machines, its.workers, _ITERATIONS, its.microbatches, copies=its.copies)
-    place = folder / name.replace(" ", "-").replace(",", "")
-    trials = _earlier(place)[:plans]
-    if len(trials) == plans or minutes <= 0:
-        return trials
+    notes = _Notes(name, folder / name.replace(" ", "-").replace(",", ""), range(seed, seed + plans))
+    if not notes.missing() or minutes <= 0:
+        return notes.trials()
     if faults:
         shape = replace(shape, weights=weights_of(faults.split(","), networks=networks))
     learns = bool(faults)
-    campaign = Campaign(
-        training, shape, place, seed + len(trials), plans - len(trials), parallel, learns=learns
-    )
+    campaign = Campaign(training, shape, notes.place, seed, plans, parallel, learns=learns)
     until = time.monotonic() + 60 * minutes
-    references = [*campaign.prepare().items()]
-    for begin in range(0, len(references), parallel):
-        if time.monotonic() > until:
-            break
-        for trial in campaign.run(dict(references[begin : begin + parallel])):
-            trials.append(trial)
-            _note(trial, place)
+    references = campaign.prepare()
+    missing = {one: references[one] for one in notes.missing()}
+    for _ in campaign.run(missing, until=until, on_end=notes.add):
+        pass  # it is noted: a slow run keeps no quicker one of a later seed waiting
+    return notes.trials()
+
+
+class _Notes:
+    """The outcomes of a topology, by seed: those of an interrupted campaign, and each new one at its end.
+
+    Args:
+        name: the topology's.
+        place: where its runs have their files.
+        seeds: of all its plans.
+    """
+
+    def __init__(self, name: str, place: Path, seeds: range) -> None:
+        self.place = place
+        self._name, self._seeds, self._lock = name, seeds, threading.Lock()
+        self._trials = _earlier(place, seeds)
+
+    def missing(self) -> list[int]:
+        """The seeds that have no outcome. Any may: runs do not end in the order of their seeds."""
+        return [seed for seed in self._seeds if seed not in self._trials]
+
+    def trials(self) -> list[Trial]:
+        """All that there are, in the order of their seeds."""
+        return [self._trials[seed] for seed in self._seeds if seed in self._trials]
+
+    def add(self, trial: Trial) -> None:
+        """Note one more, and print it unless it is identical. In any thread."""
+        assert trial.seed is not None, "its plan was drawn"
+        with self._lock:
+            self._trials[trial.seed] = trial
+            with (self.place / _OUTCOMES).open("a") as outcomes:
+                outcomes.write(json.dumps(_facts(trial)) + "\n")
             if trial.outcome != Outcome.IDENTICAL:
-                print(f"{name}: {trial.outcome}: {trial.plan}: {trial.reason}", file=sys.stderr, flush=True)
-    return trials
+                said = f"{self._name}: {trial.outcome}: {trial.plan}: {trial.reason}"
+                print(said, file=sys.stderr, flush=True)
 
 
-def _note(trial: Trial, place: Path) -> None:
-    with (place / _OUTCOMES).open("a") as outcomes:
-        outcomes.write(json.dumps(_facts(trial)) + "\n")
+def _earlier(place: Path, seeds: range) -> dict[int, Trial]:
+    """The outcomes of an interrupted campaign, by seed.
 
-
-def _earlier(place: Path) -> list[Trial]:
-    """The trials of an interrupted campaign, in the order of their seeds."""
+    Lines without a seed are from a time when runs were noted in the order of their seeds.
+    """
     if not (place / _OUTCOMES).exists():
-        return []
-    facts = map(json.loads, (place / _OUTCOMES).read_text().splitlines())
-    return [Trial(f["plan"], Outcome(f["outcome"]), f["code"], f["reason"], {}, place) for f in facts]
+        return {}
+    found = {}
+    for number, line in enumerate((place / _OUTCOMES).read_text().splitlines()):
+        facts = json.loads(line)
+        seed = facts.get("seed", seeds.start + number)
+        trial = Trial(facts["plan"], Outcome(facts["outcome"]), facts["code"], facts["reason"], {}, place)
+        known = {key: facts[key] for key in _COSTS if key in facts}
+        found[seed] = replace(trial, seed=seed, **known)
+    return found
 
 
 def report(found: dict[str, list[Trial]], seed: int, minutes: float, asked: int = 500) -> str:
@@ -224,7 +257,8 @@ def report(found: dict[str, list[Trial]], seed: int, minutes: float, asked: int 
 
 
 def _facts(trial: Trial) -> dict[str, object]:
-    return {"plan": trial.plan, "outcome": trial.outcome, "code": trial.code, "reason": trial.reason}
+    told = {"plan": trial.plan, "outcome": trial.outcome, "code": trial.code, "reason": trial.reason}
+    return {**told, "seed": trial.seed, **{key: getattr(trial, key) for key in _COSTS}}
 
 
 if __name__ == "__main__":

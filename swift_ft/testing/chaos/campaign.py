@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,18 +93,37 @@ class Campaign:
             references = dict(zip(distinct, found, strict=True))
         return {seed: references[habits] for seed, habits in chosen.items()}
 
-    def run(self, references: dict[int, Reference] | None = None) -> Iterator[Trial]:
-        """The disturbed runs, as they end.
+    def run(
+        self,
+        references: dict[int, Reference] | None = None,
+        *,
+        until: float = math.inf,
+        on_end: Callable[[Trial], None] | None = None,
+    ) -> Iterator[Trial]:
+        """The disturbed runs, in the order of their seeds.
 
         Args:
-            references: as :meth:`prepare` gives them; None if they are not needed afterwards.
+            references: as :meth:`prepare` gives them, of all seeds or of some; None if they are not needed
+                afterwards.
+            until: no further seed begins after this moment of the monotonic clock.
+            on_end: gets each of them as soon as it is over, while an earlier seed's may still run. It is
+                called in several threads.
 
         Raises:
             SwiftError: as for :meth:`prepare`, or if the script is not deterministic.
         """
         there = self.prepare() if references is None else references
+
+        def begun(seed: int) -> Trial | None:
+            if time.monotonic() > until:
+                return None
+            trial = there[seed].disturbed(seed)
+            if on_end is not None:
+                on_end(trial)
+            return trial
+
         with ThreadPoolExecutor(self.parallel) as pool:
-            yield from pool.map(lambda seed: there[seed].disturbed(seed), there)
+            yield from (trial for trial in pool.map(begun, there) if trial is not None)
 
     def likeness(self, reference: Reference) -> Likeness | None:
         """The comparison of an undisturbed run with plain torchrun; None if it was not asked for.
@@ -191,13 +212,15 @@ class Reference:
         """A run with the faults of a seed, or of the given plan."""
         if self.trial.outcome == Outcome.ENDED:
             return replace(self.trial, seed=seed)
-        given = self._campaign.given
+        given, spent_s = self._campaign.given, 0.0
         for attempt in range(_ATTEMPTS if self._campaign.learns and given is None else 1):
             plan = random_plan(self._shape(), seed, attempt) if given is None else given
             trial = self.compared(plan, f"seed-{seed}")
+            spent_s += trial.wall_s
             if trial.outcome != Outcome.NOT_STRUCK or trial.reason:  # it ended by itself: that is to be seen
                 break
-        return replace(trial, seed=None if given is not None else seed)
+        seeded = None if given is not None else seed
+        return replace(trial, seed=seeded, attempts=attempt + 1, spent_s=spent_s)
 
     def compared(self, plan: tuple[Fault, ...], name: str) -> Trial:
         """A run with these faults. If it differs, another undisturbed run says whether that tells anything.

@@ -98,6 +98,8 @@ class Trial:
         points: that its workers passed; known of the undisturbed run.
         checkpoints: the iterations of its committed checkpoints.
         leaves: kinds of names that it left in shared memory; an undisturbed run's are the script's own.
+        attempts: runs of its seed, of which this is the last: in those before it no fault struck.
+        spent_s: seconds of all of these runs.
     """
 
     plan: str
@@ -116,6 +118,8 @@ class Trial:
     points: frozenset[str] = frozenset()
     checkpoints: tuple[int, ...] = ()
     leaves: frozenset[str] = frozenset()
+    attempts: int = 1
+    spent_s: float = 0.0
 
     @property
     def iterations(self) -> int:
