@@ -17,14 +17,18 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from examples.commands import EXAMPLES, ROOT
+from swift_ft.faults import Fault
 from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.campaign import Campaign
+from swift_ft.testing.chaos.forked_launchers import ForkServer
 from swift_ft.testing.chaos.kinds import weights_of
 from swift_ft.testing.chaos.launchers import LAUNCHERS, StoppedError
 from swift_ft.testing.chaos.plans import Shape
@@ -35,7 +39,9 @@ _SMALL = ("--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--
 _PLACES = ("--iterations", str(_ITERATIONS), "--checkpoint-every", "4", "--store", "{folder}/store")
 _SHARDED = str(ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py")
 _OUTCOMES = "outcomes.jsonl"
-_COSTS = ("attempts", "spent_s")
+_EXECUTED = 20
+"""One seed in so many, and each undisturbed run, begins in a new interpreter. All others are forked."""
+_COSTS = ("attempts", "spent_s", "cpu_s")
 """Fields of a trial that say what its seed has cost."""
 _BAD = tuple(outcome for outcome in Outcome if not outcome.is_good and outcome != Outcome.NOT_STRUCK)
 
@@ -171,14 +177,29 @@ def _run(
         return notes.trials()
     if faults:
         shape = replace(shape, weights=weights_of(faults.split(","), networks=networks))
-    learns = bool(faults)
-    campaign = Campaign(training, shape, notes.place, seed, plans, parallel, learns=learns)
     until = time.monotonic() + 60 * minutes
-    references = campaign.prepare()
-    missing = {one: references[one] for one in notes.missing()}
-    for _ in campaign.run(missing, until=until, on_end=notes.add):
-        pass  # it is noted: a slow run keeps no quicker one of a later seed waiting
+    with ForkServer() as server:
+        campaign = Campaign(
+            training,
+            shape,
+            notes.place,
+            seed,
+            plans,
+            parallel,
+            learns=bool(faults),
+            adapted=partial(_adapted, server),
+        )
+        references = campaign.prepare()
+        missing = {one: references[one] for one in notes.missing()}
+        for _ in campaign.run(missing, until=until, on_end=notes.add):
+            pass  # it is noted: a slow run keeps no quicker one of a later seed waiting
     return notes.trials()
+
+
+def _adapted(server: ForkServer, training: Training, seed: int | None, plan: Sequence[Fault]) -> Training:
+    """The training of one run: most are forked. The start of an interpreter stays among what is tried."""
+    executed = seed is None or seed % _EXECUTED == 0
+    return replace(training, server=None if executed else server)
 
 
 class _Notes:

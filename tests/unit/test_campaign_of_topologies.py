@@ -6,6 +6,7 @@ import json
 import math
 import threading
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -22,6 +23,7 @@ from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
 NAME = "replicas 2x1"
 PLACE = "replicas-2x1"
+SERVER = object()
 
 
 class Runs:
@@ -66,6 +68,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     made = Runs()
     monkeypatch.setattr(campaign, "run_trial", made)
     monkeypatch.setattr(benchmark, "lacking", lambda: "root")
+    monkeypatch.setattr(benchmark, "ForkServer", lambda: nullcontext(SERVER))
     return made
 
 
@@ -129,6 +132,15 @@ def test_outcomes_without_seeds_count_in_their_order(runs: Runs, tmp_path: Path)
     assert sorted(runs.seeds) == [23, 24]
     assert [trial.seed for trial in trials] == [*range(20, 25)]
     assert [trial.plan for trial in trials[:3]] == [one["plan"] for one in old]
+
+
+def test_the_start_of_an_interpreter_stays_among_what_is_tried(runs: Runs, tmp_path: Path) -> None:
+    """The undisturbed run and one seed of twenty are executed, all others are forked."""
+    run(tmp_path, 22, seed=30)
+    assert runs.trainings.keys() == {None, *range(30, 52)}
+    executed = {seed for seed, training in runs.trainings.items() if training.server is None}
+    assert executed == {None, 40}
+    assert all(training.server in (None, SERVER) for training in runs.trainings.values())
 
 
 def test_no_plan_begins_after_the_time(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
