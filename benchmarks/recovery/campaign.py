@@ -41,6 +41,8 @@ _SHARDED = str(ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py")
 _OUTCOMES = "outcomes.jsonl"
 _EXECUTED = 20
 """One seed in so many, and each undisturbed run, begins in a new interpreter. All others are forked."""
+_MANY_SPARES, _WITH_MANY, _OF_THESE = 3, 10, 3
+"""Spares of one seed in ten, those that end in a 3. All others have as many as their plan can use."""
 _COSTS = ("attempts", "spent_s", "cpu_s")
 """Fields of a trial that say what its seed has cost."""
 _BAD = tuple(outcome for outcome in Outcome if not outcome.is_good and outcome != Outcome.NOT_STRUCK)
@@ -57,6 +59,7 @@ class Topology:
         flags: more of them for swift-run.
         microbatches: of the script.
         copies: it has memory checkpoints.
+        domains: failure domains of machines and spares, in this order; empty if it has none.
     """
 
     machines: int
@@ -65,13 +68,24 @@ class Topology:
     flags: tuple[str, ...] = ()
     microbatches: int = 4
     copies: bool = False
+    domains: tuple[str, ...] = ()
+
+    def launch(self, spares: int) -> tuple[str, ...]:
+        """The flags of swift-run, with so many machines that wait for a loss."""
+        domains = ",".join(self.domains[: self.machines + spares])
+        return (
+            *("--machines", str(self.machines), "--nproc-per-node", str(self.workers)),
+            *("--spares", str(spares)),
+            *(("--failure-domain", domains) if domains else ()),
+            *self.flags,
+        )
 
 
 def _example(name: str, *options: str) -> tuple[str, ...]:
     return (str(EXAMPLES / name), *_SMALL, *options, *_PLACES)
 
 
-def _sharded(machines: int, *flags: str) -> Topology:
+def _sharded(machines: int, *domains: str) -> Topology:
     """FSDP2 without a replica: a loss leads to memory checkpoints, or else to the store."""
     options = ("--way", "memory", "--width", "32", "--snapshot-every", "2")
     lengths = ("--iterations", str(_ITERATIONS), "--checkpoint-every", "4")
@@ -79,9 +93,9 @@ def _sharded(machines: int, *flags: str) -> Topology:
         machines,
         1,
         (_SHARDED, *options, *lengths, "--folder", "{folder}"),
-        flags,
         microbatches=1,
         copies=True,
+        domains=domains,
     )
 
 
@@ -99,7 +113,7 @@ TOPOLOGIES = {
     "replicas 2x2, wait-free": Topology(2, 2, (*_REPLICAS, "--wait-free", "--exact")),
     "hybrid 4x1": Topology(4, 1, _example("train_hybrid.py", "--microbatches=4")),
     "sharded 2x1, copies": _sharded(2),
-    "sharded 4x1, copies in two domains": _sharded(4, "--failure-domain", "a,a,b,b,a,b,a"),
+    "sharded 4x1, copies in two domains": _sharded(4, *"aabbaba"),
 }
 
 
@@ -167,10 +181,9 @@ def _run(
     name: str, folder: Path, seed: int, plans: int, parallel: int, faults: str, minutes: float
 ) -> list[Trial]:
     its = TOPOLOGIES[name]
-    launch = ("--standalone", "--machines", str(its.machines), "--nproc-per-node", str(its.workers))
     networks = bool(faults) and not lacking()
-    limits: tuple[str, ...] = ("--spares", "3", "--heartbeat-timeout", "4", *["--networks"] * networks)
-    training = Training((*launch, *limits, *its.flags), its.script, "{folder}/store", deadline_s=200)
+    launch = ("--standalone", "--heartbeat-timeout", "4", *["--networks"] * networks)
+    training = Training(launch, its.script, "{folder}/store", deadline_s=200)
     shape = Shape(its.machines, its.workers, _ITERATIONS, its.microbatches, copies=its.copies)
     notes = _Notes(name, folder / name.replace(" ", "-").replace(",", ""), range(seed, seed + plans))
     if not notes.missing() or minutes <= 0:
@@ -187,7 +200,7 @@ def _run(
             plans,
             parallel,
             learns=bool(faults),
-            adapted=partial(_adapted, server),
+            adapted=partial(_adapted, its, server),
         )
         references = campaign.prepare()
         missing = {one: references[one] for one in notes.missing()}
@@ -196,10 +209,17 @@ def _run(
     return notes.trials()
 
 
-def _adapted(server: ForkServer, training: Training, seed: int | None, plan: Sequence[Fault]) -> Training:
-    """The training of one run: most are forked. The start of an interpreter stays among what is tried."""
+def _adapted(
+    its: Topology, server: ForkServer, training: Training, seed: int | None, plan: Sequence[Fault]
+) -> Training:
+    """The training of one run: most are forked, with a spare for each fault.
+
+    What these do not try is tried by some: how an interpreter begins, and spares that nobody needs.
+    """
+    spares = _MANY_SPARES if seed is not None and seed % _WITH_MANY == _OF_THESE else len(plan)
     executed = seed is None or seed % _EXECUTED == 0
-    return replace(training, server=None if executed else server)
+    launch = (*training.launch, *its.launch(spares))
+    return replace(training, launch=launch, server=None if executed else server)
 
 
 class _Notes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +17,9 @@ from typing import Any
 import pytest
 
 from benchmarks.recovery import campaign as benchmark
-from benchmarks.recovery.campaign import _run
+from benchmarks.recovery.campaign import TOPOLOGIES, _run
+from swift_ft.cli.options import config_from
+from swift_ft.cli.run import parser as run_parser
 from swift_ft.faults import Fault
 from swift_ft.testing.chaos import campaign
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
@@ -141,6 +144,23 @@ def test_the_start_of_an_interpreter_stays_among_what_is_tried(runs: Runs, tmp_p
     executed = {seed for seed, training in runs.trainings.items() if training.server is None}
     assert executed == {None, 40}
     assert all(training.server in (None, SERVER) for training in runs.trainings.values())
+
+
+def parsed(training: Training) -> Namespace:
+    args = run_parser().parse_args([*training.launch, *training.script])
+    config_from(args).check_domains(args.machines + args.spares)
+    return args
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_each_run_has_a_spare_for_each_fault(name: str, runs: Runs, tmp_path: Path) -> None:
+    """One in ten has three, whatever its plan. Each machine has its own failure domain in all of them."""
+    plans = {trial.seed: trial.plan for trial in _run(name, tmp_path, 40, 10, 2, "kill", 1e9)}
+    found = {seed: parsed(training).spares for seed, training in runs.trainings.items()}
+    assert found.pop(None) == 0
+    assert found.pop(43) == 3
+    assert found == {seed: plan.count(";") + 1 for seed, plan in plans.items() if seed != 43}
+    assert {1, 2, 3} == {*found.values()}
 
 
 def test_no_plan_begins_after_the_time(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
