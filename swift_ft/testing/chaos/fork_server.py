@@ -74,14 +74,19 @@ def _keep(request: dict[str, Any], output: int, control_fd: int) -> NoReturn:
         control.close()
         _become_launcher(request, output)
     os.close(output)
-    control.send(json.dumps({"pid": launcher, "keeper": os.getpid()}).encode())
+    _tell(control, pid=launcher, keeper=os.getpid())
     code = _end_of(launcher, control)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    with contextlib.suppress(OSError):  # nobody wants to know any more
-        control.send(json.dumps({"code": code, "cpu_s": used.ru_utime + used.ru_stime}).encode())
+    _tell(control, code=code, cpu_s=used.ru_utime + used.ru_stime)
+    with contextlib.suppress(ConnectionError):
         if control.recv(64):
-            control.send(json.dumps({"left": _left_behind()}).encode())
+            _tell(control, left=_left_behind())
     os._exit(0)
+
+
+def _tell(control: socket.socket, **facts: object) -> None:
+    with contextlib.suppress(ConnectionError):  # nobody is left who wants to know, as the next look shows
+        control.send(json.dumps(facts).encode())
 
 
 def _end_of(launcher: int, control: socket.socket) -> int:
