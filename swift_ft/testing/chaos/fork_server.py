@@ -34,6 +34,8 @@ _COMMAND = "swift_ft.cli.run"
 _ENTRY = "swift_ft.cli.start"
 """Where the command begins. This kit stands beside the commands and imports none: it runs one."""
 _THREADS = Path("/proc/self/task")
+_FORKED = "jemalloc_bg_thd"
+"""The thread of an allocator (pyarrow's), which has handlers for a fork."""
 _ENV_START = 47
 """The place of ``env_start`` in ``/proc/self/stat``, behind the name."""
 _LOOK_S = 0.02
@@ -55,14 +57,20 @@ def main(requests: socket.socket) -> None:
         if not request:
             return
         _reap()
-        if (threads := len([*_THREADS.iterdir()])) > 1:
-            raise RuntimeError(f"{threads} threads run here: a process that is forked would have one of them")
+        if threads := _other_threads():
+            raise RuntimeError(f"a process that is forked would lack the threads {', '.join(threads)}")
         if os.fork() == 0:
             requests.close()
             asked = json.loads(request)
             _keep({**asked, "env": {**set_by_imports, **asked["env"]}}, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def _other_threads() -> list[str]:
+    """The names of all threads but this one that a fork would not take along."""
+    others = [path for path in _THREADS.iterdir() if path.name != str(os.getpid())]
+    return [name for path in others if (name := (path / "comm").read_text().strip()) != _FORKED]
 
 
 def _keep(request: dict[str, Any], output: int, control_fd: int) -> NoReturn:
