@@ -7,6 +7,9 @@ cores. With --keep, a campaign that was interrupted goes on where it was.
 
 With ``--faults all`` (``make chaos``) all kinds of faults are drawn: errors of the store, damaged files, slow
 and frozen processes, clocks that jump, and, where this host allows them, networks that are cut.
+
+Most runs are forked from a process that has torch imported, and have as many spares as their plan has faults.
+The undisturbed ones, and one seed in twenty, begin in a new interpreter; one in ten has three spares.
 """
 
 from __future__ import annotations
@@ -14,16 +17,21 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from examples.commands import EXAMPLES, ROOT
+from swift_ft.faults import Fault
 from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.campaign import Campaign
+from swift_ft.testing.chaos.forked_launchers import ForkServer
 from swift_ft.testing.chaos.kinds import weights_of
 from swift_ft.testing.chaos.launchers import LAUNCHERS, StoppedError
 from swift_ft.testing.chaos.plans import Shape
@@ -34,6 +42,12 @@ _SMALL = ("--width=32", "--heads=2", "--sequence=32", "--microbatch-size=1", "--
 _PLACES = ("--iterations", str(_ITERATIONS), "--checkpoint-every", "4", "--store", "{folder}/store")
 _SHARDED = str(ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py")
 _OUTCOMES = "outcomes.jsonl"
+_EXECUTED = 20
+"""One seed in so many, and each undisturbed run, begins in a new interpreter. All others are forked."""
+_MANY_SPARES, _WITH_MANY, _OF_THESE = 3, 10, 3
+"""Spares of one seed in ten, those that end in a 3. All others have as many as their plan can use."""
+_COSTS = ("attempts", "spent_s", "cpu_s")
+"""Fields of a trial that say what its seed has cost."""
 _BAD = tuple(outcome for outcome in Outcome if not outcome.is_good and outcome != Outcome.NOT_STRUCK)
 
 
@@ -48,6 +62,7 @@ class Topology:
         flags: more of them for swift-run.
         microbatches: of the script.
         copies: it has memory checkpoints.
+        domains: failure domains of machines and spares, in this order; empty if it has none.
     """
 
     machines: int
@@ -56,13 +71,24 @@ class Topology:
     flags: tuple[str, ...] = ()
     microbatches: int = 4
     copies: bool = False
+    domains: tuple[str, ...] = ()
+
+    def launch(self, spares: int) -> tuple[str, ...]:
+        """The flags of swift-run, with so many machines that wait for a loss."""
+        domains = ",".join(self.domains[: self.machines + spares])
+        return (
+            *("--machines", str(self.machines), "--nproc-per-node", str(self.workers)),
+            *("--spares", str(spares)),
+            *(("--failure-domain", domains) if domains else ()),
+            *self.flags,
+        )
 
 
 def _example(name: str, *options: str) -> tuple[str, ...]:
     return (str(EXAMPLES / name), *_SMALL, *options, *_PLACES)
 
 
-def _sharded(machines: int, *flags: str) -> Topology:
+def _sharded(machines: int, *domains: str) -> Topology:
     """FSDP2 without a replica: a loss leads to memory checkpoints, or else to the store."""
     options = ("--way", "memory", "--width", "32", "--snapshot-every", "2")
     lengths = ("--iterations", str(_ITERATIONS), "--checkpoint-every", "4")
@@ -70,9 +96,9 @@ def _sharded(machines: int, *flags: str) -> Topology:
         machines,
         1,
         (_SHARDED, *options, *lengths, "--folder", "{folder}"),
-        flags,
         microbatches=1,
         copies=True,
+        domains=domains,
     )
 
 
@@ -90,7 +116,7 @@ TOPOLOGIES = {
     "replicas 2x2, wait-free": Topology(2, 2, (*_REPLICAS, "--wait-free", "--exact")),
     "hybrid 4x1": Topology(4, 1, _example("train_hybrid.py", "--microbatches=4")),
     "sharded 2x1, copies": _sharded(2),
-    "sharded 4x1, copies in two domains": _sharded(4, "--failure-domain", "a,a,b,b,a,b,a"),
+    "sharded 4x1, copies in two domains": _sharded(4, *"aabbaba"),
 }
 
 
@@ -158,45 +184,96 @@ def _run(
     name: str, folder: Path, seed: int, plans: int, parallel: int, faults: str, minutes: float
 ) -> list[Trial]:
     its = TOPOLOGIES[name]
-    launch = ("--standalone", "--machines", str(its.machines), "--nproc-per-node", str(its.workers))
     networks = bool(faults) and not lacking()
-    limits: tuple[str, ...] = ("--spares", "3", "--heartbeat-timeout", "4", *["--networks"] * networks)
-    training = Training((*launch, *limits, *its.flags), its.script, "{folder}/store", deadline_s=200)
+    launch = ("--standalone", "--heartbeat-timeout", "4", *["--networks"] * networks)
+    training = Training(launch, its.script, "{folder}/store", deadline_s=200)
     shape = Shape(its.machines, its.workers, _ITERATIONS, its.microbatches, copies=its.copies)
-    place = folder / name.replace(" ", "-").replace(",", "")
-    trials = _earlier(place)[:plans]
-    if len(trials) == plans or minutes <= 0:
-        return trials
+    notes = _Notes(name, folder / name.replace(" ", "-").replace(",", ""), range(seed, seed + plans))
+    if not notes.missing() or minutes <= 0:
+        return notes.trials()
     if faults:
         shape = replace(shape, weights=weights_of(faults.split(","), networks=networks))
-    learns = bool(faults)
-    campaign = Campaign(
-        training, shape, place, seed + len(trials), plans - len(trials), parallel, learns=learns
-    )
     until = time.monotonic() + 60 * minutes
-    references = [*campaign.prepare().items()]
-    for begin in range(0, len(references), parallel):
-        if time.monotonic() > until:
-            break
-        for trial in campaign.run(dict(references[begin : begin + parallel])):
-            trials.append(trial)
-            _note(trial, place)
+    with ForkServer() as server:
+        campaign = Campaign(
+            training,
+            shape,
+            notes.place,
+            seed,
+            plans,
+            parallel,
+            learns=bool(faults),
+            adapted=partial(_adapted, its, server),
+        )
+        references = campaign.prepare()
+        missing = {one: references[one] for one in notes.missing()}
+        for _ in campaign.run(missing, until=until, on_end=notes.add):
+            pass  # it is noted: a slow run keeps no quicker one of a later seed waiting
+    return notes.trials()
+
+
+def _adapted(
+    its: Topology, server: ForkServer, training: Training, seed: int | None, plan: Sequence[Fault]
+) -> Training:
+    """The training of one run: most are forked, with a spare for each fault.
+
+    What these do not try is tried by some: how an interpreter begins, and spares that nobody needs.
+    """
+    spares = _MANY_SPARES if seed is not None and seed % _WITH_MANY == _OF_THESE else len(plan)
+    executed = seed is None or seed % _EXECUTED == 0
+    launch = (*training.launch, *its.launch(spares))
+    return replace(training, launch=launch, server=None if executed else server)
+
+
+class _Notes:
+    """The outcomes of a topology, by seed: those of an interrupted campaign, and each new one at its end.
+
+    Args:
+        name: the topology's.
+        place: where its runs have their files.
+        seeds: of all its plans.
+    """
+
+    def __init__(self, name: str, place: Path, seeds: range) -> None:
+        self.place = place
+        self._name, self._seeds, self._lock = name, seeds, threading.Lock()
+        self._trials = _earlier(place, seeds)
+
+    def missing(self) -> list[int]:
+        """The seeds that have no outcome. Any may: runs do not end in the order of their seeds."""
+        return [seed for seed in self._seeds if seed not in self._trials]
+
+    def trials(self) -> list[Trial]:
+        """All that there are, in the order of their seeds."""
+        return [self._trials[seed] for seed in self._seeds if seed in self._trials]
+
+    def add(self, trial: Trial) -> None:
+        """Note one more, and print it unless it is identical. In any thread."""
+        assert trial.seed is not None, "its plan was drawn"
+        with self._lock:
+            self._trials[trial.seed] = trial
+            with (self.place / _OUTCOMES).open("a") as outcomes:
+                outcomes.write(json.dumps(_facts(trial)) + "\n")
             if trial.outcome != Outcome.IDENTICAL:
-                print(f"{name}: {trial.outcome}: {trial.plan}: {trial.reason}", file=sys.stderr, flush=True)
-    return trials
+                said = f"{self._name}: {trial.outcome}: {trial.plan}: {trial.reason}"
+                print(said, file=sys.stderr, flush=True)
 
 
-def _note(trial: Trial, place: Path) -> None:
-    with (place / _OUTCOMES).open("a") as outcomes:
-        outcomes.write(json.dumps(_facts(trial)) + "\n")
+def _earlier(place: Path, seeds: range) -> dict[int, Trial]:
+    """The outcomes of an interrupted campaign, by seed.
 
-
-def _earlier(place: Path) -> list[Trial]:
-    """The trials of an interrupted campaign, in the order of their seeds."""
+    Lines without a seed are from a time when runs were noted in the order of their seeds.
+    """
     if not (place / _OUTCOMES).exists():
-        return []
-    facts = map(json.loads, (place / _OUTCOMES).read_text().splitlines())
-    return [Trial(f["plan"], Outcome(f["outcome"]), f["code"], f["reason"], {}, place) for f in facts]
+        return {}
+    found = {}
+    for number, line in enumerate((place / _OUTCOMES).read_text().splitlines()):
+        facts = json.loads(line)
+        seed = facts.get("seed", seeds.start + number)
+        trial = Trial(facts["plan"], Outcome(facts["outcome"]), facts["code"], facts["reason"], {}, place)
+        known = {key: facts[key] for key in _COSTS if key in facts}
+        found[seed] = replace(trial, seed=seed, **known)
+    return found
 
 
 def report(found: dict[str, list[Trial]], seed: int, minutes: float, asked: int = 500) -> str:
@@ -224,7 +301,8 @@ def report(found: dict[str, list[Trial]], seed: int, minutes: float, asked: int 
 
 
 def _facts(trial: Trial) -> dict[str, object]:
-    return {"plan": trial.plan, "outcome": trial.outcome, "code": trial.code, "reason": trial.reason}
+    told = {"plan": trial.plan, "outcome": trial.outcome, "code": trial.code, "reason": trial.reason}
+    return {**told, "seed": trial.seed, **{key: getattr(trial, key) for key in _COSTS}}
 
 
 if __name__ == "__main__":

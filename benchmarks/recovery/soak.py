@@ -286,8 +286,7 @@ def _command(
     script = [word.format(folder=place) for word in its.script]
     _replace(script, "--iterations", str(iterations))
     _replace(script, "--checkpoint-every", str(max(4, iterations // checkpoints)))
-    shape = ["--machines", str(its.machines), "--nproc-per-node", str(its.workers)]
-    return swift_run(*shape, "--spares", str(_SPARES), *its.flags, *flags, *script)
+    return swift_run(*its.launch(_SPARES), *flags, *script)
 
 
 def _replace(words: list[str], option: str, value: str) -> None:

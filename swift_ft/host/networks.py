@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,8 @@ _IN_A_MACHINE = "eth0"
 _PLACES = range(1, 200)
 _NOBODY = "02:53:57:ff:ff:ff"
 _FLAP_S = 1.0
+_FAILED = re.compile(r"Command failed -:(\d+)")
+"""The last line of ``ip -batch -``: the number of the command that failed."""
 _HOST = -1
 """The index of this host itself."""
 _OWN_ROOT = ("unshare", "--user", "--map-root-user", "--net", "--mount")
@@ -141,11 +144,12 @@ class Networks:
         os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = _IN_A_MACHINE
 
     def remove(self) -> None:
-        """Delete them."""
+        """Delete them, as far as they are there."""
+        lines = []
         for index in range(self.count):
-            _ip("netns", "delete", self._name(index))
-            _ip("link", "delete", self._cable(index))  # it outlives a namespace that a process is still in
-        _ip("link", "delete", self.bridge)
+            # A cable outlives a namespace that a process is still in.
+            lines += [f"netns delete {self._name(index)}", f"link delete {self._cable(index)}"]
+        _batch([*lines, f"link delete {self.bridge}"], "-force")
 
     def cut(self, index: int, seconds: float, *, sends: bool, hears: bool, peer: int | None = None) -> None:
         """Cut a machine off, and mend that after some time.
@@ -193,9 +197,17 @@ class Networks:
         # Whoever cuts is on a machine. The launcher is not.
         of_the_host = f"nsenter --net=/proc/{self.owner}/ns/net ip"
         where = of_the_host if sender == _HOST else f"ip -n {self._name(sender)}"
+        return f"{where} {self._entry(sender, receiver, hardware)}"
+
+    def _entry(self, sender: int, receiver: int, hardware: str) -> str:
+        """The command of ``ip``, where the sender is, after which it sends to that hardware."""
         device = self.bridge if sender == _HOST else _IN_A_MACHINE
-        address = self.address(receiver)
-        return f"{where} neigh replace {address} lladdr {hardware} dev {device} nud permanent"
+        return f"neigh replace {self.address(receiver)} lladdr {hardware} dev {device} nud permanent"
+
+    def _entries(self, sender: int) -> list[str]:
+        """Those with which it reaches all others."""
+        others = [one for one in (_HOST, *range(self.count)) if one != sender]
+        return [self._entry(sender, other, self._hardware(other)) for other in others]
 
     def _name(self, index: int) -> str:
         return f"swift-{self.owner}-{self.place}-{index}"
@@ -207,25 +219,28 @@ class Networks:
         return f"02:53:57:{self.place:02x}:00:{index + 1:02x}"
 
     def _make(self) -> None:
+        """By one process for this host, and one for each machine: a hundred would take a second."""
         lines = [
-            f"ip link set {self.bridge} address {self._hardware(_HOST)}",
-            f"ip addr add {self.address()}/24 dev {self.bridge}",
-            f"ip link set {self.bridge} up",
+            f"link set {self.bridge} address {self._hardware(_HOST)}",
+            f"addr add {self.address()}/24 dev {self.bridge}",
+            f"link set {self.bridge} up",
         ]
         for index in range(self.count):
             name, cable = self._name(index), self._cable(index)
             lines += [
-                f"ip netns add {name}",
-                f"ip link add {cable} type veth peer name {_IN_A_MACHINE} netns {name}",
-                f"ip link set {cable} master {self.bridge} up",
-                f"ip -n {name} link set {_IN_A_MACHINE} address {self._hardware(index)}",
-                f"ip -n {name} addr add {self.address(index)}/24 dev {_IN_A_MACHINE}",
-                f"ip -n {name} link set lo up",
-                f"ip -n {name} link set {_IN_A_MACHINE} up",
+                f"netns add {name}",
+                f"link add {cable} type veth peer name {_IN_A_MACHINE} netns {name}",
+                f"link set {cable} master {self.bridge} up",
             ]
-        everybody = (_HOST, *range(self.count))
-        pairs = [(one, other) for one in everybody for other in everybody if one != other]
-        _run([*lines, *self._lines(pairs, lost=False)])
+        _batch([*lines, *self._entries(_HOST)])
+        for index in range(self.count):
+            lines = [
+                f"link set {_IN_A_MACHINE} address {self._hardware(index)}",
+                f"addr add {self.address(index)}/24 dev {_IN_A_MACHINE}",
+                "link set lo up",
+                f"link set {_IN_A_MACHINE} up",
+            ]
+            _batch([*lines, *self._entries(index)], "-n", self._name(index))
 
 
 def _sweep() -> None:
@@ -241,6 +256,31 @@ def _sweep() -> None:
 
 def _ip(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True, timeout=30)
+
+
+def _batch(lines: Sequence[str], *options: str) -> None:
+    """Give commands to one ``ip``, which ends at the first one that fails.
+
+    Args:
+        lines: the commands.
+        options: of ``ip``. With ``-force`` those that fail are skipped.
+
+    Raises:
+        OSError: one has failed.
+    """
+    done = subprocess.run(
+        ["ip", *options, "-batch", "-"],
+        input="".join(f"{line}\n" for line in lines),
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    if done.returncode and "-force" not in options:
+        *why, last = done.stderr.strip().splitlines() or [""]
+        failed = _FAILED.fullmatch(last)
+        command = ["ip", *options, *([lines[int(failed[1]) - 1]] if failed else [])]
+        raise OSError(f"{' '.join(command)}: {'; '.join(why if failed else [*why, last])}")
 
 
 def _run(lines: Sequence[str]) -> None:

@@ -72,9 +72,9 @@ def test_the_import_path_is_changed_where_a_script_is_started_and_nowhere_else()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.path"
     }
-    launcher = "tests/support/prefork_server.py"  # becomes what a new interpreter with PYTHONPATH would be
     finder = "swift_ft/program/import_hook.py"  # only reads it
     kit = "swift_ft/testing/chaos"
+    launcher = f"{kit}/fork_server.py"  # becomes what a new interpreter with PYTHONPATH would be
     dies = "tests/theirs/scripts/nanogpt_dies.py"
     run_others = {f"{kit}/within.py", "tests/support/plain_run.py", dies}  # scripts in a script
     assert changed == {"swift_ft/launch/processes/main_module.py", finder, launcher, *run_others}

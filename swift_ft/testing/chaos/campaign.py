@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +50,8 @@ class Campaign:
         learns: the points, the iterations and the checkpoints of the shape are those of the undisturbed run.
         given: the only plan; None to draw them.
         torchrun: compare the undisturbed run with plain torchrun.
+        adapted: makes the training of one run from that of all, its seed and its plan. The seed is None, and
+            the plan empty, where no seed's plan is run. None: all runs are alike.
     """
 
     training: Training
@@ -60,6 +64,7 @@ class Campaign:
     learns: bool = False
     given: tuple[Fault, ...] | None = None
     torchrun: bool = False
+    adapted: Callable[[Training, int | None, Sequence[Fault]], Training] | None = None
     _used: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
     _places: threading.Semaphore = field(init=False, repr=False, compare=False)
 
@@ -67,12 +72,19 @@ class Campaign:
         object.__setattr__(self, "_places", threading.Semaphore(self.parallel))
 
     def run_once(
-        self, training: Training, folder: Path, plan: Sequence[Fault] = (), expected: Trial | None = None
+        self,
+        training: Training,
+        folder: Path,
+        plan: Sequence[Fault] = (),
+        expected: Trial | None = None,
+        seed: int | None = None,
     ) -> Trial:
         """As :func:`run_trial`, when there is a place among the runs that may run at a time.
 
         The search for a smaller plan runs its plans beside those that follow.
         """
+        if self.adapted is not None:
+            training = self.adapted(training, seed, plan)
         with self._places:
             return run_trial(training, folder, plan, expected, learns=self.learns, parallel=self.parallel)
 
@@ -91,18 +103,37 @@ class Campaign:
             references = dict(zip(distinct, found, strict=True))
         return {seed: references[habits] for seed, habits in chosen.items()}
 
-    def run(self, references: dict[int, Reference] | None = None) -> Iterator[Trial]:
-        """The disturbed runs, as they end.
+    def run(
+        self,
+        references: dict[int, Reference] | None = None,
+        *,
+        until: float = math.inf,
+        on_end: Callable[[Trial], None] | None = None,
+    ) -> Iterator[Trial]:
+        """The disturbed runs, in the order of their seeds.
 
         Args:
-            references: as :meth:`prepare` gives them; None if they are not needed afterwards.
+            references: as :meth:`prepare` gives them, of all seeds or of some; None if they are not needed
+                afterwards.
+            until: no further seed begins after this moment of the monotonic clock.
+            on_end: gets each of them as soon as it is over, while an earlier seed's may still run. It is
+                called in several threads.
 
         Raises:
             SwiftError: as for :meth:`prepare`, or if the script is not deterministic.
         """
         there = self.prepare() if references is None else references
+
+        def begun(seed: int) -> Trial | None:
+            if time.monotonic() > until:
+                return None
+            trial = there[seed].disturbed(seed)
+            if on_end is not None:
+                on_end(trial)
+            return trial
+
         with ThreadPoolExecutor(self.parallel) as pool:
-            yield from pool.map(lambda seed: there[seed].disturbed(seed), there)
+            yield from (trial for trial in pool.map(begun, there) if trial is not None)
 
     def likeness(self, reference: Reference) -> Likeness | None:
         """The comparison of an undisturbed run with plain torchrun; None if it was not asked for.
@@ -191,22 +222,35 @@ class Reference:
         """A run with the faults of a seed, or of the given plan."""
         if self.trial.outcome == Outcome.ENDED:
             return replace(self.trial, seed=seed)
-        given = self._campaign.given
+        given, runs = self._campaign.given, list[Trial]()
         for attempt in range(_ATTEMPTS if self._campaign.learns and given is None else 1):
             plan = random_plan(self._shape(), seed, attempt) if given is None else given
-            trial = self.compared(plan, f"seed-{seed}")
-            if trial.outcome != Outcome.NOT_STRUCK or trial.reason:  # it ended by itself: that is to be seen
+            runs.append(self.compared(plan, f"seed-{seed}", seed))
+            # One that ended by itself is to be seen.
+            if runs[-1].outcome != Outcome.NOT_STRUCK or runs[-1].reason:
                 break
-        return replace(trial, seed=None if given is not None else seed)
+        return replace(
+            runs[-1],
+            seed=None if given is not None else seed,
+            attempts=len(runs),
+            spent_s=sum(run.wall_s for run in runs),
+            cpu_s=_sum(run.cpu_s for run in runs),
+        )
 
-    def compared(self, plan: tuple[Fault, ...], name: str) -> Trial:
+    def compared(self, plan: tuple[Fault, ...], name: str, seed: int | None = None) -> Trial:
         """A run with these faults. If it differs, another undisturbed run says whether that tells anything.
+
+        Args:
+            plan: the faults.
+            name: of its folder.
+            seed: that has drawn them.
 
         Raises:
             SwiftError: if undisturbed runs differ, too, in more than files and variables.
         """
         training = self._training
-        trial = self._campaign.run_once(training, self._campaign.new_folder(name), plan, self.trial)
+        folder = self._campaign.new_folder(name)
+        trial = self._campaign.run_once(training, folder, plan, self.trial, seed)
         if trial.outcome == Outcome.WRONG and trial.state:
             self.look_again()
             if self._training is not training:  # another thread may have looked
@@ -252,6 +296,12 @@ class Reference:
             checkpoints=tuple(sorted({*learnt.checkpoints})),
             copies="copy" in learnt.points,
         )
+
+
+def _sum(seconds: Iterable[float | None]) -> float | None:
+    """The sum; None if one of them is not known."""
+    known = [*seconds]
+    return None if None in known else math.fsum(one for one in known if one is not None)
 
 
 def _shared_by_runs(script: tuple[str, ...]) -> set[Path]:

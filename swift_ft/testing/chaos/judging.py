@@ -44,6 +44,7 @@ class End:
     left: list[str] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
     missed: tuple[str, ...] = ()
+    cpu_s: float | None = None
 
 
 def judged(

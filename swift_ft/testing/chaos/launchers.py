@@ -12,10 +12,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 from swift_ft.errors import SwiftError
+from swift_ft.testing.chaos.forked_launchers import LAUNCHER, ForkedLauncher, ForkServer
 from swift_ft.testing.chaos.leftovers import MARK, end_processes
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -28,6 +31,8 @@ if not sys.stdin.read():
 _GRACE_S = 20.0
 _LOOK_S = 0.2
 
+_Launcher = ForkedLauncher | subprocess.Popen[bytes]
+
 
 class StoppedError(SwiftError):
     """A signal has stopped this tool.
@@ -39,6 +44,19 @@ class StoppedError(SwiftError):
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherEnd:
+    """How a launcher has ended.
+
+    Attributes:
+        code: its exit code; None if it was late.
+        cpu_s: seconds that its processes have computed; None if that is not known.
+    """
+
+    code: int | None
+    cpu_s: float | None = None
 
 
 class Launchers:
@@ -92,7 +110,8 @@ class Launchers:
         output: Path,
         cwd: Path | None,
         environment: Mapping[str, str] | None = None,
-    ) -> int | None:
+        server: ForkServer | None = None,
+    ) -> LauncherEnd:
         """Run a module of Python until it ends. Its processes may go on where it is late.
 
         Args:
@@ -102,41 +121,70 @@ class Launchers:
             output: gets all that it prints.
             cwd: its working directory; None for this one.
             environment: more variables.
-
-        Returns:
-            its exit code; None if it was late.
+            server: forks it, where it can; None for a new interpreter.
 
         Raises:
             StoppedError: a signal has stopped all. No process of the run is left.
+            SwiftError: the server has ended.
         """
         self.check()
         variables = {**os.environ, **(environment or {}), MARK: str(folder), "OMP_NUM_THREADS": "1"}
-        with output.open("wb") as console:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=console,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                start_new_session=True,
-                cwd=cwd,
-            )
-        try:
-            with _not_left_alone(process.pid):
+        with (
+            output.open("wb") as console,
+            _begun(arguments, console, cwd or Path.cwd(), variables, server) as process,
+        ):
+            try:
                 code = self._wait(process, deadline_s)
-        finally:
-            _end(process)
-            if self._number:
-                end_processes(folder)
+            finally:
+                _end(process)
+                if self._number:
+                    end_processes(folder)
+            cpu_s = process.cpu_s if isinstance(process, ForkedLauncher) else None
         self.check()
-        return code
+        return LauncherEnd(code, cpu_s)
 
-    def _wait(self, process: subprocess.Popen[bytes], deadline_s: float) -> int | None:
+    def _wait(self, process: _Launcher, deadline_s: float) -> int | None:
         deadline = time.monotonic() + deadline_s
         while not self._number and (left_s := deadline - time.monotonic()) > 0:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(min(left_s, _LOOK_S))
         return None
+
+
+def _begun(
+    arguments: Sequence[str],
+    console: BinaryIO,
+    cwd: Path,
+    variables: Mapping[str, str],
+    server: ForkServer | None,
+) -> contextlib.AbstractContextManager[_Launcher]:
+    """A launcher that is ended if this tool is killed.
+
+    Networks make an ordinary user root of a namespace, which is where a new interpreter begins in any case.
+    """
+    if server is None or arguments[0] != LAUNCHER or ("--networks" in arguments and os.geteuid() != 0):
+        return _executed(arguments, console, cwd, variables)
+    return server.started(arguments[1:], console.fileno(), cwd=cwd, environment=variables)
+
+
+@contextlib.contextmanager
+def _executed(
+    arguments: Sequence[str], console: BinaryIO, cwd: Path, variables: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=console,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        start_new_session=True,
+        cwd=cwd,
+    )
+    try:
+        with _not_left_alone(process.pid):
+            yield process
+    finally:
+        _end(process)
 
 
 def _is_nohup(number: signal.Signals) -> bool:
@@ -168,7 +216,7 @@ def _not_left_alone(pid: int) -> Iterator[None]:
         guard.communicate(_OVER)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: _Launcher) -> None:
     """By SIGTERM, on which a launcher ends its processes; by SIGKILL if that takes too long."""
     if process.poll() is None:
         process.terminate()

@@ -53,7 +53,7 @@ def plain_state(training: Training, folder: Path, workers: int) -> dict[str, str
         output=output_of(folder),
         cwd=working_directory(training.script, folder),
         environment=search_path(training.script),
-    )
+    ).code
     if code is None:
         end_processes(folder)  # the launcher was ended, and its workers may not be
         raise SwiftError(f"Plain torchrun did not end within {training.deadline_s:g} s.")

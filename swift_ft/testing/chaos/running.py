@@ -12,8 +12,9 @@ from pathlib import Path
 from swift_ft.faults import Action, Fault, parse_faults
 from swift_ft.faults.fault import DEFAULT_FACTOR, DEFAULT_SECONDS
 from swift_ft.faults.strikes import AWAY
+from swift_ft.testing.chaos.forked_launchers import LAUNCHER
 from swift_ft.testing.chaos.judging import End, judged
-from swift_ft.testing.chaos.launchers import LAUNCHERS
+from swift_ft.testing.chaos.launchers import LAUNCHERS, LauncherEnd
 from swift_ft.testing.chaos.leftovers import left_by, shared_memory
 from swift_ft.testing.chaos.run_folder import (
     FOLDER,
@@ -75,6 +76,8 @@ def run_trial(
         recovery_s=sum((one["live"] or one["detected"]) - one["detected"] for one in recoveries),
         lost=sum(max(one["iterations_lost"].values(), default=0) for one in recoveries),
         wall_s=end.wall_s,
+        spent_s=end.wall_s,
+        cpu_s=end.cpu_s,
         points=frozenset(report.get("passed_points", ())),
         checkpoints=tuple(
             event["iteration"]
@@ -110,13 +113,15 @@ def _run(training: Training, folder: Path, inject: str, expected: Trial | None) 
     temporary = Path(tempfile.mkdtemp(prefix="swift-chaos-"))  # a short path: loaders have sockets there
     before, began = shared_memory(), time.monotonic()
     try:
-        code, output = _launched(training, folder, inject, temporary)
+        ended = _launched(training, folder, inject, temporary)
+        output = output_of(folder).read_text(errors="replace")
         took_s = time.monotonic() - began
         _wait_for_store(folder, inject)
         left = left_by(folder, temporary, before, None if expected is None else expected.leaves)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return End(code, output, took_s, left.found, read_report(folder)), left.kinds
+    end = End(ended.code, output, took_s, left.found, read_report(folder), cpu_s=ended.cpu_s)
+    return end, left.kinds
 
 
 def _wait_for_store(folder: Path, inject: str) -> None:
@@ -128,21 +133,21 @@ def _wait_for_store(folder: Path, inject: str) -> None:
             time.sleep(0.1)
 
 
-def _launched(training: Training, folder: Path, inject: str, temporary: Path) -> tuple[int | None, str]:
-    launcher = ["swift_ft.cli.run", *training.launch, "--inject", inject]
+def _launched(training: Training, folder: Path, inject: str, temporary: Path) -> LauncherEnd:
+    launcher = [LAUNCHER, *training.launch, "--inject", inject]
     launcher += ["--log-dir", str(logs_of(folder)), "--events-out", str(report_of(folder))]
     launcher += _own_name(training, folder)
     script = [argument.replace(FOLDER, str(folder)) for argument in training.command]
     new_own(folder)
-    code = LAUNCHERS.run(
+    return LAUNCHERS.run(
         [*launcher, *script],
         folder,
         training.deadline_s,
         output=output_of(folder),
         cwd=working_directory(training.script, folder),
         environment={"TMPDIR": str(temporary), **search_path(training.script)},
+        server=training.server,
     )
-    return code, output_of(folder).read_text(errors="replace")
 
 
 def _own_name(training: Training, folder: Path) -> list[str]:

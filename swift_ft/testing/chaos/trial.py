@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from swift_ft.testing.chaos.forked_launchers import ForkServer
 from swift_ft.testing.chaos.habits import Habit
 from swift_ft.testing.chaos.run_folder import FOLDER, output_of, store_in
 from swift_ft.testing.chaos.unstable import Unstable
@@ -58,6 +59,7 @@ class Training:
         deadline_s: seconds after which a run counts as hung, or later if its faults may take longer.
         habits: that are planted into the script.
         unstable: all in which undisturbed runs differ, and which is not compared.
+        server: forks the launcher; None for a new interpreter.
     """
 
     launch: tuple[str, ...]
@@ -66,6 +68,7 @@ class Training:
     deadline_s: float
     habits: tuple[Habit, ...] = ()
     unstable: Unstable = field(default_factory=Unstable)
+    server: ForkServer | None = field(default=None, compare=False, repr=False)
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -98,6 +101,9 @@ class Trial:
         points: that its workers passed; known of the undisturbed run.
         checkpoints: the iterations of its committed checkpoints.
         leaves: kinds of names that it left in shared memory; an undisturbed run's are the script's own.
+        attempts: runs of its seed, of which this is the last: in those before it no fault struck.
+        spent_s: seconds of all of these runs.
+        cpu_s: seconds that the processes of all of them have computed; None if that is not known.
     """
 
     plan: str
@@ -116,6 +122,9 @@ class Trial:
     points: frozenset[str] = frozenset()
     checkpoints: tuple[int, ...] = ()
     leaves: frozenset[str] = frozenset()
+    attempts: int = 1
+    spent_s: float = 0.0
+    cpu_s: float | None = None
 
     @property
     def iterations(self) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from swift_ft.testing.chaos import launchers
-from swift_ft.testing.chaos.launchers import Launchers, StoppedError
+from swift_ft.testing.chaos.launchers import LauncherEnd, Launchers, StoppedError
 from tests.support.waiting import wait_until
 
 LAUNCHER = """
@@ -26,7 +26,7 @@ child.wait()
 """
 
 
-def begin(pool: ThreadPoolExecutor, runs: Launchers, folder: Path, handler: str) -> Future[int | None]:
+def begin(pool: ThreadPoolExecutor, runs: Launchers, folder: Path, handler: str) -> Future[LauncherEnd]:
     folder.mkdir()
     (folder / "launcher.py").write_text(LAUNCHER.format(handler=handler))
     began = pool.submit(runs.run, ["launcher"], folder, 60.0, output=folder / "output", cwd=folder)
@@ -63,13 +63,14 @@ def test_all_that_run_are_stopped_with_their_processes(
 def test_a_run_that_ends_in_time_gives_its_code_and_output(tmp_path: Path) -> None:
     (tmp_path / "launcher.py").write_text("import sys; print('said'); sys.exit(3)")
     runs, output = Launchers(), tmp_path / "output"
-    assert runs.run(["launcher"], tmp_path, 60.0, output=output, cwd=tmp_path) == 3
+    assert runs.run(["launcher"], tmp_path, 60.0, output=output, cwd=tmp_path).code == 3
     assert output.read_text() == "said\n"
 
 
 def test_a_run_that_is_late_is_ended(tmp_path: Path) -> None:
     (tmp_path / "launcher.py").write_text("import time; time.sleep(600)")
-    assert Launchers().run(["launcher"], tmp_path, 1.0, output=tmp_path / "output", cwd=tmp_path) is None
+    end = Launchers().run(["launcher"], tmp_path, 1.0, output=tmp_path / "output", cwd=tmp_path)
+    assert end.code is None
 
 
 @pytest.fixture
@@ -142,7 +143,8 @@ def test_a_tool_that_is_killed_leaves_no_run(tmp_path: Path) -> None:
 def test_a_run_that_is_over_leaves_nobody_to_watch_it(tmp_path: Path) -> None:
     (tmp_path / "launcher.py").touch()
     for _ in range(3):
-        assert Launchers().run(["launcher"], tmp_path, 60.0, output=tmp_path / "output", cwd=tmp_path) == 0
+        end = Launchers().run(["launcher"], tmp_path, 60.0, output=tmp_path / "output", cwd=tmp_path)
+        assert end.code == 0
     own = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     commands = [Path("/proc", pid, "cmdline").read_bytes() for pid in own]
     assert not [command for command in commands if launchers._GUARD.encode() in command]

@@ -10,7 +10,7 @@ import pytest
 
 from swift_ft.cli.run import parser as run_parser
 from swift_ft.faults import parse_faults
-from swift_ft.testing.chaos.launchers import LAUNCHERS
+from swift_ft.testing.chaos.launchers import LAUNCHERS, LauncherEnd
 from swift_ft.testing.chaos.running import limit_of, run_trial
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 
@@ -60,10 +60,10 @@ def test_runs_in_a_rendezvous_store_of_others_have_names_of_their_own(
     """Else they would join each other, or the user's own job."""
     found: list[str] = []
 
-    def run(arguments: Sequence[str], folder: Path, *_: Any, output: Path, **__: Any) -> int:
+    def run(arguments: Sequence[str], folder: Path, *_: Any, output: Path, **__: Any) -> LauncherEnd:
         output.touch()
         found.append(run_parser().parse_args(arguments[1:]).rdzv_id)
-        return 0
+        return LauncherEnd(0)
 
     monkeypatch.setattr(LAUNCHERS, "run", run)
     for name in ("seed-0", "seed-0-again"):
