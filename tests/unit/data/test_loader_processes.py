@@ -294,9 +294,12 @@ def test_how_many_bytes_are_read_for_a_batch(monkeypatch: pytest.MonkeyPatch) ->
     dataset.samples = [{"x": np.zeros(100_000, np.uint8)} for _ in range(1000)]
     variables = ForkedVariables(dataset)
     read: list[int] = []
-    monkeypatch.setattr(
-        "swift_ft.data.forked_variables.fingerprint_of", lambda array: read.append(array.nbytes) or 0
-    )
+
+    def fingerprint_of(array: np.ndarray) -> int:
+        read.append(array.nbytes)
+        return 0
+
+    monkeypatch.setattr("swift_ft.data.forked_variables.fingerprint_of", fingerprint_of)
     variables.changed()
     assert 1 < sum(read) <= 2**22
     monkeypatch.undo()

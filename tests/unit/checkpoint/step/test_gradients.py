@@ -124,9 +124,9 @@ def test_a_closure_computes_the_gradients(
 
     def closure() -> float:
         optimizer.zero_grad(set_to_none=set_to_none)
-        loss = model(torch.ones(2, 3)).square().sum()
+        loss: torch.Tensor = model(torch.ones(2, 3)).square().sum()
         loss.backward()
-        return loss.item()
+        return float(loss.detach())
 
     losses = []
     with watched(model, optimizer) as rollback:
