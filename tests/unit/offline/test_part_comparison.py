@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from swift_ft.checkpoint.plain_classes import KnownClasses
+from swift_ft.checkpoint.state_digest import STORED_AS
 from swift_ft.checkpoint.state_payload import pack
 from swift_ft.offline.part_comparison import differences
 
@@ -43,8 +44,10 @@ def test_tensors(one: torch.Tensor, other: torch.Tensor, equal: bool) -> None:
 
 def test_plain_values_by_their_path() -> None:
     weight = torch.ones(2)
-    one = state(weight, optimizers={"adam": {"param_groups": [{"lr": 0.1}]}}, digests={"w": 1})
-    other = state(weight, optimizers={"adam": {"param_groups": [{"lr": 0.2}]}}, digests={"w": 2})
+    one, other = (
+        state(weight, optimizers={"adam": {"param_groups": [{"lr": rate}]}}, **{STORED_AS: {"w": rate}})
+        for rate in (0.1, 0.2)
+    )
     assert differences(one, other) == ["plain.bytes.optimizers.adam.param_groups.0.lr"]
     assert differences(state(weight, a=1), state(weight, a=True)) == ["plain.bytes.a"]
     assert differences(state(weight, a={}, b=1), state(weight, b=1)) == ["plain.bytes.a"]
