@@ -20,7 +20,7 @@ def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         TypeError: a field without a default is missing.
     """
-    kinds = _kinds(kind)
+    kinds = _kinds(kind)  # type: ignore[arg-type]  # a class is hashable
     return kind(**{name: _value(kinds[name], value) for name, value in data.items() if name in kinds})
 
 
