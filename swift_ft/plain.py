@@ -20,7 +20,7 @@ def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:
     Raises:
         TypeError: a field without a default is missing.
     """
-    kinds = _kinds(kind)
+    kinds = _kinds(kind)  # type: ignore[arg-type]  # a class is hashable
     return kind(**{name: _value(kinds[name], value) for name, value in data.items() if name in kinds})
 
 
@@ -32,7 +32,7 @@ def _kinds(kind: type[Any]) -> dict[str, Any]:
 
 
 def _value(kind: Any, plain: Any) -> Any:
-    """A value of a type. Types that JSON keeps, and values that are no plain ones, stay as they are."""
+    """A value of a type. What JSON keeps stays as it is, and so does an object of a class."""
     origin, of = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType) and NoneType in of:  # X | None
         return plain if plain is None else _value(next(one for one in of if one is not NoneType), plain)

@@ -37,7 +37,7 @@ def write_own_steps(files: WorkerFiles, rank: int, steps: Mapping[int, OwnStep])
     """Write or replace a worker's.
 
     Args:
-        files: of its run.
+        files: those of its run.
         rank: the worker.
         steps: by completed iterations of the checkpoint before.
     """

@@ -45,7 +45,7 @@ class WorkerFiles:
         folder: in the store.
 
     Args:
-        store: of the run.
+        store: where they are.
         run_id: the run.
     """
 
@@ -67,7 +67,7 @@ class WorkerFiles:
         self._store.write_json(self.path(name), sealed(content))
 
     def read(self, kind: type[T], name: str) -> T:
-        """What ``asdict()`` of a dataclass has given for a file.
+        """An object of a dataclass from a file that was written with its ``asdict()``.
 
         Raises:
             SwiftError: it is not what was written, or it is gone.

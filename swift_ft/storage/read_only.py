@@ -36,7 +36,7 @@ def read_all(
 
     Args:
         read: reads one of them, or raises a `SwiftError` if it is damaged.
-        places: of the files.
+        places: where they are.
         on_file: called with the number of files that were read since the last call, by any thread.
 
     Returns:

@@ -37,14 +37,14 @@ def timed_rows(path: Path, expected: str) -> Iterator[tuple[str, float, int]]:
     A header line is allowed, and so are comments behind ``#``.
 
     Args:
-        path: of the file.
+        path: the file.
         expected: a row, in words.
 
     Yields:
         The place of a row for errors, its time, and its number.
 
     Raises:
-        UsageError: a line is no such row; the message names it.
+        UsageError: a line is not such a row; the message names it.
     """
     for number, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):
         if not row or row[0].lstrip().startswith("#") or (number == 1 and row[0].strip().lower() == "time"):

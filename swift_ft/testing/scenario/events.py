@@ -367,7 +367,7 @@ _FIELDS: dict[str, Callable[[Line, State], object]] = {
     "ran_s": lambda line, _: line.number("ran", 0),
     "exit_code": lambda line, _: line.number("code", 1),
 }
-"""How a line says a field of an event: by its next word, or by an option."""
+"""Readers of the fields of events, which a line says by its next word, or by an option."""
 
 _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "open": _open,
@@ -419,4 +419,4 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
     "inject": _said(ev.FaultInjected, "fault"),
     "event": _event,
 }
-"""How the line of each event is read."""
+"""A reader for each kind of line."""

@@ -24,10 +24,10 @@ LINES: dict[str, Sequence[ev.Event]] = {
     ],
     "communication-failed 1": [ev.CommunicationFailed(rank=1, generation=1, reason="connection reset")],
     "persisted all at 20 path=p": [
-        ev.PartPersisted(rank=rank, iteration=20, epoch=0, generation=1, path="p") for rank in range(4)
+        ev.PartPersisted(rank=rank, iteration=20, epoch=1, generation=1, path="p") for rank in range(4)
     ],
     "committed 20 keep=2 earlier=5,10": [
-        ev.CheckpointCommitted(iteration=20, epoch=0, keep=2, earlier=(5, 10))
+        ev.CheckpointCommitted(iteration=20, epoch=1, keep=2, earlier=(5, 10))
     ],
     "request-checkpoint 1 at 22": [
         ev.CheckpointRequested(rank=1, iteration=22, generation=1, reason="its log is nearly full")
@@ -53,7 +53,7 @@ LINES: dict[str, Sequence[ev.Event]] = {
 @pytest.fixture
 def scenario() -> Scenario:
     scenario = Scenario()
-    for line in ("open 4", "join A B C D", "plan-change A B"):
+    for line in ("open 4", "join A B C D", "report all nothing holds=m", "plan-change A B"):
         scenario.run_line(line)
     assert scenario.state.generation == 1
     return scenario
