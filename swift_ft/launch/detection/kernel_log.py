@@ -110,7 +110,7 @@ class KernelLog:
                 self._note(record.decode(errors="replace"))
 
     def _note_threads(self, pids: Collection[int], ended: Collection[int]) -> None:
-        """What the kernel says of a thread has the thread's number, and names no process."""
+        """Note the threads of processes: the kernel names a thread by its number, and not its process."""
         now, before = time.monotonic(), self._threads
         if now < self._threads_due_at and before.keys() == {*pids}:
             return
