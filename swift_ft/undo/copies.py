@@ -30,7 +30,7 @@ class _Batch:
 
     Args:
         parts: plain tensors, such as will be copied.
-        kinds: of each of them.
+        kinds: of each part, as ``_KIND`` gives them.
     """
 
     def __init__(self, parts: Sequence[Tensor], kinds: list[Any]) -> None:
@@ -74,7 +74,7 @@ class Copies:
 
         Returns:
             The copies, which stay until the next window opens; None if they would be too large in all, or
-            some are no plain dense tensors: then nothing was copied.
+            some are others than plain dense tensors: then nothing was copied.
         """
         parts = parts_of(tensors)
         kinds = [*map(_KIND, parts)]

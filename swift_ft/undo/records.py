@@ -1,4 +1,4 @@
-"""What a step overwrites, recorded before it."""
+"""Records of an update, made before it: all that the step overwrites."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_parameters_without_an_optimizer_are_looked_for_when_there_are_others(
     assert [*state.unowned_parameters()] == [average.weight, average.bias]
     optimizer.add_param_group({"params": [average.weight]})
     assert [*state.unowned_parameters()] == [average.bias]
-    optimizer.param_groups[0]["params"].remove(model.bias)
+    optimizer.param_groups[0]["params"] = [model.weight]
     assert [*state.unowned_parameters()] == [model.bias, average.bias]
 
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
+from swift_ft.host.alarms import alarms
 from swift_ft.torch_adapters import abortable_waits as waits
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
@@ -207,7 +208,7 @@ def test_a_future_is_awaited_without_another_thread() -> None:
 
 def test_a_future_that_fails_is_complete() -> None:
     """What has failed is asked of the operation itself."""
-    one, future = waits.AbortableWaits(), torch.futures.Future[None]()
+    one, future = waits.AbortableWaits(), torch.futures.Future[Any]()
     future.set_exception(RuntimeError("Connection closed by peer"))
     one.completed_or_abort(future)
 
@@ -250,7 +251,7 @@ def test_a_future_that_never_completes_is_ended_by_an_abort(
 def test_an_abort_rings_for_a_wait_that_is_over_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was to give up the one before, which has ended in time."""
     rings: list[Callable[[], None]] = []
-    monkeypatch.setattr(waits.alarms, "after", lambda _, function: rings.append(function))
+    monkeypatch.setattr(alarms, "after", lambda _, function: rings.append(function))
     one, ended, later = waits.AbortableWaits(), torch.futures.Future[None](), torch.futures.Future[None]()
     one.abort()
     ended.set_result(None)
@@ -258,7 +259,6 @@ def test_an_abort_rings_for_a_wait_that_is_over_in_vain(monkeypatch: pytest.Monk
     one.renew()
     (ring,) = rings
     ending = threading.Timer(0.05, later.set_result, [None])
-    later.add_done_callback(lambda _: None)
     ring()
     ending.start()
     one.completed_or_abort(later)

@@ -323,7 +323,7 @@ class UnderWay:
     def __init__(self, error: RuntimeError | None = None, *, has_future: bool = True) -> None:
         self.waiting: list[str] = []
         self._error, self._has_future = error, has_future
-        self._future: torch.futures.Future[None] = torch.futures.Future()
+        self._future: torch.futures.Future[Any] = torch.futures.Future()
         end: Any = partial(self._future.set_result, None)
         if error is not None:
             end = partial(self._future.set_exception, error)
@@ -334,7 +334,7 @@ class UnderWay:
         """Not when it is asked."""
         return False
 
-    def get_future(self) -> torch.futures.Future[None]:
+    def get_future(self) -> torch.futures.Future[Any]:
         """If it has one."""
         if not self._has_future:
             raise RuntimeError("Work::getFuture not implemented.")
@@ -345,7 +345,9 @@ class UnderWay:
         del timeout
         self.waiting.append(threading.current_thread().name)
         self._ending.join()
-        return True if self._error is None else Ended(self._error).wait()
+        if self._error is not None:
+            Ended(self._error).wait()
+        return True
 
 
 HERE = threading.main_thread().name
@@ -391,7 +393,7 @@ def test_a_group_knows_which_operations_end_by_themselves(group: dist.ProcessGro
     assert handle._ends_by_itself("allreduce")
     assert not handle._ends_by_itself("send")
     assert not handle._ends_by_itself("_reduce_scatter_base")
-    other: Any = LastingGroup(dist.new_group([0], backend="fake"))  # type: ignore[arg-type]  # it is one
+    other: Any = LastingGroup(dist.new_group([0], backend="fake"))
     assert not other._ends_by_itself("allreduce")
     dist.destroy_process_group(other.native)
 

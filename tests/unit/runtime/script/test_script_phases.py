@@ -141,7 +141,12 @@ def test_a_group_makes_an_operation_for_those_who_look(
     monkeypatch.setattr(LastingGroup, "interceptor", phases)
     made: list[str] = []
     of = Operation.of
-    monkeypatch.setattr(Operation, "of", lambda name, *args: made.append(name) or of(name, *args))
+
+    def noted(name: str, *args: Any) -> Operation:
+        made.append(name)
+        return of(name, *args)
+
+    monkeypatch.setattr(Operation, "of", noted)
     group.allreduce([torch.ones(1)]).wait()
     late = group.allreduce([torch.ones(1)])
     assert made == []
