@@ -28,7 +28,7 @@ _LONGEST_REPETITION_MS = 2000
 """Between two attempts to send what a silent host has not taken. By default they are up to two minutes apart,
 and a network that is there again is noticed so late."""
 _LOOK_AGAIN_S = 30.0
-"""After so long all descriptors are looked at, also those that were no connections."""
+"""Between two looks at all descriptors, those among them that were not connections before."""
 _exempt: dict[int, str] = {}
 
 

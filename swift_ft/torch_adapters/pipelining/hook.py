@@ -273,11 +273,12 @@ class PipelineHook:
             if self._aside:
                 return [self._carried(operation) for operation in original(microbatch)]
             self._check_schedule()
+            found = original(microbatch)  # it may make the buffers
             messages = self._incoming(stage, microbatch, direction)
             self._arriving[stage.stage_index, microbatch, direction] = messages
             operations = [
                 self._carried(operation)
-                for operation, message in zip(original(microbatch), messages, strict=True)
+                for operation, message in zip(found, messages, strict=True)
                 if self._interceptor.on_recv(message)
             ]
             # A runtime schedule waits later (`_Awaited`); the others wait at once.
