@@ -59,7 +59,7 @@ _LONGEST_BITS = 2039
 """Of an integer that ``torch.load`` reads: one of more than 255 bytes has an opcode that it does not know."""
 _KEYS = {type(None), bool, int, float, complex, str}
 FACTORIES: dict[str, type] = {c.__name__: c for c in (int, float, complex, bool, str, list, dict, set, tuple)}
-"""What a ``defaultdict`` may make its entries of, by name."""
+"""Classes of the entries that a ``defaultdict`` makes, by name."""
 _PATHS = {kind.__name__: kind for kind in (pathlib.PurePosixPath, pathlib.PureWindowsPath, pathlib.PosixPath)}
 AS_TEXT: dict[str, Callable[[str], Any]] = {
     "UUID": uuid.UUID,

@@ -30,7 +30,7 @@ _OF_A_STEP = (
     "torch.profiler",
     "torch.utils",
 )
-"""Where the names of modules begin whose objects are of no use after their step: handles, events, places."""
+"""Beginnings of names of modules whose objects serve one step only: handles, events, places."""
 _NAMED = 5
 """That a line names."""
 

@@ -24,7 +24,7 @@ _KNOWN: dict[str, type] = {name_of(kind): kind for kind in (OrderedDict, Counter
 
 
 def with_class(container: Any, content: Any) -> Any:
-    """A copy of what is in a container, with the name of its class if that is no plain one."""
+    """A copy of what is in a container, with the name of its class unless that is a plain one."""
     kind = type(container)
     if kind in _PLAIN or isinstance(container, tuple):
         return content

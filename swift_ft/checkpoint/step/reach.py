@@ -61,7 +61,7 @@ _FILE, _CLASS = "(module)", "(class)"
 """Before the names of modules of Python's and of classes. No variable has such a path: a model, the file that
 it is made in and its class may have one name."""
 NAMED_APART = (_FILE, _CLASS)
-"""How such paths begin; in earlier versions they had the bare names."""
+"""Beginnings of such paths, which were the bare names in earlier versions."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 

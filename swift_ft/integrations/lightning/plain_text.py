@@ -94,7 +94,7 @@ def _measured(value: Any, depth: int) -> tuple[Any, int]:
 
 
 def _as_before(value: Any, form: Any) -> Any:
-    """What a value was when it was measured, with all lists in it cut; MISSING if that is not known."""
+    """A value as it was when it was measured, with all lists in it cut; MISSING if that is not known."""
     if isinstance(form, list):
         return _dict_as_before(value, form)
     if isinstance(form, int) or (isinstance(form, dict) and _ITEMS in form):

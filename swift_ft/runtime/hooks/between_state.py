@@ -51,7 +51,7 @@ class FixedState:
 
     Args:
         state: what the session protects.
-        sampler: of its parameters. One for all hooks knows where to look.
+        sampler: takes elements of its parameters. One for all hooks knows where to look.
     """
 
     def __init__(self, state: TrainingState, sampler: Sampler) -> None:

@@ -103,6 +103,8 @@ def test_no_two_have_one_path(files: dict[str, Any]) -> None:
     local = [make()(), make()()]
     bound = functools.partial(local[0].__init__, [files["beside"].Made()], key=[files["beside"].Made()])
     process = Process(files)
+    process.rollback.variables.look()  # at what is here
+    assert [path for path in process.paths if ".Local" in path and "(2)" in path]
     assert len({*process.paths}) == len(process.paths)
     cells = [path for path, _ in process.rollback.variables.cells]
     assert len({*cells}) == len(cells)
@@ -122,13 +124,14 @@ def test_a_variable_that_hides_another_one() -> None:
     globals()["tracker"]["count"] = 0
 
 
-def test_a_file_that_only_a_function_has_imported(files: dict[str, Any]) -> None:
+def test_a_file_that_only_a_function_has_imported(tmp_path: Path) -> None:
     """Nothing that the loop holds leads there."""
-    process = Process(files)
-    process.rollback.begin(0)
-    files["beside"].STEP = 1
-    process.rollback.back()
-    assert files["beside"].STEP == 0
+    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    with own_module(tmp_path, "only_imported", COUNTS):
+        rollback.begin(0)
+        sys.modules["only_imported"].STEP = 1  # type: ignore[attr-defined]
+        rollback.back()
+        assert vars(sys.modules["only_imported"])["STEP"] == 0
 
 
 def test_checkpoints_of_before_name_files_and_classes_by_their_bare_names(files: dict[str, Any]) -> None:

@@ -190,7 +190,8 @@ NOT_MADE: list[Any] = [of_a_library(), defaultdict(lambda: 1.0, a=1.0), Remember
 def test_containers_keep_their_classes(made: Any) -> None:
     """Where nothing is yet, where something of another class is, and within another container."""
     value, nested = copied(made), copied([made])
-    for now in (MISSING, {}, [], 1):
+    places: list[Any] = [MISSING, {}, [], 1]
+    for now in places:
         put = Placing().put(now, value[0])
         assert type(put) is type(made)
         assert put == made
