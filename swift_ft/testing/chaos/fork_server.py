@@ -74,7 +74,7 @@ def _other_threads() -> list[str]:
 
 
 def _keep(request: dict[str, Any], output: int, control_fd: int) -> NoReturn:
-    """The keeper: the launcher's parent, and that of all that loses its own. It tells how the launcher ends."""
+    """The keeper: parent of launchers, and of all that loses its own. It tells how a launcher ends."""
     adopt_orphans()
     control = socket.socket(fileno=control_fd)
     launcher = os.fork()
