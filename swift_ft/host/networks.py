@@ -30,7 +30,7 @@ _PLACES = range(1, 200)
 _NOBODY = "02:53:57:ff:ff:ff"
 _FLAP_S = 1.0
 _FAILED = re.compile(r"Command failed -:(\d+)")
-"""The last line of ``ip -batch -``: the number of the command that failed."""
+"""The last line that ``ip -batch -`` prints: the number of the command that failed."""
 _HOST = -1
 """The index of this host itself."""
 _OWN_ROOT = ("unshare", "--user", "--map-root-user", "--net", "--mount")

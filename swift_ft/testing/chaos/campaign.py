@@ -115,7 +115,7 @@ class Campaign:
         Args:
             references: as :meth:`prepare` gives them, of all seeds or of some; None if they are not needed
                 afterwards.
-            until: no further seed begins after this moment of the monotonic clock.
+            until: no further seed begins after this moment of ``time.monotonic()``.
             on_end: gets each of them as soon as it is over, while an earlier seed's may still run. It is
                 called in several threads.
 
@@ -242,7 +242,7 @@ class Reference:
 
         Args:
             plan: the faults.
-            name: of its folder.
+            name: the name that its folder gets.
             seed: that has drawn them.
 
         Raises:

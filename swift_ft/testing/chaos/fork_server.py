@@ -32,7 +32,7 @@ from swift_ft.testing.chaos.leftovers import MARK
 
 _COMMAND = "swift_ft.cli.run"
 _ENTRY = "swift_ft.cli.start"
-"""Where the command begins. This kit stands beside the commands and imports none: it runs one."""
+"""The command's beginning. This kit stands beside the commands and imports none: it runs one."""
 _THREADS = Path("/proc/self/task")
 _FORKED = "jemalloc_bg_thd"
 """The thread of an allocator (pyarrow's), which has handlers for a fork."""
@@ -41,7 +41,7 @@ _ENV_START = 47
 _LOOK_S = 0.02
 _GRACE_S = 20.0
 _ENDING_S = 5.0
-"""What has lost its parent may still be about to end."""
+"""A process that has lost its parent may still be about to end."""
 _MAX_REQUEST = 1 << 18
 
 
@@ -74,7 +74,7 @@ def _other_threads() -> list[str]:
 
 
 def _keep(request: dict[str, Any], output: int, control_fd: int) -> NoReturn:
-    """The keeper: parent of the launcher, and of all that loses its own. It tells how the launcher ends."""
+    """The keeper: parent of launchers, and of all that loses its own. It tells how a launcher ends."""
     adopt_orphans()
     control = socket.socket(fileno=control_fd)
     launcher = os.fork()
@@ -98,7 +98,7 @@ def _tell(control: socket.socket, **facts: object) -> None:
 
 
 def _end_of(launcher: int, control: socket.socket) -> int:
-    """Wait for the end of the launcher. Once nobody is left who asked for it, end all that it has started."""
+    """Wait for the launcher's end. Once nobody is left who asked for it, end all that it has started."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
@@ -186,7 +186,7 @@ def _become_launcher(request: dict[str, Any], output: int) -> NoReturn:
 
 
 def _search_path(environment: Mapping[str, str], folder: str) -> list[str]:
-    """Where ``python -m`` looks in another folder, with another PYTHONPATH."""
+    """The places where ``python -m`` looks in another folder, with another PYTHONPATH."""
     own = [] if sys.flags.safe_path else [folder]
     known = set(_paths_in(os.environ, str(Path.cwd())))
     rest = [path for path in sys.path[len(own) :] if path not in known]
@@ -199,7 +199,7 @@ def _paths_in(environment: Mapping[str, str], folder: str) -> list[str]:
 
 
 def _show_mark(environment: Mapping[str, str]) -> None:
-    """Let ``/proc/PID/environ`` show the folder of the run, here and in what is forked from here.
+    """Let ``/proc/PID/environ`` show the run's folder, here and in what is forked from here.
 
     The kernel shows the memory that held the environment when the program began. There a longer value of
     the same variable takes the room for this one.

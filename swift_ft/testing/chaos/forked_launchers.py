@@ -67,7 +67,7 @@ class ForkServer:
         """Run ``swift-run`` with these arguments. If it is not over when the block ends, it is ended.
 
         Args:
-            arguments: of the command.
+            arguments: the flags, the script, and its arguments.
             output: descriptor of a file or a pipe for all that it and its children print.
             cwd: its working directory.
             environment: all of its variables.
@@ -133,7 +133,7 @@ class ForkedLauncher:
         self._signal(signal.SIGKILL)
 
     def left(self, timeout: float) -> list[int]:
-        """What it has left behind: processes that still run some seconds after its end.
+        """All that it has left behind: processes that still run some seconds after its end.
 
         Args:
             timeout: seconds until its end.
@@ -158,7 +158,7 @@ class ForkedLauncher:
                 os.kill(self.pid, number)
 
     def _told(self, timeout: float | None) -> dict[str, Any] | None:
-        """What the keeper says next; None if that takes longer."""
+        """The next that the keeper says; None if that takes longer."""
         self._control.settimeout(timeout)
         try:
             packet = self._control.recv(_MAX_ANSWER)

@@ -48,7 +48,7 @@ class StoppedError(SwiftError):
 
 @dataclass(frozen=True, slots=True)
 class LauncherEnd:
-    """How a launcher has ended.
+    """The end of a launcher.
 
     Attributes:
         code: its exit code; None if it was late.
