@@ -29,8 +29,6 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _COUNT = attrgetter("_version")
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _OF_NUMPY = frozenset(
     {
         *(torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8),

@@ -105,8 +105,8 @@ def _end_of(launcher: int, control: socket.socket) -> int:
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while (code := _reap().get(launcher)) is None:
-        ready, _, _ = select.select([reading, control], [], [])
-        if control in ready:  # nothing is sent to a keeper before it has told the code: that is the end
+        ready, _, _ = select.select([reading, control.fileno()], [], [])
+        if control.fileno() in ready:  # nothing is sent to a keeper before it has told the code: that is the end
             _end_all(launcher)
         with contextlib.suppress(BlockingIOError):
             os.read(reading, 4096)
