@@ -54,6 +54,7 @@ from swift_ft.checkpoint.step.reach import (
 )
 from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.program.inner_imports import imported_within
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames
 from swift_ft.program.own_code import is_own_module
 from swift_ft.torch_core.shards import local
@@ -398,9 +399,11 @@ def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:
 
 
 def _own_files() -> Iterator[tuple[str, ModuleType]]:
-    """All modules of the script that are imported by now: a function may have imported one for itself."""
-    for name, module in [*sys.modules.items()]:
-        if isinstance(module, ModuleType) and is_own_module(name):
+    """What functions of the script have imported for themselves by now. Nothing else may lead there."""
+    own = [one for name, one in [*sys.modules.items()] if isinstance(one, ModuleType) and is_own_module(name)]
+    names = dict.fromkeys(name for module in own for name in sorted(imported_within(module)))
+    for name in names:
+        if isinstance(module := sys.modules.get(name), ModuleType) and is_own_module(name):
             yield name, module
 
 

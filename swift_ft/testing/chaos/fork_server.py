@@ -106,7 +106,7 @@ def _end_of(launcher: int, control: socket.socket) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while (code := _reap().get(launcher)) is None:
         ready, _, _ = select.select([reading, control.fileno()], [], [])
-        if control.fileno() in ready:  # nothing is sent to a keeper before it has told the code: that is the end
+        if control.fileno() in ready:  # nothing is sent to a keeper before it has told the code: the end
             _end_all(launcher)
         with contextlib.suppress(BlockingIOError):
             os.read(reading, 4096)

@@ -124,14 +124,28 @@ def test_a_variable_that_hides_another_one() -> None:
     globals()["tracker"]["count"] = 0
 
 
-def test_a_file_that_only_a_function_has_imported(tmp_path: Path) -> None:
+WAYS = {
+    "as a whole": "import only_imported",
+    "a part": "from only_imported import STEP",
+    "within the package": "from . import only_imported",
+}
+OF_ITS_OWN = "def count():\n    def inner():\n        {}\n    return inner"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_that_only_a_function_has_imported(tmp_path: Path, way: str) -> None:
     """Nothing that the loop holds leads there."""
     rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
-    with own_module(tmp_path, "only_imported", COUNTS):
+    prefix = "a_package." if "package" in way else ""
+    name = f"{prefix}only_imported"
+    with (
+        own_module(tmp_path, f"{prefix}imports", OF_ITS_OWN.format(WAYS[way])),
+        own_module(tmp_path, name, COUNTS),
+    ):
         rollback.begin(0)
-        sys.modules["only_imported"].STEP = 1  # type: ignore[attr-defined]
+        sys.modules[name].STEP = 1  # type: ignore[attr-defined]
         rollback.back()
-        assert vars(sys.modules["only_imported"])["STEP"] == 0
+        assert vars(sys.modules[name])["STEP"] == 0
 
 
 def test_checkpoints_of_before_name_files_and_classes_by_their_bare_names(files: dict[str, Any]) -> None:
