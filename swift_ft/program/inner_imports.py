@@ -18,7 +18,7 @@ def imported_within(module: ModuleType) -> frozenset[str]:
     """Names of what a module's functions import, and more: a relative one is tried in each package around.
 
     Args:
-        module: of the script. Functions that it gets later are not looked at.
+        module: a file. Functions that it gets later are not looked at.
     """
     packages = _packages_around(module.__package__ or "")
     found: set[str] = set()
