@@ -399,7 +399,7 @@ def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:
 
 
 def _own_files() -> Iterator[tuple[str, ModuleType]]:
-    """The files that functions of the script have imported for themselves by now. Nothing else may lead there."""
+    """Files that functions of the script have imported for themselves by now: nothing else may lead there."""
     own = [one for name, one in [*sys.modules.items()] if isinstance(one, ModuleType) and is_own_module(name)]
     names = dict.fromkeys(name for module in own for name in sorted(imported_within(module)))
     for name in names:
