@@ -16,8 +16,12 @@ from swift_ft.checkpoint.run_record import read_record
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import UsageError
+from swift_ft.storage.digest import sealed
 from swift_ft.storage.store import Store
 from swift_ft.storage.store_errors import StoreGoneError
+
+FIRST = sealed({"run_id": "first", "topology": {"machines": 2}, "earlier": [], "settings": {}})
+"""The record of an earlier run."""
 
 # --------------------------------------------------------------------------------------------- clean
 
@@ -118,7 +122,7 @@ def claimed(
 
 
 def test_worker_0_tells_which_checkpoint_there_is(folder: CheckpointFolder) -> None:
-    folder.store.write_json("run.json", {"run_id": "first", "topology": {"machines": 2}, "earlier": []})
+    folder.store.write_json("run.json", FIRST)
     save(folder, 20, 1)
     rendezvous = Rendezvous()
     assert claimed(folder, rendezvous, 0) == (20,)
@@ -134,7 +138,7 @@ def test_worker_0_tells_which_checkpoint_there_is(folder: CheckpointFolder) -> N
 
 def test_the_replacement_of_worker_0_finds_what_was_decided(folder: CheckpointFolder) -> None:
     """The first one may have died before its report. Its replacement then reports the same."""
-    folder.store.write_json("run.json", {"run_id": "first", "topology": {"machines": 2}, "earlier": []})
+    folder.store.write_json("run.json", FIRST)
     save(folder, 20, 1)
     rendezvous = Rendezvous()
     claimed(folder, rendezvous, 0)
@@ -150,7 +154,7 @@ def test_a_store_that_is_lost_while_it_is_claimed_is_no_empty_one(
     """A lost mount leaves an empty folder behind: training would begin at iteration 0."""
     place = tmp_path / "store"
     folder, sweep = CheckpointFolder(Store(str(place)).at_once()), CheckpointFolder.sweep
-    folder.store.write_json("run.json", {"run_id": "first", "topology": {"machines": 2}, "earlier": []})
+    folder.store.write_json("run.json", FIRST)
     save(folder, 20, 1)
 
     def sweep_elsewhere(self: CheckpointFolder) -> None:
@@ -173,7 +177,7 @@ def test_an_empty_store_holds_no_checkpoint(folder: CheckpointFolder) -> None:
 @pytest.mark.parametrize(("mode", "stays"), [("resume", True), ("fresh", False)])
 def test_the_journals_of_earlier_runs(folder: CheckpointFolder, mode: str, stays: bool) -> None:
     """--resume keeps them, without what a killed writer left; --fresh deletes all."""
-    folder.store.write_json("run.json", {"run_id": "first", "topology": {"machines": 2}, "earlier": []})
+    folder.store.write_json("run.json", FIRST)
     for name in ("00000000-00000007.json", "00000008-00000009.json.abc.tmp"):
         folder.store.write_json(f"{claim.journal_directory('first')}/{name}", {})
     claimed(folder, Rendezvous(), 0, mode)

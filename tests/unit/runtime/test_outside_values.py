@@ -125,7 +125,7 @@ def test_a_counter_of_the_loss_functions_file_is_found(tmp_path: Path) -> None:
         outside = OutsideValues({3: Stage()}, module.Loss())
         outside.note()
         module.Loss()(torch.ones(2))
-        with pytest.raises(CannotHelpError, match=r"changes loss_of_test\.calls"):
+        with pytest.raises(CannotHelpError, match=r"changes \(module\) loss_of_test\.calls"):
             outside.check()
 
 
