@@ -69,14 +69,24 @@ def call_behind_hooks(optimizer: Optimizer, function: Callable[[], object]) -> N
         optimizer: of a step that has come to a pre-hook of all optimizers, which calls this.
         function: it is called in that step, or in the next one if this one fails before.
     """
-    hooks = optimizer._optimizer_step_pre_hooks
+    hooks: dict[int, Any] = optimizer._optimizer_step_pre_hooks
     hooks.pop(_BEHIND, None)
+    # With the last one: behind a further one, it could not remove itself, nor add another one. To put another
+    # function in its place changes no order, while torch goes through them.
+    last = next(reversed(hooks), _BEHIND)
+    hook = getattr(hooks.get(last), "stands_for", hooks.get(last))
 
-    def behind(*_: object) -> None:
-        hooks.pop(_BEHIND, None)  # no longer there when somebody looks which hooks a script has
+    def behind(*args: Any) -> Any:
+        if hook is None:
+            hooks.pop(_BEHIND, None)  # no longer there when somebody looks which hooks a script has
+        elif hooks.get(last) is behind:
+            hooks[last] = hook
+        found = None if hook is None else hook(*args)
         function()
+        return found
 
-    hooks[_BEHIND] = behind
+    behind.stands_for = hook  # type: ignore[attr-defined]
+    hooks[last] = behind
 
 
 def plain_step(kind: type[Optimizer]) -> Callable[..., Any]:

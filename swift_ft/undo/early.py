@@ -53,7 +53,7 @@ class EarlyUpdates:
         if any(not same_bits(_beginning(gradient), before) for gradient, before in self._samples):
             return _GRADIENTS
         for group, options in self._options:
-            for name in optimizer.defaults:  # the others are the script's: a group may count its steps
+            for name in _read_by(optimizer, options.keys() | group.keys()):
                 if not same_values(options.get(name), group.get(name), incomparable=True):
                     return f"{name!r} of their group has changed since"
         return None
@@ -61,6 +61,14 @@ class EarlyUpdates:
     def _smallest(self) -> list[Tensor]:
         gradients = (gradient for gradient, _ in self._gradients.values() if gradient is not None)
         return heapq.nsmallest(_SAMPLED, gradients, key=Tensor.numel)
+
+
+def _read_by(optimizer: Optimizer, names: Collection[str]) -> Iterable[str]:
+    """The options that a step may read: a script may keep others in a group of an optimizer of torch's."""
+    kind: type = getattr(optimizer, "_plain_class", type(optimizer))
+    if kind.__module__.startswith(("torch.optim.", "swift_ft.")):
+        return optimizer.defaults
+    return (name for name in names if name != "params")
 
 
 def _beginning(gradient: Tensor) -> Tensor:

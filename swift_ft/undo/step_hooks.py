@@ -33,12 +33,12 @@ class _Look:
     Attributes:
         counts: which tensors there are, and torch's counts of their changes.
         sample: of them, since a write through ``.data`` moves no count; None where nobody looks.
-        copies: of all parameters, where every bit counts; None elsewhere.
+        values: of all parameters, where every bit counts: copies in a look that is kept. None elsewhere.
     """
 
     counts: list[int]
     sample: Fingerprint | None
-    copies: list[Tensor] | None
+    values: list[Tensor] | None
 
     def differs(self, other: _Look) -> bool:
         """Whether something was changed in between."""
@@ -46,7 +46,7 @@ class _Look:
             return True
         if self.sample and other.sample and self.sample.differing(other.sample):
             return True
-        pairs = zip(self.copies or (), other.copies or (), strict=True)
+        pairs = zip(self.values or (), other.values or (), strict=True)
         return not all(same_bits(one, another) for one, another in pairs)
 
 
@@ -94,14 +94,14 @@ class StepHooks:
         self.whole, self._running = None, False
 
     def _note(self, optimizer: Optimizer) -> None:
-        self._before = None if self.changing else self._look(optimizer)
+        self._before = None if self.changing else self._look(optimizer, kept=True)
 
     def _compare(self, optimizer: Optimizer) -> None:
         if self._before is not None:
-            self.changing = self.changing or self._look(optimizer).differs(self._before)
+            self.changing = self.changing or self._look(optimizer, kept=False).differs(self._before)
             self._before = None
 
-    def _look(self, optimizer: Optimizer) -> _Look:
+    def _look(self, optimizer: Optimizer, *, kept: bool) -> _Look:
         parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
         held = [fields for fields in optimizer.state.values() if isinstance(fields, dict)]
         values = [*parameters, *(value for fields in held for value in fields.values())]
@@ -112,5 +112,5 @@ class StepHooks:
         if waits and not closely:
             return _Look(counts, None, None)
         sample = self._sampler.take([value for value in values if isinstance(value, Tensor)])
-        copies = [local(parameter).detach().clone() for parameter in parameters] if self._exact else None
-        return _Look(counts, sample, copies)
+        here = [local(parameter).detach() for parameter in parameters] if self._exact else None
+        return _Look(counts, sample, [one.clone() for one in here] if kept and here is not None else here)

@@ -6,13 +6,19 @@ earlier step. Such a function shows the dictionary that its results are in to Py
 
 from __future__ import annotations
 
+import functools
 import gc
 from typing import Any
 
 import numpy as np
 import torch
 
-from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_object
+from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_object, is_understood
+
+_MARK = next(
+    (one for one in gc.get_referents(functools.lru_cache(maxsize=1)(int)) if type(one) is object), None
+)
+"""Between the arguments of a call and those given by name, where results are found by them."""
 
 
 class Remembered:
@@ -35,8 +41,8 @@ class Remembered:
     def put_back(self) -> None:
         """Forget those that came since.
 
-        Where it keeps only so many, all are forgotten, unless some may change in themselves: those that were
-        there before have changed in earlier steps.
+        Where it keeps only so many, all are forgotten, unless some may change in themselves, or are an
+        iterator or a library's object: those that were there before have changed in earlier steps.
         """
         if not self.changed:
             return
@@ -44,7 +50,7 @@ class Remembered:
             for results in _dictionaries_of(self._function):
                 while len(results) > self._info.currsize:
                     results.popitem()  # the last one that came
-        elif not results_in(self._function):
+        elif not results_in(self._function) and all(map(_is_understood, _remembered_by(self._function))):
             self._function.cache_clear()
 
 
@@ -56,6 +62,18 @@ def results_in(function: Any) -> list[Any]:
         found = [one for one in _referents_of(function) if not _leads_to_places(one)]
     kinds = (*CONTAINERS, torch.Tensor, np.ndarray, *GENERATORS)
     return [one for one in found if isinstance(one, kinds) or is_object(one)]
+
+
+def _remembered_by(function: Any) -> list[Any]:
+    """Results of a function that keeps only so many, and what they are found by."""
+    found = [one for one in _referents_of(function) if one is not function.__wrapped__]
+    return [one for one in found if not _leads_to_places(one)]
+
+
+def _is_understood(one: Any) -> bool:
+    if isinstance(one, tuple):
+        return all(map(_is_understood, one))
+    return one is _MARK or is_understood(one)
 
 
 def _referents_of(function: Any) -> list[Any]:

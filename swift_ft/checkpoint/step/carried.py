@@ -22,7 +22,7 @@ from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.placing import Placing
-from swift_ft.checkpoint.step.reach import MISSING, NAMED_APART, content_of
+from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of
@@ -268,7 +268,6 @@ class CarriedVariables:
 
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
-        saved = self._with_paths_of_today(saved)
         self.arrived = Arrived(saved, self.own, self.of_own)
         saved, left = _with_own(saved, self.own, self.of_own)
         self._unlike_at_top.clear()
@@ -300,15 +299,6 @@ class CarriedVariables:
             if before is UNKNOWN or in_saved or place in left:
                 continue
             self._put_back(placing, place, value, before)
-
-    def _with_paths_of_today(self, saved: Saved) -> Saved:
-        """As this version names files and classes: see :attr:`Namespace.earlier_path`."""
-        if any(path.startswith(NAMED_APART) for path in saved):
-            return saved
-        namespaces = [*self._variables.namespaces]
-        earlier = {one.earlier_path: one.path for one in reversed(namespaces)}
-        known = {one.path for one in namespaces}
-        return {path if path in known else earlier.get(path, path): saved[path] for path in saved}
 
     def note_made(self, is_new: Callable[[Place], bool]) -> None:
         """Parts of the state were made again, as layers are that come: what is unlike this travels.

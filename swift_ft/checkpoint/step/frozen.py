@@ -100,13 +100,13 @@ class Copier:
         """Many plain values, which share nothing."""
         if len(value) > _MOST_OF_HISTORY:
             return UNKNOWN
-        value = value if isinstance(value, tuple | deque) else plain(value)
-        parts = (value, value.values()) if isinstance(value, dict) else (value,)
+        content = value if isinstance(value, tuple | deque) else plain(value)
+        parts = (content, content.values()) if isinstance(content, dict) else (content,)
         if not all(map(is_plain, parts)):
             return UNKNOWN
-        if isinstance(value, dict) and self._references.are_in(value):
+        if isinstance(content, dict) and self._references.are_in(content):
             return UNKNOWN
-        return _container_like(value, value)
+        return _container_like(value, content)
 
 
 def frozen(value: Any) -> Any:

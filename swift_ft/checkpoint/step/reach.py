@@ -60,8 +60,6 @@ OF_ATTRIBUTES = "(attributes)"
 _FILE, _CLASS = "(module)", "(class)"
 """Before the names of modules of Python's and of classes. No variable has such a path: a model, the file that
 it is made in and its class may have one name."""
-NAMED_APART = (_FILE, _CLASS)
-"""Beginnings of such paths, which were the bare names in earlier versions."""
 MISSING: Any = object()
 """The value of a variable that does not exist."""
 
@@ -112,13 +110,6 @@ class Namespace:
     def is_of_buffers(self) -> bool:
         """Whether its variables are buffers of a module."""
         return f".{OF_BUFFERS}" in self.path
-
-    @property
-    def earlier_path(self) -> str:
-        """Its path in checkpoints of versions that gave files and classes their bare names."""
-        if isinstance(self.owner, type):
-            return self.owner.__name__
-        return self.path.removeprefix(f"{_FILE} ")
 
     @property
     def module(self) -> nn.Module | None:

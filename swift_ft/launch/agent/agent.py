@@ -344,6 +344,7 @@ class MachineAgent(ElasticAgent):
                 self._watch.report_loss(
                     f"its workers' init_process_group needs a store that was lost with {server}",
                     Cause.RUNTIME,
+                    starts_again=True,
                 )
             case AgentTodo.WAIT:
                 self._prepare(state)

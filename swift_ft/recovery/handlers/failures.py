@@ -16,7 +16,9 @@ def note_failure(state: State, part: str, reason: str) -> State:
     return _note(state, part, reason, had_task=state.plan is not None)
 
 
-def note_machine(state: State, machine: str, reason: str, cause: Cause, *, ran_s: int = 0) -> State:
+def note_machine(
+    state: State, machine: str, reason: str, cause: Cause, *, ran_s: int = 0, on_purpose: bool = False
+) -> State:
     """Note that a member has failed: as a survivor, in a task of its own, or before it reported at all.
 
     Args:
@@ -25,13 +27,14 @@ def note_machine(state: State, machine: str, reason: str, cause: Cause, *, ran_s
         reason: how it has failed.
         cause: whose fault that is.
         ran_s: seconds that its workers had run; 0 if that is unknown.
+        on_purpose: its workers only begin again, as they must where a store was lost with another machine.
     """
     slot = state.slot_of(machine)
     if slot is None:
         return state
     state = _note(state, machine_in(slot), reason, had_task=_had_task(state, slot))
     state = _note_own_end(note_run(state, ran_s), machine_in(slot), cause, ran_s)
-    if not _is_unheard(state, slot):
+    if on_purpose or not _is_unheard(state, slot):
         return state
     return replace(state, tries=replace(state.tries, attempts=state.tries.attempts.miss(slot)))
 

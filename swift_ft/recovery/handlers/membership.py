@@ -112,7 +112,14 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
     before, generation = state, state.generation
     # Before its slot is empty: what has failed, and in which task, is known by slot.
     if not event.on_request:
-        before = note_machine(state, event.machine, event.reason, cause_of(event), ran_s=event.ran_s)
+        before = note_machine(
+            state,
+            event.machine,
+            event.reason,
+            cause_of(event),
+            ran_s=event.ran_s,
+            on_purpose=event.starts_again,
+        )
     after = _lose_with_guests(before, event)
     if event.silent and after.generation > generation:
         return replace(after, round=replace(after.round, after_silence=True))

@@ -239,6 +239,8 @@ class BatchCheck:
             # Only now: what was there before an abort is right, and so is all of a complete iteration.
             if digest.settled or iteration != self._begun or not self._in_doubt():
                 self._board.publish(iteration, value, shares_at(self._changes, iteration))
+            else:  # those after it would be taken for it
+                self._on_device = [one for one in self._on_device if one[0] != iteration]
 
 
 @dataclass(slots=True)

@@ -261,6 +261,28 @@ def test_an_update_of_what_hooks_have_received(of_all: bool, wrapped: bool, step
     assert [*hooks_of(step.optimizer)] == []
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_hook_that_removes_itself_or_adds_another(wrapped: bool, step: Step) -> None:
+    """As with torch alone, where nothing comes behind it."""
+    step.device.idle.set()
+    if wrapped:
+        wrap_optimizer(step.optimizer)
+    calls: list[str] = []
+
+    def once(*_: object) -> None:
+        calls.append("once")
+        handle.remove()
+        handles.append(step.optimizer.register_step_pre_hook(lambda *_: calls.append("later")))
+
+    handles: list[Any] = []
+    handle = step.optimizer.register_step_pre_hook(once)
+    step.optimizer.step()
+    step.optimizer.step()
+    assert calls == ["once", "later"]
+    handles[0].remove()
+    assert [*hooks_of(step.optimizer)] == []
+
+
 def test_a_hook_that_fails_leaves_none_of_ours_behind(step: Step) -> None:
     step.device.idle.set()
 

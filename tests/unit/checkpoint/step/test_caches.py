@@ -83,3 +83,20 @@ def test_a_replacement_that_has_none_says_so(rollback: Rollback, caplog: pytest.
     said = [one.getMessage() for one in caplog.records if getattr(one, "event", "") == "variable_missing"]
     assert len(said) == 1
     assert "counters_of().0 has changed" in said[0]
+
+
+@pytest.mark.parametrize("made", [lambda: iter(range(9)), lambda: (n for n in range(9)), object], ids=repr)
+def test_a_result_with_a_life_of_its_own_is_not_made_again(
+    made: Callable[[], Any], rollback: Rollback
+) -> None:
+    """An iterator would begin again, and a group of processes would be made by this worker alone."""
+
+    @functools.lru_cache(maxsize=4)
+    def stream_of(name: str) -> Any:
+        return made()
+
+    first = stream_of("a")
+    rollback.begin(0)
+    stream_of("b")
+    rollback.back()
+    assert stream_of("a") is first

@@ -182,6 +182,10 @@ CLASSES: list[Any] = [
     Losses([1.0]),
     Ring([1.0], maxlen=2),
     Sums(float, a=1.0),
+    Counter(range(1025)),  # more than are looked into one by one
+    OrderedDict.fromkeys(range(1025)),
+    defaultdict(int, dict.fromkeys(range(1025), 1)),
+    Losses(range(1025)),
 ]
 NOT_MADE: list[Any] = [of_a_library(), defaultdict(lambda: 1.0, a=1.0), Remembers({"a": 1.0})]
 
