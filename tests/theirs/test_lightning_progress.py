@@ -116,7 +116,11 @@ LARGE: dict[str, Callable[[Any, float], None]] = {
     ),
     "of_images": lambda module, value: module.of_images[int(value) // 4].append(value),
 }
-EMPTY: dict[str, Any] = {"of_tasks": [[], []], "sums": {"sum": 0.0, "preds": []}, "of_images": {}}
+EMPTY: dict[str, Any] = {
+    "of_tasks": [[], []],
+    "sums": {"sum": 0.0, "preds": []},
+    "of_images": defaultdict(list),
+}
 
 
 @pytest.mark.parametrize("name", LARGE)
