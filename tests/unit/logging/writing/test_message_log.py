@@ -154,7 +154,7 @@ def test_what_is_left_is_written_before_the_next_bubble_where_it_is_asked_for(ho
     log.end_iteration()
     if how == "roll":
         log.writer.roll()
-        wait_until(lambda: store.list(LOG), "the segment to be committed")
+        wait_until(lambda: log_of(store).has(key(0)), "the segment to be committed")
     elif how == "flush":
         log.writer.flush(60)
     else:
