@@ -11,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from swift_ft.torch_core.shards import local
-from swift_ft.torch_core.tensors import version_of, versions_of
+from swift_ft.torch_core.tensors import PLAIN, all_versions_of
 
 _ELEMENTS = 16
 """Of each tensor, evenly spread. Each is a cache line to read."""
-_PLAIN = frozenset({torch.Tensor, nn.Parameter})
-"""Types of tensors that have no other tensor inside: all of them are asked in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class Fingerprint:
 
         It reads no element, so it waits for no device.
         """
-        now = zip(_places(self.tensors), _versions(self.tensors), strict=True)
+        now = zip(_places(self.tensors), all_versions_of(self.tensors), strict=True)
         noted = zip(self.places, self.versions, strict=True)
         return [index for index, (one, other) in enumerate(zip(now, noted, strict=True)) if one != other]
 
@@ -89,7 +86,7 @@ class Sampler:
         samples = []
         for which, views in self._kinds:
             samples.append((which, torch.cat(views).view(len(which), -1)))
-        return Fingerprint(tensors, places, _versions(tensors), samples)
+        return Fingerprint(tensors, places, all_versions_of(tensors), samples)
 
     def _look_at(self, tensors: Sequence[torch.Tensor]) -> None:
         kinds: dict[tuple[torch.device, torch.dtype, int], list[int]] = {}
@@ -103,14 +100,8 @@ class Sampler:
         ]
 
 
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    if _PLAIN.issuperset(map(type, tensors)):
-        return versions_of(tensors)
-    return [version_of(tensor) for tensor in tensors]
-
-
 def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
-    if _PLAIN.issuperset(map(type, tensors)):
+    if PLAIN.issuperset(map(type, tensors)):
         with contextlib.suppress(RuntimeError):  # one is sparse, and has no address
             return [*map(torch.Tensor.data_ptr, tensors)]
     here = (local(tensor) for tensor in tensors)

@@ -28,7 +28,8 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """By the bytes of an element."""
 
 _COUNT = attrgetter("_version")
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+"""Types of tensors that have no other tensor inside."""
 _OF_NUMPY = frozenset(
     {
         *(torch.float16, torch.float32, torch.float64, torch.bool, torch.uint8),
@@ -44,7 +45,7 @@ def version_of(tensor: torch.Tensor) -> int:
     """Grows with each change in place. Always 0 for inference tensors, which do not count their changes."""
     if tensor.is_inference():
         return 0
-    if type(tensor) in _PLAIN:  # to look for what it has not takes longer
+    if type(tensor) in PLAIN:  # to look for what it has not takes longer
         return tensor._version
     part: torch.Tensor | None = getattr(tensor, "_local_tensor", None)
     return tensor._version + (part._version if part is not None else 0)
@@ -67,7 +68,7 @@ def all_versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
         counts = [*map(_COUNT, tensors)]
     except RuntimeError:  # one is an inference tensor
         return [*map(version_of, tensors)]
-    if _PLAIN.issuperset(map(type, tensors)):
+    if PLAIN.issuperset(map(type, tensors)):
         return counts
     parts = parts_of(tensors)
     return [
@@ -79,7 +80,7 @@ def all_versions_of(tensors: Sequence[torch.Tensor]) -> list[int]:
 def parts_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The parts of some tensors that this worker has: of a ``DTensor`` its shard, of others all."""
     return [
-        tensor if type(tensor) in _PLAIN else getattr(tensor, "_local_tensor", tensor) for tensor in tensors
+        tensor if type(tensor) in PLAIN else getattr(tensor, "_local_tensor", tensor) for tensor in tensors
     ]
 
 
@@ -162,7 +163,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     A contiguous CPU tensor is not copied: the view shares (and keeps alive) its storage. Any other tensor is
     copied into that form first, from another device synchronously.
     """
-    plain = tensor.dtype in _OF_NUMPY and type(tensor) in _PLAIN and tensor.is_cpu
+    plain = tensor.dtype in _OF_NUMPY and type(tensor) in PLAIN and tensor.is_cpu
     if plain and tensor.layout == torch.strided:
         with contextlib.suppress(RuntimeError):  # it is negated lazily
             array = tensor.detach().numpy()

@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swift_ft.torch_core.tensors import parts_of
+from swift_ft.torch_core.tensors import PLAIN, parts_of
 from swift_ft.undo.snapshot import size_bytes
 
 COPIED_BYTES = 64 * 2**20
 """The most that all optimizers of a process copy together. What is above it is inverted."""
 
 _KIND = attrgetter("__class__", "shape", "dtype", "device", "layout")
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class _Batch:
@@ -80,7 +79,7 @@ class Copies:
         kinds = [*map(_KIND, parts)]
         earlier = self._batches[self._taken] if self._taken < len(self._batches) else None
         if earlier is None or earlier.kinds != kinds:
-            if any(kind not in _PLAIN or layout is not torch.strided for kind, *_, layout in kinds):
+            if any(kind not in PLAIN or layout is not torch.strided for kind, *_, layout in kinds):
                 return None
             freed = earlier.size_bytes if earlier is not None else 0
             if sum(map(size_bytes, parts)) > room_bytes() + freed:

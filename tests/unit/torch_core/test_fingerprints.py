@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from swift_ft.torch_core.fingerprints import Sampler, _places, _versions
-from swift_ft.torch_core.tensors import version_of
+from swift_ft.torch_core.fingerprints import Sampler, _places
+from swift_ft.torch_core.tensors import all_versions_of, version_of
 
 CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
     "in place": lambda p: p.add_(1.0),
@@ -82,8 +82,8 @@ def test_many_tensors_at_once_are_as_each_by_itself(odd: str) -> None:
         tensors.append(torch.randn(3).as_subclass(Other))
     tensors[0].add_(1)
     assert _places(tensors) == [one.data_ptr() if one.layout == torch.strided else 0 for one in tensors]
-    assert _versions(tensors) == [version_of(one) for one in tensors]
-    assert _versions(tensors)[0] == 1
+    assert all_versions_of(tensors) == [version_of(one) for one in tensors]
+    assert all_versions_of(tensors)[0] == 1
 
 
 def test_plain_tensors_are_not_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_plain_tensors_are_not_asked_one_by_one(monkeypatch: pytest.MonkeyPatch)
         asked.append(tensor)
         return 0
 
-    monkeypatch.setattr("swift_ft.torch_core.fingerprints.version_of", one_by_one)
+    monkeypatch.setattr("swift_ft.torch_core.tensors.version_of", one_by_one)
     monkeypatch.setattr("swift_ft.torch_core.fingerprints.local", one_by_one)
     assert sampler.take(tensors).moved() == []
     assert not asked

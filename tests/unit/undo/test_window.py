@@ -153,9 +153,13 @@ def test_zeroing_a_closed_windows_gradients_is_in_place() -> None:
 
 
 @pytest.mark.parametrize("part", ["gradient", "parameter"])
-def test_a_change_after_the_step_is_noticed(part: str) -> None:
-    """An undo with another gradient would be silently wrong."""
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_change_after_the_step_is_noticed(part: str, steps: int) -> None:
+    """An undo with another gradient would be silently wrong; copies would drop what a script did since."""
     optimizer = stepped()
+    for seed in range(1, steps):
+        set_grads(params_of(optimizer), seed)
+        optimizer.step()
     param = params_of(optimizer)[1]
     with torch.no_grad():
         (param.grad if part == "gradient" else param).add_(1)  # type: ignore[union-attr]  # it has one
