@@ -67,7 +67,7 @@ test-packages: $(VENV)/.installed-dev  ## install what the HDFS tests need, wher
 	$(BIN)/python -m tests.support.install_hadoop
 
 test-unit: $(VENV)/.installed-dev  ## run the tests that need one process only
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --instafail --within 20 tests/unit tests/simulation
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --instafail --timeout 400 --within 20 tests/unit tests/simulation
 
 test-support: $(VENV)/.installed-dev  ## run all of docs/support.md (half an hour)
 	$(BIN)/python -m pytest -n 2 --thorough tests/cluster/test_support.py

@@ -18,6 +18,7 @@ from swift_ft.coordination.relay.outgoing import Outgoing
 from swift_ft.coordination.relay.relay import Relay
 from swift_ft.coordination.relay.upstream import Upstream
 from swift_ft.coordination.relay.worker_journal import WorkerJournal
+from swift_ft.errors import FencedError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.blocks import Block, Sequencer, block_from_text
 from swift_ft.recovery.heads import met_by
@@ -36,6 +37,7 @@ class MemoryLog:
         self._deleted = 0
         self._snapshot: str | None = None
         self._changed = threading.Condition()
+        self._closed = False
 
     def append(self, text: str, name: str) -> None:
         """See :meth:`BlockLog.append`."""
@@ -49,8 +51,16 @@ class MemoryLog:
             self.reads += 1
             if number < self._deleted:
                 raise BlockGoneError(f"block {number}")
-            self._changed.wait_for(lambda: len(self.texts) > number, timeout_s)
+            self._changed.wait_for(lambda: self._closed or len(self.texts) > number, timeout_s)
+            if self._closed:
+                raise FencedError("the test is over")
             return self.texts[number] if len(self.texts) > number else None
+
+    def close(self) -> None:
+        """End all that read it."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def first(self) -> int:
         """See :meth:`BlockLog.first`."""
@@ -135,7 +145,7 @@ class RelayedMachine:
         ours, theirs = local_pair()
         self.serve(ours)
         journal = WorkerJournal(
-            LocalLine(theirs),
+            self.job.line(theirs),
             lambda: Journal(self.job.log, by=name),
             by=name,
             append_s=30.0,
@@ -168,6 +178,12 @@ class RelayedJob:
     log: MemoryLog = field(default_factory=MemoryLog)
     machines: dict[str, RelayedMachine] = field(default_factory=dict)
     written: list[tuple[str, Facts]] = field(default_factory=list)
+    _lines: list[Line] = field(default_factory=list)
+
+    def line(self, end: socket.socket) -> Line:
+        """The line of one that follows a relay, until the job is closed."""
+        self._lines.append(LocalLine(end))
+        return self._lines[-1]
 
     def connect(self, address: str) -> Line:
         """A line to a machine's relay."""
@@ -176,7 +192,7 @@ class RelayedJob:
             raise ConnectionRefusedError(address)
         ours, theirs = local_pair()
         machine.serve(theirs)
-        return LocalLine(ours)
+        return self.line(ours)
 
     def add(self, name: str) -> RelayedMachine:
         """One more machine, whose address is its name. It joins the job."""
@@ -196,6 +212,17 @@ class RelayedJob:
         other = None if above is None else list(self.machines)[above]
         machine.relay.meet(None if other is None else Met(other, other))
         machine.follower.append(ev.MachineJoined(machine=name, address=name))
+
+    def close(self) -> None:
+        """End all threads of all machines and workers, and see them end."""
+        self.log.close()
+        for machine in self.machines.values():
+            machine.kill()
+        for line in list(self._lines):
+            line.close()
+        for machine in self.machines.values():
+            for follower in (machine.follower, *machine.workers):
+                assert follower.has_ended(20.0), machine.name
 
     def until(self, condition: Callable[[State], bool], limit_s: float = 20.0) -> None:
         """Wait until the state of all living machines and their workers fulfils a condition."""

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 THERE = ("torch", "numpy", "pyarrow", "fsspec", "xxhash")
 """Large, or tied to the machine: its own are taken."""
-OF_THE_TESTS = ("pytest", "pytest-xdist", "hypothesis", "expecttest", "py-spy")
+OF_THE_TESTS = ("pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "expecttest", "py-spy")
 
 
 def needed() -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,11 +21,12 @@ NAMES = [f"m{number}" for number in range(MACHINES)]
 
 
 @pytest.fixture
-def job() -> RelayedJob:
+def job() -> Iterator[RelayedJob]:
     """A job without machines, in groups of two."""
     job = RelayedJob(fanout=2, silence_s=60.0)
     Journal(job.log, by="test").append(ev.JobOpened(machines=MACHINES, workers_per_machine=1))
-    return job
+    yield job
+    job.close()
 
 
 def test_machines_that_join_at_once_cost_few_blocks_and_few_reads(job: RelayedJob) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,7 +25,7 @@ MACHINES = 6
 
 
 @pytest.fixture
-def job() -> RelayedJob:
+def job() -> Iterator[RelayedJob]:
     """Six machines with two workers each, all slots filled."""
     job = RelayedJob(fanout=2, silence_s=60.0)  # on a host with too much to do, none is silent
     Journal(job.log, by="test").append(ev.JobOpened(machines=MACHINES, workers_per_machine=2))
@@ -34,7 +35,8 @@ def job() -> RelayedJob:
         for local in range(2):
             machine.start_worker(f"worker {name}.{local}")
     job.until(lambda state: state.phase == Phase.AGREEING)
-    return job
+    yield job
+    job.close()
 
 
 def kinds(job: RelayedJob, since: int) -> Counter[str]:
@@ -165,6 +167,7 @@ def test_what_a_lost_store_has_not_taken_arrives_once_it_is_there_again() -> Non
     relay.append(ev.MachineJoined(machine="m1"))
     assert not sent.all()
     relay.close()
+    log.close()
 
 
 def test_a_way_to_a_store_that_is_lost_ends_no_reader() -> None:

@@ -78,6 +78,7 @@ def test_a_machine_that_comes_late_and_its_workers_begin_from_the_snapshot() -> 
     states = {m.follower.state for m in job.machines.values()} | {late.workers[0].state}
     assert len(states) == 1
     assert len(injected(late.workers[0].state)) == len(FAULTS) + 1
+    job.close()
 
 
 def test_a_relay_that_skips_blocks_says_so_to_those_that_wait_for_them(
