@@ -58,20 +58,23 @@ def test_the_script_s_files_do_not_pay_for_a_store_that_hangs(
     hangs = threading.Thread(target=ended.wait, name=thread)
     hangs.start()
     awaited: list[str] = []
-    monkeypatch.setattr(threading, "_shutdown", lambda: late.wait())
+    found: list[object] = []
+    there_are = [threading.main_thread(), hangs]  # and not what other tests have left in this process
+    monkeypatch.setattr(threading, "enumerate", lambda: there_are)
+    monkeypatch.setattr(threading, "_shutdown", lambda: late.wait(60))
     monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: handled.append("an exit handler"))
     monkeypatch.setattr(gc, "get_objects", lambda: [file])
     file.write("loss")
 
     def on_late(what: str) -> None:
         awaited.append(what)
-        assert handled == ["an exit handler"] * is_ours
-        assert (tmp_path / "metrics.csv").read_text() == "loss" * is_ours
+        found.extend([list(handled), (tmp_path / "metrics.csv").read_text()])
         late.set()
 
     script_end.finish(0.01, on_late)
     ended.set()
     hangs.join()
     file.close()
+    assert found == [["an exit handler"] * is_ours, "loss" * is_ours]
     assert awaited == ["" if is_ours else f"thread {thread}"]
     assert ("store" in caplog.text) == is_ours
