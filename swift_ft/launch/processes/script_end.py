@@ -79,7 +79,11 @@ def _watch(done: threading.Event, limit_s: float, on_late: Callable[[str], objec
             limit_s,
             extra={"event": "store_left"},
         )
-        _end_of_script()
+        ending = threading.Thread(target=_end_of_script, name="swift-script-files", daemon=True)
+        ending.start()
+        ending.join(limit_s)
+        if ending.is_alive():
+            awaited = "an exit handler, or what closes a file,"
     on_late(awaited)
 
 
@@ -136,7 +140,9 @@ def _try(thing: Any, method: str) -> None:
     try:
         if not getattr(thing, "closed", False):
             getattr(thing, method)()
-    except Exception as error:
+    except KeyboardInterrupt:  # a signal, which is this process's and not the object's
+        raise
+    except BaseException as error:  # a finalizer that raises SystemExit ends nothing in Python either
         # A file without its attributes is one that another thread was about to open: it has nothing to lose.
         if isinstance(thing, io.IOBase) and (isinstance(error, AttributeError) or not _is_writable(thing)):
             return

@@ -24,6 +24,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -37,6 +38,7 @@ from swift_ft.launch.processes.strays import adopt_orphans, kill_strays
 from swift_ft.launch.processes.worker import WorkerJob, run_worker
 from swift_ft.launch.signals import leave_to_the_launcher, undo_ignoring
 from swift_ft.observe.spans import recorder
+from swift_ft.observe.waits import waiting
 from swift_ft.plain import from_plain
 
 _MAX_PACKET = 1 << 20
@@ -44,6 +46,8 @@ _AUDIT = "swift_ft.offline.audit"
 _NO_WORKER = "a worker cannot be started"
 _ANSWER_S = 120.0
 """Longer than any import of torch."""
+_ENDS_S = 30.0
+_LOOK_S = 0.005
 
 
 class Standby:
@@ -177,7 +181,18 @@ class Standby:
             self._channel.send(json.dumps({"kill": "workers"}).encode())
         self._channel.close()
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(self.pid, 0)
+            if not self._ends_within(_ENDS_S):  # its workers end with it: their channels to the agent close
+                os.kill(self.pid, signal.SIGKILL)
+                self._ends_within(_ENDS_S)
+
+    def _ends_within(self, limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        with waiting("the end of the standby process", limit_s):
+            while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(_LOOK_S)
+        return True
 
 
 def _serve(

@@ -132,7 +132,6 @@ REASONS = {
         "launch/processes/context.py:StandbyContext._wait_for_report",
         "launch/detection/sentinel.py:Sentinel._dial",
         "launch/detection/sentinel.py:Sentinel.close",
-        "launch/processes/standby.py:Standby.close",
         "launch/rendezvous/store_service.py:StoreService.__init__",
         "launch/rendezvous/store_service.py:StoreService.close",
         "launch/processes/worker.py:_run_script",

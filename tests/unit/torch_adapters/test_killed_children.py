@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -72,25 +73,31 @@ def _raise_from(error: BaseException) -> NoReturn:
 
 
 class Slow(Dataset[torch.Tensor]):
-    """Its second row never comes."""
+    """Its second row never comes. The process that is to make it says so in a file."""
+
+    def __init__(self, stands: Path) -> None:
+        self._stands = stands
 
     def __len__(self) -> int:
         return 2
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 1:
+            self._stands.touch()
             signal.pause()
         return torch.zeros(4)
 
 
 @pytest.mark.parametrize("found_dead", [True, False])
-def test_a_process_that_is_killed_after_it_has_announced_a_batch(found_dead: bool) -> None:
+def test_a_process_that_is_killed_after_it_has_announced_a_batch(found_dead: bool, tmp_path: Path) -> None:
     """The batch lies in shared memory, whose descriptor comes from the process.
 
-    The connection may break before the loader can find the process dead.
+    The connection may break before the loader can find the process dead. Between two rows the process may
+    have a lock of the loader's, which nobody would ever give back.
     """
-    loader: Any = iter(DataLoader(Slow(), batch_size=None, num_workers=1))
-    wait_until(lambda: not loader._worker_result_queue.empty(), "the first batch")
+    stands = tmp_path / "stands"
+    loader: Any = iter(DataLoader(Slow(stands), batch_size=None, num_workers=1))
+    wait_until(lambda: stands.exists() and not loader._worker_result_queue.empty(), "the first batch")
     (process,) = loader._workers
     before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises at any line
     try:

@@ -24,8 +24,8 @@ def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def read(receiver: socket.socket, size: int) -> None:
-    while size > 0:
-        size -= len(receiver.recv(1 << 20))
+    while size > 0 and (piece := receiver.recv(1 << 20)):
+        size -= len(piece)
 
 
 def test_bytes_that_arrive() -> None:

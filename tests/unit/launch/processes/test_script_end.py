@@ -78,3 +78,45 @@ def test_the_script_s_files_do_not_pay_for_a_store_that_hangs(
     assert found == [["an exit handler"] * is_ours, "loss" * is_ours]
     assert awaited == ["" if is_ours else f"thread {thread}"]
     assert ("store" in caplog.text) == is_ours
+
+
+class Exits:
+    """A finalizer that would end the process."""
+
+    def __del__(self) -> None:
+        if self.armed:
+            raise SystemExit(3)
+
+    armed = True
+
+
+def test_a_finalizer_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """As in Python."""
+    thing = Exits()
+    script_end._finalize([thing])
+    assert "Exception ignored in: Exits.__del__" in capsys.readouterr().err
+    thing.armed = False
+
+
+def test_a_handler_that_hangs_beside_a_store_that_hangs_is_awaited_for_as_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both have their time, and then the process ends: it would never do so otherwise."""
+    late, ended = threading.Event(), threading.Event()
+    hangs = threading.Thread(target=ended.wait, name="swift-housekeeper_0")
+    hangs.start()
+    there_are = [threading.main_thread(), hangs]
+    monkeypatch.setattr(threading, "enumerate", lambda: there_are)
+    monkeypatch.setattr(threading, "_shutdown", lambda: late.wait(60))
+    monkeypatch.setattr(atexit, "_run_exitfuncs", lambda: ended.wait(60) if not late.is_set() else None)
+    monkeypatch.setattr(gc, "get_objects", list)
+    awaited: list[str] = []
+
+    def on_late(what: str) -> None:
+        awaited.append(what)
+        late.set()
+
+    script_end.finish(0.05, on_late)
+    ended.set()
+    hangs.join(60)
+    assert awaited == ["an exit handler, or what closes a file,"]

@@ -123,3 +123,12 @@ def test_garbage_that_needs_this_process_ends_in_it(tmp_path: Path) -> None:
     finally:
         gc.enable()
     assert (tmp_path / "freed by").read_text() == f"{os.getpid()} "
+
+
+def test_one_that_stands_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would hold up the end of its agent for ever."""
+    monkeypatch.setattr("swift_ft.launch.processes.standby._ENDS_S", 0.2)
+    standby = Standby()
+    os.kill(standby.pid, signal.SIGSTOP)
+    standby.close()
+    assert not Path(f"/proc/{standby.pid}").exists()
