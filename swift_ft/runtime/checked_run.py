@@ -17,8 +17,9 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from swift_ft.checkpoint.completeness import is_companion
+from swift_ft.checkpoint.saved_form import bytes_of
 from swift_ft.checkpoint.step.large_values import LargeValues
-from swift_ft.checkpoint.training_state import TrainingState, bytes_of
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.observe.checked import CheckedWorker, CheckFolder, PartFacts
 from swift_ft.optim import UndoableOptimizer
