@@ -24,6 +24,9 @@ OUTSIDE = re.compile(
 
 SAME = {
     "`if state.generation > 1:` before `live = status.known and (not self._replays.behind)`": "a failpoint",
+    "`saves = last if begun or self._checkpoints.regular(last) else None` before `hit(Point.END, last)`": (
+        "a failpoint"
+    ),
     "`self.status.parts_done = None` before `self.status.dirty, self.status.updated = (None, ())`": (
         "fields of one value"
     ),
