@@ -27,9 +27,10 @@ from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.attachments import Attachments
 from swift_ft.runtime.data.iterators import loader_goes_on, may_keep_position
 from swift_ft.runtime.settings import Settings
-from swift_ft.runtime.worker.core import Ports, WorkerCore
+from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.flow import Flow
 from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.ports import Ports
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.storage.store import Store
 from swift_ft.storage.store_url import StoreUrl
