@@ -21,9 +21,10 @@ from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.manifest import write_manifest
 from swift_ft.checkpoint.part_files import LocalParts, PartFiles
 from swift_ft.checkpoint.part_loading import PartLoader
+from swift_ft.checkpoint.saved_form import bytes_of
 from swift_ft.checkpoint.sliced_part import file_of_state
 from swift_ft.checkpoint.state_digest import StateDigests
-from swift_ft.checkpoint.training_state import TrainingState, bytes_of
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, DamagedCheckpointError, StoreNotWritableError, UsageError
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.observe.waits import waiting

@@ -16,9 +16,10 @@ import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
+from swift_ft.checkpoint.saved_form import by_plain_names, place_of
 from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
-from swift_ft.checkpoint.training_state import TrainingState, by_plain_names, place_of
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.dcp.writer import FileOf

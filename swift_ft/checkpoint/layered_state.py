@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from swift_ft.checkpoint.layer_stacks import Stack, stacks_in
+from swift_ft.checkpoint.model_loading import does_not_fit
 from swift_ft.checkpoint.optimizer_groups import (
     InGroup,
     Options,
@@ -26,7 +27,7 @@ from swift_ft.checkpoint.optimizer_groups import (
 )
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind
 from swift_ft.checkpoint.step.carried import BY_NAME, Place, Saved
-from swift_ft.checkpoint.training_state import TrainingState, does_not_fit
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.wrappers import unwrapped_optimizer

@@ -18,11 +18,13 @@ import torch
 
 from swift_ft.checkpoint.layered_part import StateReader, file_by_layer, kinds_of
 from swift_ft.checkpoint.layered_state import LayeredState, merged_values
+from swift_ft.checkpoint.model_loading import does_not_fit
+from swift_ft.checkpoint.saved_form import place_of
 from swift_ft.checkpoint.stages import StagesHere, check_names, parts_for
 from swift_ft.checkpoint.state_digest import STORED_AS
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.step.carried import BY_NAME
-from swift_ft.checkpoint.training_state import TrainingState, does_not_fit, place_of
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative
 from swift_ft.recovery.moves.reads import plan_reads

@@ -13,20 +13,32 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
+from swift_ft.checkpoint.model_loading import check_shapes, load_model
 from swift_ft.checkpoint.optimizer_groups import fit_groups, load_optimizer
 from swift_ft.checkpoint.plain_classes import KnownClasses
 from swift_ft.checkpoint.plain_values import classes_in
+from swift_ft.checkpoint.saved_form import (
+    as_file,
+    by_plain_names,
+    check_keys,
+    descriptions_in,
+    extra_of,
+    localized,
+    place_of,
+    shown_value,
+    split_tensors,
+    tensors_of,
+)
 from swift_ft.checkpoint.stages import StagesHere
 from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests, differing, tensor_digests
-from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, tensors_in, unpack
+from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
-from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
-from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state, plain_name
+from swift_ft.torch_core.model_state import model_state
 from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained
 from swift_ft.torch_core.scalers import put_stages
-from swift_ft.torch_core.shards import Description, describe, local, note_changed, rebuilt
+from swift_ft.torch_core.shards import local, rebuilt
 from swift_ft.torch_core.tensors import same_bits
 
 
@@ -197,11 +209,11 @@ class TrainingState:
             UnsupportedError: names the optimizer and the key of other state.
         """
         for name, optimizer in self.optimizers.items():
-            _check_keys(name, optimizer, optimizer.state_dict())
+            check_keys(name, optimizer, optimizer.state_dict())
 
     def pack(self, plain: Any) -> bytes:
         """Plain values of this state as bytes. See :func:`~swift_ft.checkpoint.state_payload.pack`."""
-        return pack(plain, self.known, _shown_value)
+        return pack(plain, self.known, shown_value)
 
     def unpack(self, data: bytes) -> Any:
         """The value that was packed by :meth:`pack`, here or at another worker with the same script."""
@@ -227,30 +239,30 @@ class TrainingState:
             # Not by DCP's get_optimizer_state_dict(), which steps an optimizer whose state is
             # still empty (decision 81).
             saved = optimizer.state_dict()
-            _check_keys(name, optimizer, saved)
-            tensors, values = _split_tensors(saved["state"])
+            check_keys(name, optimizer, saved)
+            tensors, values = split_tensors(saved["state"])
             optimizers[name] = {"state": tensors}
             known_as = [
                 names.get(parameter) for group in optimizer.param_groups for parameter in group["params"]
             ]
             plain[name] = {"state": values, "param_groups": saved["param_groups"], "names": known_as}
         whole = {name: model_state(module) for name, module in self.modules.items()}
-        models = {name: _tensors_of(values) for name, values in whole.items()}
-        shards = {name: _described(tensors) for name, tensors in models.items()}
-        of_optimizers = {name: _described(saved) for name, saved in optimizers.items()}
+        models = {name: tensors_of(values) for name, values in whole.items()}
+        shards = {name: descriptions_in(tensors) for name, tensors in models.items()}
+        of_optimizers = {name: descriptions_in(saved) for name, saved in optimizers.items()}
         rest = {
             "small": self.snapshot(),
             "optimizers": plain,
-            "extra": {name: _extra_of(values) for name, values in whole.items()},
+            "extra": {name: extra_of(values) for name, values in whole.items()},
             "carried": self.carried.to_save() if self.carried is not None else {},
             STORED_AS: {**(digests or {})},
             "shards": {"models": shards, "optimizers": of_optimizers},
             "stages": {"own": [*self.stages.own], "count": self.stages.count},
         }
         return {
-            "models": {name: _localized(tensors) for name, tensors in models.items()},
-            "optimizers": {name: _localized(tensors) for name, tensors in optimizers.items()},
-            "plain": {"bytes": _as_file(self.pack(rest))},
+            "models": {name: localized(tensors) for name, tensors in models.items()},
+            "optimizers": {name: localized(tensors) for name, tensors in optimizers.items()},
+            "plain": {"bytes": as_file(self.pack(rest))},
         }
 
     def check(self, stored: Mapping[StatePath, TensorKind]) -> None:
@@ -259,21 +271,13 @@ class TrainingState:
         Raises:
             TopologyMismatchError: it does not fit this model; names a tensor and both shapes.
         """
-        self._check({(path[1], path[2]): tuple(k.shape) for path, k in stored.items() if path[0] == "models"})
+        shapes = {(path[1], path[2]): tuple(k.shape) for path, k in stored.items() if path[0] == "models"}
+        check_shapes(self.local_models(), shapes)
 
     def check_models(self, models: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """As :meth:`check`, for tensors that were read, by part and name."""
-        self._check(
-            {(part, key): tuple(t.shape) for part, model in models.items() for key, t in model.items()}
-        )
-
-    def _check(self, stored: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
-        for name, model in self.local_models().items():
-            theirs = {key: shape for (part, key), shape in stored.items() if part == name}
-            ours = {key: tuple(t.shape) for key, t in model.items()}
-            for key in sorted({*ours, *theirs}):
-                if (here := ours.get(key)) != (there := theirs.get(key)):
-                    raise does_not_fit(f"{name}.{key}", key, there, here)
+        shapes = {(part, key): tuple(t.shape) for part, model in models.items() for key, t in model.items()}
+        check_shapes(self.local_models(), shapes)
 
     def to_load(
         self,
@@ -304,7 +308,7 @@ class TrainingState:
 
     def local_models(self) -> dict[str, dict[str, Any]]:
         """The live tensors of each model (this worker's shards), by their names in :meth:`to_save`."""
-        return {name: _localized(_tensors_of(model_state(module))) for name, module in self.modules.items()}
+        return {name: localized(tensors_of(model_state(module))) for name, module in self.modules.items()}
 
     def buffers(self, of: nn.Module) -> dict[str, dict[str, torch.Tensor]]:
         """The buffers of a trained model: the live tensors, by their names in :meth:`to_save`."""
@@ -334,7 +338,7 @@ class TrainingState:
         shards = plain["shards"]
         for name, module in self.modules.items():
             values = {**loaded["models"][name], **plain["extra"][name]}
-            self._take_over_model(name, module, values, shards["models"].get(name, {}))
+            load_model(name, module, values, shards["models"].get(name, {}))
         for name, optimizer in self.optimizers.items():
             state: dict[int, dict[str, Any]] = {
                 int(i): dict(v) for i, v in plain["optimizers"][name]["state"].items()
@@ -389,41 +393,6 @@ class TrainingState:
                 names += [f"{name}.{field} of parameter {index}" for field in different]
         return names
 
-    def _take_over_model(
-        self, name: str, module: nn.Module, values: Mapping[str, Any], parts: Mapping[str, Description]
-    ) -> None:
-        own: dict[str, Any] = model_state(module)
-        for key in sorted(own.keys() ^ values.keys()):
-            if is_extra(key, own.get(key)):
-                place = "there and not here" if key in values else "here and not there"
-                raise TopologyMismatchError(
-                    f"The state was saved by another model: {name}.{key} (get_extra_state) is {place}. "
-                    "Start with the same model, or choose another store.",
-                    key=key,
-                )
-        for key, tensor in own.items():
-            here = None if is_extra(key, tensor) else describe(tensor)
-            if here != (there := parts.get(key)):
-                raise TopologyMismatchError(
-                    f"The state was saved with another sharding: {name}.{key} is {_part(there)} there and "
-                    f"{_part(here)} here. Start with the same mesh, or choose another store.",
-                    key=key,
-                )
-        whole = {key: rebuilt(values[key], part, own[key]) for key, part in parts.items()}
-        load_model_state(module, {**values, **whole}, own)
-        for key in parts:
-            note_changed(own[key])
-
-
-def place_of(part: str, name: str) -> tuple[str, str]:
-    """A parameter's part of the state, and its name there, which wrappers around layers do not change."""
-    return part, plain_name(name)
-
-
-def by_plain_names(digests: Mapping[str, int]) -> dict[str, int]:
-    """Digests of tensors by names that wrappers around layers do not change: a resume may have others."""
-    return {plain_name(name): digest for name, digest in digests.items()}
-
 
 def _each(name: str, optimizer: Optimizer) -> Iterator[tuple[str, Optimizer]]:
     """An optimizer, or those that a container of optimizers has, each by a name of its own."""
@@ -438,110 +407,3 @@ def _memory(tensor: torch.Tensor) -> tuple[int, torch.dtype, int]:
     """The place of a tensor's values, and their form."""
     here = local(tensor)
     return here.data_ptr(), here.dtype, here.numel()
-
-
-def bytes_of(saved: Mapping[str, Any]) -> int:
-    """Size of the tensors in what :meth:`TrainingState.to_save` returned."""
-    return sum(tensor.nbytes for _, tensor in tensors_in(saved))
-
-
-def _tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Of a model's state, its parameters and buffers."""
-    return {key: value for key, value in values.items() if not is_extra(key, value)}
-
-
-def _extra_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a model's state, all else: what ``get_extra_state`` returned."""
-    return {key: value for key, value in values.items() if is_extra(key, value)}
-
-
-def _shown_value(path: Sequence[Any]) -> str:
-    """The name of a plain value in an error: its part of the state, and the keys in there."""
-    keys = [*path]
-    for prefix in (("small", "parts"), ("optimizers",), ("extra",)):
-        if tuple(keys[: len(prefix)]) == prefix and len(keys) > len(prefix):
-            part, *rest = keys[len(prefix) :]
-            if prefix == ("extra",) and rest:
-                part = f"{part}.{rest.pop(0)}"
-            return f"Session(state): {part}" + "".join(f"[{key!r}]" for key in rest)
-    return "Session(state): " + "".join(f"[{key!r}]" for key in keys)
-
-
-def does_not_fit(
-    name: str, key: str, there: tuple[int, ...] | None, here: tuple[int, ...] | None
-) -> TopologyMismatchError:
-    """The error of a checkpoint that has another tensor than this model: another model, or another size.
-
-    Args:
-        name: of the tensor, in words.
-        there: its whole shape in the checkpoint; None if there is none.
-        here: its whole shape in this process, likewise.
-    """
-    return TopologyMismatchError(
-        f"The checkpoint does not fit this model: {name} has {_shape(there)} there and {_shape(here)} here. "
-        "Start with the model that was saved, or choose another store. A tensor that changes its size as it "
-        "trains needs one size, or a place in get_extra_state().",
-        key=key,
-    )
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "no tensor" if shape is None else f"the shape {shape}"
-
-
-def _part(description: Description | None) -> str:
-    if description is None:
-        return "not sharded"
-    return f"the part at {description['offset']} of the shape {description['shape']}"
-
-
-def _localized(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with this worker's shard in the place of each sharded tensor."""
-    return {
-        key: _localized(value)
-        if isinstance(value, Mapping)
-        else (local(value) if isinstance(value, torch.Tensor) else value)
-        for key, value in nested.items()
-    }
-
-
-def _described(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """The placements that :func:`_localized` leaves out, at the same keys; empty without sharded tensors."""
-    found = {
-        key: _described(value)
-        if isinstance(value, Mapping)
-        else (describe(value) if isinstance(value, torch.Tensor) else None)
-        for key, value in nested.items()
-    }
-    return {key: value for key, value in found.items() if value}
-
-
-def _split_tensors(
-    state: Mapping[int, Mapping[str, Any]],
-) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, dict[str, Any]]]:
-    """An optimizer's state by parameter: its tensors, and its plain values."""
-    tensors: dict[str, dict[str, torch.Tensor]] = {}
-    rest: dict[str, dict[str, Any]] = {}
-    for parameter, fields in state.items():
-        rest[str(parameter)] = {k: v for k, v in fields.items() if not isinstance(v, torch.Tensor)}
-        if found := {k: v for k, v in fields.items() if isinstance(v, torch.Tensor)}:
-            tensors[str(parameter)] = found
-    return tensors, rest
-
-
-def _check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Of an optimizer's ``state_dict()``. Raises UnsupportedError."""
-    numbers = {number for group in saved["param_groups"] for number in group["params"]}
-    if (other := next((key for key in saved["state"] if key not in numbers), None)) is not None:
-        raise UnsupportedError(
-            f"Session(state): {name} ({type(optimizer).__name__}) keeps state under {other!r}, which is none "
-            "of its parameters: it could not be loaded again. Keep it in the state of a parameter, or in a "
-            "group of parameters (optimizer.param_groups)."
-        )
-
-
-def _as_file(data: bytes) -> io.BytesIO:
-    """As which DCP stores bytes; its position is at the end, as it always was in checkpoints."""
-    file = io.BytesIO()
-    file.write(data)
-    return file

@@ -52,7 +52,7 @@ class CannotBeNoted:
 class SetupCommunication:
     """Decides about each operation of the script before its first step.
 
-    See :class:`swift_ft.torch_adapters.script_operations.OperationInterceptor`.
+    See :class:`swift_ft.torch_adapters.script_operations.GroupInterceptor`.
 
     Attributes:
         rank: this worker.
@@ -101,6 +101,9 @@ class SetupCommunication:
             yield
         finally:
             self._given_later = before
+
+    def begin_unseen(self, name: str, workers: int) -> Callable[[], None] | None:
+        """See the protocol. What an operation gives is noted, so each one is looked at."""
 
     def begin(self, operation: Operation) -> Callable[[], None] | None:
         """See the protocol."""

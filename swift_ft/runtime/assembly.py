@@ -61,10 +61,10 @@ from swift_ft.runtime.steps import Loop
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.verify.part import VerifyPart
 from swift_ft.runtime.verify.step_inputs import StepInputs
-from swift_ft.runtime.worker.core import Ports, WorkerCore
+from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.part import Part
 from swift_ft.runtime.worker.parts import Parts
-from swift_ft.runtime.worker.ports import NoLayers, NoReplays
+from swift_ft.runtime.worker.ports import NoLayers, NoReplays, Ports
 from swift_ft.runtime.worlds.handover import Handover
 from swift_ft.runtime.worlds.part import WorldsPart
 from swift_ft.storage.store import Store

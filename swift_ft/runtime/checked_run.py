@@ -17,8 +17,9 @@ from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from swift_ft.checkpoint.completeness import is_companion
+from swift_ft.checkpoint.saved_form import bytes_of
 from swift_ft.checkpoint.step.large_values import LargeValues
-from swift_ft.checkpoint.training_state import TrainingState, bytes_of
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.observe.checked import CheckedWorker, CheckFolder, PartFacts
 from swift_ft.optim import UndoableOptimizer
@@ -26,9 +27,10 @@ from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.attachments import Attachments
 from swift_ft.runtime.data.iterators import loader_goes_on, may_keep_position
 from swift_ft.runtime.settings import Settings
-from swift_ft.runtime.worker.core import Ports, WorkerCore
+from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.flow import Flow
 from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.ports import Ports
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.storage.store import Store
 from swift_ft.storage.store_url import StoreUrl

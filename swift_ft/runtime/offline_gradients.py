@@ -26,9 +26,10 @@ from swift_ft.runtime.offline_replay import OfflineAssembly, OfflineCore, part_n
 from swift_ft.runtime.script.script_line import script_line
 from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
 from swift_ft.runtime.verify.step_inputs import StepInputs
-from swift_ft.runtime.worker.core import Ports, WorkerCore
+from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.flow import Flow
 from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.ports import Ports
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.script_operations import Operation
 

@@ -29,9 +29,10 @@ from swift_ft.runtime.measures.work_history import WorkHistory
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.steps import Loop
-from swift_ft.runtime.worker.core import Ports, WorkerCore
+from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.flow import Flow
 from swift_ft.runtime.worker.parts import Parts
+from swift_ft.runtime.worker.ports import Ports
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.dcp.writer import staged, write_part

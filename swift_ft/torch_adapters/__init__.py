@@ -19,7 +19,8 @@ bad_samples.py                          the text of an error in a DataLoader    
 transports.py                           gloo's constructor, a group's backends,     test_failed_group.py
                                         switches of both
 gathering.py                            nothing: the members of a group meet        test_gathering.py
-lasting_group.py                        methods of a group and of an operation      test_script_groups.py
+lasting_group.py                        methods of a group                          test_script_groups.py
+lasting_work.py                         methods of an operation                     test_communication.py
 script_groups.py                        how groups are made, what torch registers   test_script_groups.py
 connections.py                          gloo's sockets                              test_stuck.py
 directed_group.py                       methods of a group                          test_directed_group.py

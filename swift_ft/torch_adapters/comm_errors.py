@@ -15,11 +15,15 @@ from pathlib import Path
 import torch.distributed as dist
 
 from swift_ft.errors import first_line
-from swift_ft.torch_adapters import lasting_group
+from swift_ft.torch_adapters import lasting_group, lasting_work
 from swift_ft.torch_adapters.abortable_waits import ABORTED
 from swift_ft.torch_adapters.step_failures import is_of_transport
 
-_COLLECTIVES = (Path(dist.__file__).parent / "distributed_c10d.py", Path(lasting_group.__file__))
+_COLLECTIVES = (
+    Path(dist.__file__).parent / "distributed_c10d.py",
+    Path(lasting_group.__file__),
+    Path(lasting_work.__file__),
+)
 _WAITS = frozenset(
     {
         *("_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"),  # torch's
@@ -79,7 +83,7 @@ def may_come_of_abort(error: BaseException) -> bool:
     Args:
         error: what was raised where operations had begun, and before the host knew that they were done.
     """
-    waits = lasting_group.LastingGroup.waits
+    waits = lasting_work.LastingWork.waits
     if waits is None or not waits.in_doubt:
         return False
     return isinstance(error, Exception) or (isinstance(error, SystemExit) and bool(error.code))
@@ -99,7 +103,7 @@ def interruption_of(error: BaseException, in_backward: str | None = None) -> str
 
 def _broke(error: RuntimeError) -> bool:
     """Whether an error of a collective is one of its connections."""
-    if is_of_transport(error) or lasting_group.is_over():
+    if is_of_transport(error) or lasting_work.is_over():
         return True
     unclear = not isinstance(error, dist.DistBackendError)  # what it says of a call is NCCL's
     return unclear and any(name in str(error).lower() for name in _BROKEN)

@@ -20,6 +20,7 @@ from torch.distributed.pipelining import schedules
 
 from swift_ft.torch_adapters.device_waits import wait_for_devices
 from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 
 
 def begin(operations: Sequence[dist.P2POp]) -> list[dist.Work]:
@@ -98,7 +99,7 @@ def wait_on_host(works: Sequence[dist.Work], devices: Iterable[torch.device]) ->
         RuntimeError: as torch does, if a peer is gone, or because the group was aborted.
     """
     wait_for(works)
-    waits = LastingGroup.waits
+    waits = LastingWork.waits
     if waits is not None and waits.silent:
         wait_for_devices(waits, {*devices})
 

@@ -38,7 +38,8 @@ from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_buckets import Layout, assigned, predicted
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.ddp_construction import averaged
-from swift_ft.torch_adapters.lasting_group import beginning, unlogged_future
+from swift_ft.torch_adapters.lasting_group import beginning
+from swift_ft.torch_adapters.lasting_work import unlogged_future
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.transports import aborts_in_silence
 from swift_ft.torch_core import outputs

@@ -6,8 +6,8 @@ the object that it got stays the same. What changes is the group of torch to whi
 torch asks a subclass of ``ProcessGroup`` for each operation, from C++ as well: DDP's reducer, functional
 collectives and autograd find the methods below.
 
-Private parts used (tested on torch 2.11 to 2.14): the methods of ``ProcessGroup`` and of ``Work`` that have
-an underscore; ``getGroupName`` and ``getGroupDesc``, which C++ looks up on subclasses.
+Private parts used (tested on torch 2.11 to 2.14): the methods of ``ProcessGroup`` that have an underscore;
+``getGroupName`` and ``getGroupDesc``, which C++ looks up on subclasses.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
 from swift_ft.errors import UnsupportedError
-from swift_ft.observe.spans import recorder
-from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.gathering import Gathering
+from swift_ft.torch_adapters.lasting_work import End, LastingWork, call_all, forwarded, note_failure
 from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.script_operations import (
     ALIKE,
     PERSONAL,
     POINT_TO_POINT,
     SCATTERED_SUMS,
+    GroupInterceptor,
     Operation,
-    OperationInterceptor,
 )
 from swift_ft.torch_adapters.served import NoBackend, ServedWork
-from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.versions.group_hooks import WHEN, GroupHooks
 from swift_ft.torch_adapters.versions.group_methods import those_of
 
@@ -57,61 +53,7 @@ REFUSED = {
 }
 """Methods that a session has no use for, and why."""
 
-OF_WORK = (
-    *("exception", "result", "source_rank", "_source_rank", "get_future_result", "_get_duration"),
-    *("_get_op_type", "_get_sequence_number"),
-)
-"""Methods of an operation under way, apart from those below. Not every torch has all of them."""
-
-STREAM_WAITS = ("synchronize", "block_current_stream")
-"""Waits on the device, beside :meth:`LastingWork.wait`, which is one there. On the host they do nothing."""
-
-ASKED = ("is_completed", "is_success")
-"""Answers after which a script may use a result without a wait."""
-
-
-End = tuple[Callable[[], None], Operation | None]
-"""A function for the script's thread to call once an operation is over; and that operation, if anybody looks
-at its tensors."""
-
 _GLOO: Any = getattr(dist, "ProcessGroupGloo", ())
-
-
-class EndedOperations:
-    """Operations of a step for which the script waits by futures: a thread of torch's sees their end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards what follows
-        self._number = 0
-        self._ended: list[End] = []
-
-    def begin(self) -> None:
-        """A step begins. Those of earlier ones count no more."""
-        with self._lock:
-            self._number += 1
-            self._ended.clear()
-
-    def watch(self, future: torch.futures.Future[Any], ends: Sequence[End]) -> torch.futures.Future[Any]:
-        """A future that is complete once what has arrived is kept: before the script can change it."""
-        number = self._number
-
-        def keep(ended: torch.futures.Future[Any]) -> Any:
-            value = ended.value()  # raises what has failed
-            for _, operation in ends:
-                if operation is not None:
-                    operation.keep()
-            with self._lock:
-                if number == self._number:
-                    self._ended += ends
-            return value
-
-        return future.then(keep)
-
-    def settle(self) -> None:
-        """The step is complete: in the script's thread, call for those that are over."""
-        with self._lock:
-            ended, self._ended = self._ended, []
-        _call_all(ended)
 
 
 class LastingGroup(dist.ProcessGroup):
@@ -124,9 +66,6 @@ class LastingGroup(dist.ProcessGroup):
         messages: carries messages between stages, where the group beneath cannot; None otherwise.
         present: as ``messages``, for the script's own in a replay of only some members.
         interceptor: decides about each operation, on all groups; None before training begins.
-        waits: where the training thread waits for operations on the host, so that an abort ends the wait.
-            None until a session is made.
-        by_future: operations for which the script waits by futures.
         hooks: of the script, on the group.
         gathering: where members meet before a communicator forms; None where an abort ends the forming.
         device: of this worker, where the script has named one, or its state is not on the current one.
@@ -137,9 +76,7 @@ class LastingGroup(dist.ProcessGroup):
         RuntimeError: from an operation, if there is no group beneath: its generation has ended.
     """
 
-    interceptor: ClassVar[OperationInterceptor | None] = None
-    waits: ClassVar[AbortableWaits | None] = None
-    by_future: ClassVar[EndedOperations] = EndedOperations()
+    interceptor: ClassVar[GroupInterceptor | None] = None
     device: ClassVar[torch.device | None] = None
     supports_window = supports_reconfigure = False
     bound_device_id = None
@@ -221,7 +158,7 @@ class LastingGroup(dist.ProcessGroup):
             work: Any = self._carrier("send")._end_coalescing(device)
         if work is not None:
             return LastingWork(work, ends, on_host=holds_thread(device))
-        _call_all(ends)
+        call_all(ends)
         return ServedWork([])  # nothing was left to begin, and scripts wait for what a batch gives
 
     def _meet(self, operation: str, *args: Any) -> None:
@@ -230,7 +167,7 @@ class LastingGroup(dist.ProcessGroup):
         if self.gathering is None or self._batch is not None or (messages and self.present is not None):
             return
         peer = args[1] if messages and args else None
-        waits, in_training = LastingGroup.waits, threading.current_thread() is threading.main_thread()
+        waits, in_training = LastingWork.waits, threading.current_thread() is threading.main_thread()
         self.gathering.meet(peer, waits.call_or_abort if waits is not None and in_training else _call)
 
     def _ends_by_itself(self, operation: str) -> bool:
@@ -281,108 +218,6 @@ def messenger(group: dist.ProcessGroup) -> dist.ProcessGroup:
     return getattr(group, "messages", None) or native
 
 
-class LastingWork(dist.Work):
-    """An operation under way. A failed wait has this file in its traceback: it is one of communication.
-
-    Args:
-        native: torch's.
-        ends: called once, when a wait for it is over.
-        on_host: a wait for it holds the thread, and gloo may not end it. Elsewhere it returns at once, and
-            what an abort has ended later is found when the host waits for the device.
-        by_itself: it completes its future, if it has one, also if nobody waits for it.
-    """
-
-    def __init__(
-        self,
-        native: dist.Work,
-        ends: Sequence[End] = (),
-        *,
-        on_host: bool = False,
-        by_itself: bool = False,
-    ) -> None:
-        super().__init__()
-        self._native = native
-        self._ends = ends
-        self._kept: torch.futures.Future[Any] | None = None  # once its ends are for a future
-        self._on_host = on_host
-        self._by_itself = by_itself
-
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for its end."""
-        try:
-            self._go_on()
-            ended = self._waited(timeout)
-            if (waits := LastingGroup.waits) is not None and self._on_host:
-                waits.raise_if_aborted()
-            if self._kept is not None:
-                _wait(self._kept, timedelta(0))
-            self._end()
-        except Exception as error:
-            _note(error)
-            raise
-        return ended
-
-    def _go_on(self) -> None:
-        """The script goes on as if this were over. On a device, the host has not waited for it then.
-
-        Raises:
-            RuntimeError: an abort may have ended it.
-        """
-        waits = LastingGroup.waits
-        if waits is not None and not self._on_host:
-            waits.begun()  # the operation itself may have begun long before
-            waits.raise_if_aborted()
-
-    def _end(self) -> None:
-        """It is over, for all that the script does from now on: on the host, or behind it on the device."""
-        ends, self._ends = self._ends, ()
-        _call_all(ends)
-
-    def _waited(self, timeout: timedelta) -> bool:
-        waits = LastingGroup.waits
-        in_training = threading.current_thread() is threading.main_thread()
-        if waits is None or not (self._on_host and in_training) or self._native.is_completed():
-            return _wait(self._native, timeout)
-        future = _future_of(self._native) if self._by_itself and not timeout else None
-        with recorder.while_waiting():
-            if future is None:
-                waits.call_or_abort(partial(_wait, self._native, timeout))
-                return True
-            waits.completed_or_abort(future)
-        return _wait(self._native, timeout)
-
-    @property
-    def timeout(self) -> timedelta:
-        """The longest time that the operation may take."""
-        native: Any = self._native
-        return native.timeout  # type: ignore[no-any-return]  # since torch 2.14
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        """Completed at its end. On a device, when it is enqueued."""
-        if (waits := LastingGroup.waits) is not None and not self._on_host:
-            waits.given_as_future()
-        if self._ends:
-            ends, self._ends = self._ends, ()
-            self._kept = LastingGroup.by_future.watch(self._future(), ends)
-        return self._kept if self._kept is not None else self._future()
-
-    def _future(self) -> torch.futures.Future[Any]:
-        return step_failures.watch(self._native.get_future())
-
-
-def _future_of(native: dist.Work) -> torch.futures.Future[Any] | None:
-    """Of an operation; None if it has none."""
-    try:
-        return native.get_future()
-    except RuntimeError:
-        return None
-
-
-def unlogged_future(work: dist.Work) -> torch.futures.Future[Any]:
-    """Completed at an operation's end. It is not the script's: no log is to have its results."""
-    return work._future() if isinstance(work, LastingWork) else work.get_future()
-
-
 @contextlib.contextmanager
 def unintercepted() -> Iterator[None]:
     """Within the block, operations are of no step: a repetition of the step does without them."""
@@ -402,7 +237,7 @@ def beginning(on: dist.ProcessGroup | None = None) -> AbstractContextManager[Non
     Raises:
         RuntimeError: the groups were aborted, and nothing begins any more.
     """
-    waits = LastingGroup.waits
+    waits = LastingWork.waits
     if waits is None or isinstance(on, LastingGroup):
         return contextlib.nullcontext()
     waits.begun()
@@ -415,31 +250,18 @@ def holds_thread(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def is_over() -> bool:
-    """Whether no operation of the script can succeed: its groups were aborted, or will be."""
-    waits = LastingGroup.waits
-    return waits is not None and waits.over
-
-
-def _note(error: Exception) -> None:
-    """It is a failure of the step, also if the script catches it."""
-    step_failures.note(error, is_over=is_over())
-
-
 def _operation(name: str) -> Any:
     def communicate(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
         try:
             return begin(self, *args, **kwargs)
         except Exception as error:
-            _note(error)
+            note_failure(error)
             raise
 
     def begin(self: LastingGroup, *args: Any, **kwargs: Any) -> Any:
         ends: list[End] = []
         if (interceptor := LastingGroup.interceptor) is not None:
-            unseen = getattr(interceptor, "begin_unseen", None)
-            on_end = unseen(name, len(self.members)) if unseen is not None else None
-            operation = None
+            on_end, operation = interceptor.begin_unseen(name, len(self.members)), None
             if on_end is None:
                 operation = Operation.of(name, self.group_name, self.members, args)
                 on_end = interceptor.begin(operation)
@@ -457,7 +279,7 @@ def _operation(name: str) -> Any:
         if isinstance(work, dist.Work):
             on_host = _on_host(self, args)
             return LastingWork(work, ends, on_host=on_host, by_itself=on_host and self._ends_by_itself(name))
-        _call_all(ends)
+        call_all(ends)
         return work
 
     communicate.__name__ = name
@@ -475,16 +297,6 @@ def _call(function: Callable[[], object]) -> None:
     function()
 
 
-def _call_all(ends: Sequence[End]) -> None:
-    for on_end, _ in ends:
-        on_end()
-
-
-def _wait(native: Any, timeout: timedelta) -> bool:
-    """Raises in this file, by which `comm_errors` recognizes communication."""
-    return bool(native.wait(timeout) if timeout else native.wait())
-
-
 def _on_host(group: LastingGroup, args: Sequence[Any]) -> bool:
     """Whether a wait for an operation holds its thread: by its tensors, or by its group if it has none."""
     given: Any = args[0] if args else None
@@ -493,42 +305,6 @@ def _on_host(group: LastingGroup, args: Sequence[Any]) -> bool:
     if isinstance(given, torch.Tensor):
         return holds_thread(given.device)
     return all(holds_thread(device) for device in group._device_types)
-
-
-def _forwarded(name: str, to: str) -> Any:
-    """A method that calls that of torch's object: in this file, by which `comm_errors` knows its errors."""
-
-    def forward(self: LastingGroup | LastingWork, *args: Any, **kwargs: Any) -> Any:
-        return getattr(getattr(self, to), name)(*args, **kwargs)
-
-    forward.__name__ = name
-    return forward
-
-
-def _stream_wait(name: str) -> Any:
-    def wait(self: LastingWork, *args: Any, **kwargs: Any) -> None:
-        try:
-            self._go_on()
-            getattr(self._native, name)(*args, **kwargs)
-            if not self._on_host:
-                self._end()
-        except Exception as error:
-            _note(error)
-            raise
-
-    wait.__name__ = name
-    return wait
-
-
-def _asked(name: str) -> Any:
-    def ask(self: LastingWork) -> bool:
-        found = bool(getattr(self._native, name)())
-        if found and (waits := LastingGroup.waits) is not None and not self._on_host:
-            waits.begun()
-        return found
-
-    ask.__name__ = name
-    return ask
 
 
 def _refused(name: str, why: str) -> Any:
@@ -552,15 +328,9 @@ def _hooked(when: str) -> tuple[Any, Any]:
 for _name in those_of(dist.ProcessGroup, (*ALIKE, *PERSONAL, *POINT_TO_POINT)):
     setattr(LastingGroup, _name, _operation(_name))
 for _name in those_of(dist.ProcessGroup, FORWARDED):
-    setattr(LastingGroup, _name, _forwarded(_name, "native"))
+    setattr(LastingGroup, _name, forwarded(_name, "native"))
 for _name in those_of(dist.ProcessGroup, tuple(REFUSED)):
     setattr(LastingGroup, _name, _refused(_name, REFUSED[_name]))
 for _when in WHEN:
     for _name, _method in zip(("register", "unregister"), _hooked(_when), strict=True):
         setattr(LastingGroup, f"{_name}_{_when}_hook", _method)
-for _name in those_of(dist.Work, OF_WORK):
-    setattr(LastingWork, _name, _forwarded(_name, "_native"))
-for _name in those_of(dist.Work, STREAM_WAITS):
-    setattr(LastingWork, _name, _stream_wait(_name))
-for _name in those_of(dist.Work, ASKED):
-    setattr(LastingWork, _name, _asked(_name))

@@ -23,6 +23,7 @@ from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.directed_group import DirectedGroup
 from swift_ft.torch_adapters.gathering import gather
 from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.rendezvous_store import AbortableStore, PrefixStore, RendezvousStore, Store
 from swift_ft.torch_adapters.script_groups import forget, script_groups
@@ -77,7 +78,7 @@ class GenerationGroup:
         self._world_size = world_size
         self._timeout_s = timeout_s
         self._is_cancelled = is_cancelled
-        self.waits = LastingGroup.waits = AbortableWaits(is_cancelled)
+        self.waits = LastingWork.waits = AbortableWaits(is_cancelled)
         self._transports: tuple[Transport, ...] = (
             GlooConnections(self._in_waiter),
             AbortedCommunicators(self._in_waiter, self.waits.beginnings.over),

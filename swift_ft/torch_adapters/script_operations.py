@@ -96,12 +96,7 @@ class Operation:
 
 
 class OperationInterceptor(Protocol):
-    """Decides about each operation of the script. The thread that begins the operation makes all calls.
-
-    One that often looks at no tensors may have ``begin_unseen`` as well: it is asked first, with the name of
-    the operation and the number of its members. It returns what to call at the end, or None where ``begin``
-    has to be asked.
-    """
+    """Decides about each operation of the script. The thread that begins the operation makes all calls."""
 
     def begin(self, operation: Operation) -> Callable[[], None] | None:
         """An operation is about to begin.
@@ -113,6 +108,24 @@ class OperationInterceptor(Protocol):
         Raises:
             UsageError: it cannot be served in a replay.
             RecoveryError: it has to be served, and is in no log.
+        """
+
+
+class GroupInterceptor(OperationInterceptor, Protocol):
+    """Is asked first, and once for all groups. Often it looks at no tensors, and they need not be found."""
+
+    def begin_unseen(self, name: str, workers: int) -> Callable[[], None] | None:
+        """An operation is about to begin.
+
+        Args:
+            name: torch's name of it.
+            workers: how many members its group has.
+
+        Returns:
+            What to call once it is over; None where :meth:`begin` has to be asked.
+
+        Raises:
+            UsageError: it has no place here.
         """
 
 

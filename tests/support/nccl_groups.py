@@ -17,6 +17,7 @@ from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.directed_group import DirectedGroup
 from swift_ft.torch_adapters.gathering import gather
 from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.present_members import PresentMembers
 from swift_ft.torch_adapters.script_groups import script_groups
 from swift_ft.torch_adapters.script_operations import Operation
@@ -39,6 +40,9 @@ class Noted:
         self.fails = fails
         self.served = served
 
+    def begin_unseen(self, name: str, workers: int) -> None:
+        """Each one is noted as it begins."""
+
     def begin(self, operation: Operation) -> Callable[[], None] | None:
         """See the protocol."""
         if operation.name == self.fails:
@@ -50,19 +54,19 @@ class Noted:
 def _begin(me: Member, noted: Noted) -> LastingGroup:
     """The default group of a script that trains under a session."""
     script_groups.install()
-    LastingGroup.waits = AbortableWaits()
+    LastingWork.waits = AbortableWaits()
     me.begin()
     dist.barrier()
-    LastingGroup.waits.silent = True
+    LastingWork.waits.silent = True
     LastingGroup.interceptor = noted
     return script_groups.default
 
 
 def _begin_again(me: Member, group: LastingGroup) -> None:
     """As after a loss."""
-    assert LastingGroup.waits is not None
+    assert LastingWork.waits is not None
     script_groups.end()
-    LastingGroup.waits.renew()
+    LastingWork.waits.renew()
     script_groups.renew(group, dist.PrefixStore("second generation", me.store))
 
 
@@ -97,8 +101,8 @@ def batch_is_aborted(me: Member) -> None:
     group = _begin(me, noted)
     if me.rank == 0:
         works, _ = _exchange(me)
-        assert LastingGroup.waits is not None
-        threading.Thread(target=_abort, args=(LastingGroup.waits, group)).start()
+        assert LastingWork.waits is not None
+        threading.Thread(target=_abort, args=(LastingWork.waits, group)).start()
         with pytest.raises(RuntimeError, match="aborted"):
             works[0].wait()
         assert (noted.begun, noted.ended) == (["send", "recv"], [])  # no log may have what it left

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from swift_ft.checkpoint.training_state import TrainingState, bytes_of
+from swift_ft.checkpoint.saved_form import bytes_of
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.awaited_keys import AwaitedKeys

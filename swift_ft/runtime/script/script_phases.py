@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from swift_ft.errors import UsageError
 from swift_ft.runtime.script.script_line import script_line
-from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.script_operations import Operation, OperationInterceptor
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
@@ -34,7 +34,7 @@ class ScriptPhase(StrEnum):
 class ScriptPhases:
     """Decides about each operation of the script from its first step on.
 
-    See :class:`swift_ft.torch_adapters.script_operations.OperationInterceptor`.
+    See :class:`swift_ft.torch_adapters.script_operations.GroupInterceptor`.
 
     Attributes:
         steps: decides inside steps; None if all operations there simply take place.
@@ -50,12 +50,12 @@ class ScriptPhases:
         """The script is inside of another step, or repeats one."""
         self.phase, self._steps_begun = ScriptPhase.STEP, self._steps_begun + 1
         self._begun_in_step = 0
-        LastingGroup.by_future.begin()
+        LastingWork.by_future.begin()
 
     def end_step(self, *, failed: bool) -> None:
         """The script leaves a step."""
         if not failed:
-            LastingGroup.by_future.settle()  # the wait for them is over, and is still of the step
+            LastingWork.by_future.settle()  # the wait for them is over, and is still of the step
         self.phase = ScriptPhase.OUTSIDE
 
     def begin_unseen(self, name: str, workers: int) -> Callable[[], None] | None:

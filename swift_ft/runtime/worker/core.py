@@ -12,32 +12,18 @@ A worker of the next world begins with PREPARE and TAKE, and reports once its wo
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from swift_ft.errors import CheckpointError, DivergenceError, RecoveryError, SwiftError
 from swift_ft.faults.failpoints import Point, hit
-from swift_ft.observe.spans import Recorder, recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder, leaves_after_checkpoint, saves_again
 from swift_ft.recovery.plan import Plan, RecoveryMode
-from swift_ft.recovery.worlds import Change
 from swift_ft.runtime.worker.flow import Call, Flow
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
-from swift_ft.runtime.worker.ports import (
-    Checkpoints,
-    Handover,
-    Hooks,
-    Job,
-    Layers,
-    Links,
-    NoHandover,
-    NoVerification,
-    Replays,
-    Verification,
-)
+from swift_ft.runtime.worker.ports import Ports
 from swift_ft.runtime.worker.status import WorkerStatus
+from swift_ft.runtime.worker.world_change import WorldChange
 
 _WAITS_FOR = {
     WorkerOrder.REPORT: "wait for a generation",
@@ -45,21 +31,6 @@ _WAITS_FOR = {
     WorkerOrder.RUN: "wait until all are ready",
 }
 """The wait that an order ends: a span of a recovery's trace."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ports:
-    """The surroundings of a core: see `ports.py`. Its recoveries are recorded."""
-
-    job: Job
-    links: Links
-    replays: Replays
-    layers: Layers
-    checkpoints: Checkpoints
-    hooks: Hooks
-    handover: Handover = field(default_factory=NoHandover)
-    verification: Verification = field(default_factory=NoVerification)
-    recorder: Recorder = recorder
 
 
 class WorkerCore:
@@ -92,7 +63,7 @@ class WorkerCore:
         self._layers = ports.layers
         self._checkpoints = ports.checkpoints
         self._hooks = ports.hooks
-        self._handover = ports.handover
+        self._change = WorldChange(rank, status, ports.job, ports.handover)
         self._verification = ports.verification
         self._recorder = ports.recorder
 
@@ -114,13 +85,13 @@ class WorkerCore:
             self._recorder.add(_WAITS_FOR.get(order, ""), began)
             match order:
                 case WorkerOrder.PREPARE:
-                    yield from self._prepared(state)
+                    yield from self._change.prepare(state)
                 case WorkerOrder.TAKE:
                     with self._recorder.span("take the state"):
-                        yield from self._take(state)
+                        yield from self._change.take(state)
                 case WorkerOrder.OFFER:
                     with self._recorder.span("offer the state"):
-                        yield from self._offer()
+                        yield from self._change.offer()
                 case WorkerOrder.REPORT:
                     with self._recorder.span("report", generation=state.generation):
                         yield from self._report(state)
@@ -133,29 +104,6 @@ class WorkerCore:
                     with self._recorder.span("go live"):
                         has_step = yield from self._run(state)
 
-    def _prepared(self, state: State) -> Flow[None]:
-        """All that can be made without the state is made."""
-        hit(Point.PREPARED, self.status.iteration)
-        change = state.worlds.change
-        assert change is not None
-        yield self._handover.make_ready
-        yield Call(self._job.append, ev.NextPrepared(rank=self.rank, world=change.world.number))
-
-    def _take(self, state: State) -> Flow[None]:
-        """Take the state of the present world. If that fails, it trains on."""
-        change, pending = state.worlds.change, state.layouts.pending
-        assert change is not None
-        assert pending is not None
-        hit(Point.TAKE, pending.iteration)
-        try:
-            taken = yield Call(self._handover.take, state)
-        except (RecoveryError, CheckpointError) as error:
-            reason = f"worker {self.rank} of the next world cannot take its state: {error}"
-            yield Call(self._job.append, ev.ChangeGivenUp(world=change.world.number, reason=reason))
-            return
-        self.status.iteration, self.status.known, self.status.fresh = pending.iteration, True, False
-        yield Call(self._job.append, taken)
-
     def _report(self, state: State) -> Flow[None]:
         """Let others read what is logged, then report the status of the state."""
         status = self.status
@@ -163,7 +111,7 @@ class WorkerCore:
         if state.generation > 1:
             hit(Point.REPORT, status.iteration)
         self._asked_in = state.round.asked_in
-        self._handover.withdraw()  # what it offered after a loss, if that led to nothing
+        self._change.withdraw()  # what it offered after a loss, if that led to nothing
         yield Call(self.parts.settle, state)
         self._replays.end()
         yield self._checkpoints.flush_notes  # a replacement reads them
@@ -516,42 +464,20 @@ class WorkerCore:
         self.parts.pause()
         pending = self._job.state.layouts.pending
         if pending is not None and pending.world:
-            yield from self._offer()
+            yield from self._change.offer()
         else:
             stopped = ev.LayoutBoundaryReached(
                 rank=self.rank, generation=self.generation, iteration=self.status.iteration
             )
             yield Call(self._job.append, stopped)
         state = yield self._job.wait_for_others
-        self._handover.withdraw()
+        self._change.withdraw()
         if not self._job.generation_over(state):
             if not state.membership.ended:
                 return False
             yield Call(self._links.on_connection_broken, "the script of another worker has left its loop")
         yield from self.recover()
         return True
-
-    def _offer(self) -> Flow[None]:
-        """Serve a state to the next world, which takes over once all its workers have what they need."""
-        state = self._job.state
-        change, pending = state.worlds.change, state.layouts.pending
-        if change is None or pending is None:  # it was given up just now
-            return
-        hit(Point.OFFER, self.status.iteration)
-        # Others have stopped before a step that this one had begun. A copy is of another time.
-        if self.status.dirty and not change.copies:
-            yield from self._offers_nothing(change, f"it is in the middle of an update: {self.status.dirty}")
-            return
-        try:
-            offered = yield Call(self._handover.offer, state, pending.iteration)
-        except SwiftError as error:  # also of a value that cannot be saved: the present world goes on
-            yield from self._offers_nothing(change, str(error))
-            return
-        yield Call(self._job.append, offered)
-
-    def _offers_nothing(self, change: Change, why: str) -> Flow[None]:
-        reason = f"worker {self.rank} cannot hand its state over: {why}"
-        yield Call(self._job.append, ev.ChangeGivenUp(world=change.world.number, reason=reason))
 
     # -------------------------------------------------------------------------------------------- end
 

@@ -5,10 +5,11 @@ What may wait is only called by whoever drives the core's flows (`flow.py`); the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from swift_ft.errors import SwiftError
+from swift_ft.observe.spans import Recorder, recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
@@ -273,3 +274,18 @@ class NoReplays:
 
     def end(self) -> None:
         """Nothing has begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All surroundings of a core. Its recoveries are recorded."""
+
+    job: Job
+    links: Links
+    replays: Replays
+    layers: Layers
+    checkpoints: Checkpoints
+    hooks: Hooks
+    handover: Handover = field(default_factory=NoHandover)
+    verification: Verification = field(default_factory=NoVerification)
+    recorder: Recorder = recorder

@@ -11,8 +11,8 @@ from swift_ft.recovery.helpers import ParallelReplay
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Task
-from swift_ft.runtime.worker.core import Ports
 from swift_ft.runtime.worker.failures import failure_event
+from swift_ft.runtime.worker.ports import Ports
 from swift_ft.testing.simulation.connection import Mode, Pending, Ticks
 from swift_ft.testing.simulation.replay import ReplayingProcess
 

@@ -33,7 +33,8 @@ from torch import nn
 from swift_ft.faults.failpoints import Point, hit
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.communication import begin, device_of, wait_on_host
-from swift_ft.torch_adapters.lasting_group import LastingGroup, beginning
+from swift_ft.torch_adapters.lasting_group import beginning
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining.batch_sizes import check_sizes
 from swift_ft.torch_core import outputs
@@ -278,8 +279,8 @@ class LayerAverages:
             check_sizes(sizes.tolist(), self._counts)
         # Another worker may update from now on. So a loss must not keep this one from it, as it would if its
         # host waited once more, and an abort came first.
-        if LastingGroup.waits is not None:
-            LastingGroup.waits.unawaited = False
+        if LastingWork.waits is not None:
+            LastingWork.waits.unawaited = False
 
     def completes(self, iteration: int) -> bool:
         """Whether this worker can complete an iteration without others, since it has all averages."""

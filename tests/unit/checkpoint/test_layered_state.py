@@ -19,7 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.training_state import TrainingState, place_of
+from swift_ft.checkpoint.saved_form import place_of
+from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, TopologyMismatchError, UnsupportedError, UsageError
 from swift_ft.recovery.layout.stage_layers import layers_of
 from swift_ft.storage.store import Store

@@ -173,7 +173,7 @@ REASONS = {
         "torch_adapters/ddp_buffers.py:BufferSync.wait",
         "torch_adapters/directed_group.py:DirectedGroup._meet",
         "torch_adapters/directed_group.py:DirectedGroup.recv",
-        "torch_adapters/lasting_group.py:_wait",
+        "torch_adapters/lasting_work.py:_wait",
         "torch_adapters/present_members.py:PresentMembers.recv",
     ),
     "a second at most, or as long as the abort of a device": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 
 
 @pytest.fixture
@@ -14,5 +14,5 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> AbortableWaits:
     waits = AbortableWaits()
     waits.silent = True
     waits.begun()
-    monkeypatch.setattr(LastingGroup, "waits", waits)
+    monkeypatch.setattr(LastingWork, "waits", waits)
     return waits

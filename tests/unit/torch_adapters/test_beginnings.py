@@ -16,6 +16,7 @@ from swift_ft.runtime.replicas.transfer import Link
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.lasting_group import LastingGroup, beginning
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining import layer_averages
 from swift_ft.torch_adapters.pipelining.layer_averages import LayerAverages
@@ -29,7 +30,7 @@ Held = list[bool]
 def waits(monkeypatch: pytest.MonkeyPatch) -> AbortableWaits:
     waits = AbortableWaits()
     waits.silent = True
-    monkeypatch.setattr(LastingGroup, "waits", waits)
+    monkeypatch.setattr(LastingWork, "waits", waits)
     return waits
 
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
-from swift_ft.torch_adapters import comm_errors, lasting_group
+from swift_ft.torch_adapters import comm_errors, lasting_work
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.communication import (
     backend_name,
@@ -29,7 +29,8 @@ from swift_ft.torch_adapters.communication import (
     take_device,
     wait_for,
 )
-from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork
+from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.rendezvous_store import PrefixStore, Store, TCPStore
 from swift_ft.torch_adapters.script_operations import SCATTERED_SUMS
 from swift_ft.torch_adapters.step_failures import step_failures
@@ -211,7 +212,7 @@ def test_an_argument_that_torch_does_not_take_is_no_broken_communication(
     assert comm_errors.is_communication(last.filename, last.name)  # so the place alone does not tell
     assert not comm_errors.is_broken_communication(caught.value)
     waits = AbortableWaits(lambda: True)  # the generation is over, and any call would fail
-    monkeypatch.setattr(LastingGroup, "waits", waits)
+    monkeypatch.setattr(LastingWork, "waits", waits)
     assert comm_errors.is_broken_communication(caught.value)
 
 
@@ -308,7 +309,7 @@ def test_collectives_of_gloo_complete_their_futures_by_themselves(group: dist.Pr
     with_future = set()
     for name, call in collectives(group).items():
         work = call()
-        if (future := lasting_group._future_of(work)) is not None:
+        if (future := lasting_work._future_of(work)) is not None:
             with_future.add(name)
             future.wait()  # of the future alone
         work.wait()
@@ -371,14 +372,14 @@ def test_who_waits_for_an_operation(
     waiting: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(LastingGroup, "waits", AbortableWaits())
+    monkeypatch.setattr(LastingWork, "waits", AbortableWaits())
     native: Any = work()
     assert LastingWork(native, on_host=True, by_itself=by_itself).wait(timeout)
     assert native.waiting == [waiting]
 
 
 def test_a_collective_that_breaks_raises_what_gloo_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LastingGroup, "waits", AbortableWaits())
+    monkeypatch.setattr(LastingWork, "waits", AbortableWaits())
     native: Any = UnderWay(BROKEN[0])
     step_failures.begin()
     with pytest.raises(RuntimeError, match="Connection closed by peer") as caught:

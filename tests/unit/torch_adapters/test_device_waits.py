@@ -17,7 +17,8 @@ from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import is_broken_communication, may_come_of_abort
 from swift_ft.torch_adapters.communication import wait_on_host
 from swift_ft.torch_adapters.device_waits import DeviceWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup, LastingWork, beginning
+from swift_ft.torch_adapters.lasting_group import beginning
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_core.module_hooks import hooks_of
 
@@ -46,7 +47,7 @@ class Step:
     def __init__(self) -> None:
         self.device, self.waits = Device(), AbortableWaits()
         self.waits.silent = True
-        LastingGroup.waits = self.waits
+        LastingWork.waits = self.waits
         devices = [torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 0)]
         self.on_device = DeviceWaits(self.waits, lambda: devices)
         self.on_device.watch()
@@ -80,7 +81,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
     monkeypatch.setattr(device_waits, "_end_of_stream", made.device.recorded)
     yield made
     made.on_device.close()
-    LastingGroup.waits = None
+    LastingWork.waits = None
     step_failures.begin()
 
 
@@ -426,5 +427,5 @@ def test_gloo_says_what_has_failed(step: Step) -> None:
 
 
 def test_without_a_session_nothing_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LastingGroup, "waits", None)
+    monkeypatch.setattr(LastingWork, "waits", None)
     assert not may_come_of_abort(ERRORS[0])

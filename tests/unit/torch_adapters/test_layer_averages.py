@@ -17,7 +17,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from swift_ft.errors import UsageError
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.device_waits import DeviceWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.layer_stack import LayerStack
 from swift_ft.torch_adapters.pipelining import batch_sizes, layer_averages
 from swift_ft.torch_adapters.pipelining.hook import PipelineHook
@@ -208,7 +208,7 @@ class WithOthers(Job):
         self.averages._with_others = True
         self.waits = AbortableWaits()
         self.waits.silent = True
-        monkeypatch.setattr(LastingGroup, "waits", self.waits)
+        monkeypatch.setattr(LastingWork, "waits", self.waits)
         monkeypatch.setattr(self.averages, "_operations", lambda *_: iter([None]))
         monkeypatch.setattr(layer_averages, "begin", lambda _: self._begin("sums"))
         monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: self._begin("all have theirs")[0])

@@ -13,7 +13,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import hide_broken_schedules
-from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
 
 LOGGER = logging.getLogger("torch.distributed.pipelining.schedules")
@@ -102,7 +102,7 @@ def test_an_error_that_may_come_of_an_abort_is_not_dumped(
     waits.silent = True
     waits.begun()
     waits.abort()
-    monkeypatch.setattr(LastingGroup, "waits", waits)
+    monkeypatch.setattr(LastingWork, "waits", waits)
     hide_broken_schedules()
     step(a_mistake)
     assert dumps(log) == []

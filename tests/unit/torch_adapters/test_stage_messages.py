@@ -46,6 +46,9 @@ class Seen:
     def on_compute(self, *where): ...
 
 class OfTheScript:
+    def begin_unseen(self, name, workers):
+        return None
+
     def begin(self, operation):
         self.operations.append(operation.name)
         return lambda: None

@@ -15,7 +15,7 @@ from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.abortable_waits import AbortableWaits
 from swift_ft.torch_adapters.comm_errors import interruption_of
 from swift_ft.torch_adapters.device_waits import DeviceWaits
-from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from tests.unit.runtime.hooks.test_between import Store, Worker
 
 
@@ -46,11 +46,11 @@ class Survivor:
 
     def do(self, generation: int) -> str | None:
         """The function after the first iteration. Returns why it was interrupted."""
-        LastingGroup.waits = self.waits
+        LastingWork.waits = self.waits
         try:
             return self.part.do(1, 0, generation)
         finally:
-            LastingGroup.waits = None
+            LastingWork.waits = None
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from swift_ft.errors import UsageError
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_work import LastingWork
 from swift_ft.torch_adapters.script_operations import Operation
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
@@ -156,7 +157,7 @@ def test_a_group_makes_an_operation_for_those_who_look(
     assert made == ["allreduce"]
     kept = group.allreduce([torch.ones(1)]).get_future()
     kept.wait()
-    LastingGroup.by_future.settle()
+    LastingWork.by_future.settle()
     phases.begin_step()
     with pytest.raises(UsageError, match="which began in a step that is over"):
         late.wait()

@@ -1073,6 +1073,13 @@ def a_loss_at_the_end_is_recovered(core: Core) -> None:
 
 
 @check
+def a_script_that_leaves_its_loop_leaves_nothing_on_its_way(core: Core) -> None:
+    """The parts first: a worker waits last for what the others have to do, too."""
+    around = live(core)
+    assert around.says(around.core.leave()) == ["finish", "leave 4"]
+
+
+@check
 def a_job_that_has_ended_ends_the_worker(core: Core) -> None:
     around = live(core)
 

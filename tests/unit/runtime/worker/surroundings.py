@@ -13,11 +13,11 @@ from swift_ft.recovery.job_state import Checkpoints, Layouts, PendingLayout, Pha
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Plan, RecoveryMode, Task
 from swift_ft.recovery.worlds import Change, World, Worlds
-from swift_ft.runtime.worker.core import Ports, WorkerCore
+from swift_ft.runtime.worker.core import WorkerCore
 from swift_ft.runtime.worker.flow import Flow, perform
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.runtime.worker.parts import Parts
-from swift_ft.runtime.worker.ports import Judgement
+from swift_ft.runtime.worker.ports import Judgement, Ports
 from swift_ft.runtime.worker.status import WorkerStatus
 
 RANK = 1

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from swift_ft.faults import failpoints
-from swift_ft.runtime.worker import core
+from swift_ft.runtime.worker import core, world_change
 from swift_ft.runtime.worker.core import WorkerCore
 from tests.support.mutants import Mutant, mutants
 from tests.unit.runtime.worker.checks import CHECKS
 
 SOURCE = Path(core.__file__).read_text()
+CHANGE = Path(world_change.__file__).read_text()
 OUTSIDE = re.compile(
     r"yield|hit\(|status\.\w+ =|self\.(parts|_links|_job|_hooks|_checkpoints|_replays|_layers)"
 )
@@ -24,6 +25,9 @@ OUTSIDE = re.compile(
 
 SAME = {
     "`if state.generation > 1:` before `live = status.known and (not self._replays.behind)`": "a failpoint",
+    "`saves = last if begun or self._checkpoints.regular(last) else None` before `hit(Point.END, last)`": (
+        "a failpoint"
+    ),
     "`self.status.parts_done = None` before `self.status.dirty, self.status.updated = (None, ())`": (
         "fields of one value"
     ),
@@ -41,18 +45,24 @@ SAME = {
 
 
 def planted() -> Iterator[Mutant]:
-    """All faults of the core but for what its constructor sets: that is set again before it is used."""
-    made = next(
-        node
-        for node in ast.walk(ast.parse(SOURCE))
-        if isinstance(node, ast.FunctionDef) and node.name == "__init__"
-    )
-    return mutants(SOURCE, range((made.end_lineno or 0) + 1), outside=OUTSIDE)
+    """All faults but for what the constructors set: that is set again before it is used."""
+    for source in (SOURCE, CHANGE):
+        made = next(
+            node
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__"
+        )
+        yield from mutants(source, range((made.end_lineno or 0) + 1), outside=OUTSIDE)
 
 
 def core_of(mutant: Mutant) -> type[WorkerCore]:
+    """With a fault of its own, or with a faulty change of worlds."""
     names: dict[str, Any] = {"__name__": core.__name__}
     exec(compile(mutant.source, mutant.name, "exec"), names)
+    if "WorkerCore" not in names:
+        change = names["WorldChange"]
+        exec(SOURCE, names)
+        names["WorldChange"] = change
     faulty: type[WorkerCore] = names["WorkerCore"]
     return faulty
 

@@ -9,15 +9,8 @@ import pytest
 import torch.distributed as dist
 
 from swift_ft.errors import UsageError
-from swift_ft.torch_adapters.lasting_group import (
-    ASKED,
-    FORWARDED,
-    OF_WORK,
-    REFUSED,
-    STREAM_WAITS,
-    LastingGroup,
-    LastingWork,
-)
+from swift_ft.torch_adapters.lasting_group import FORWARDED, REFUSED, LastingGroup
+from swift_ft.torch_adapters.lasting_work import ASKED, OF_WORK, STREAM_WAITS, LastingWork
 from swift_ft.torch_adapters.script_groups import ScriptGroups
 from swift_ft.torch_adapters.script_operations import ALIKE, PERSONAL, POINT_TO_POINT
 from swift_ft.torch_adapters.versions.group_hooks import WHEN

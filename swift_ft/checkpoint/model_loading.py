@@ -1,0 +1,94 @@
+"""Compares a model with what was saved of one, and gives it that. For optimizers: `optimizer_groups.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_ft.errors import TopologyMismatchError
+from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state
+from swift_ft.torch_core.shards import Description, describe, note_changed, rebuilt
+
+
+def check_shapes(
+    models: Mapping[str, Mapping[str, torch.Tensor]], stored: Mapping[tuple[str, str], tuple[int, ...]]
+) -> None:
+    """Compare this worker's tensors of each model with the shapes of those that were saved, by part and name.
+
+    Raises:
+        TopologyMismatchError: they differ; names a tensor and both shapes.
+    """
+    for name, model in models.items():
+        theirs = {key: shape for (part, key), shape in stored.items() if part == name}
+        ours = {key: tuple(t.shape) for key, t in model.items()}
+        for key in sorted({*ours, *theirs}):
+            if (here := ours.get(key)) != (there := theirs.get(key)):
+                raise does_not_fit(f"{name}.{key}", key, there, here)
+
+
+def load_model(
+    name: str, module: nn.Module, values: Mapping[str, Any], parts: Mapping[str, Description]
+) -> None:
+    """Give a model its saved values.
+
+    Args:
+        name: of the part of the state.
+        module: the model.
+        values: by key; of sharded tensors this worker's shards.
+        parts: by key, of what a sharded tensor's shard was a part.
+
+    Raises:
+        TopologyMismatchError: they are of another sharding, or lack what the model keeps beside its tensors.
+    """
+    own: dict[str, Any] = model_state(module)
+    for key in sorted(own.keys() ^ values.keys()):
+        if is_extra(key, own.get(key)):
+            place = "there and not here" if key in values else "here and not there"
+            raise TopologyMismatchError(
+                f"The state was saved by another model: {name}.{key} (get_extra_state) is {place}. "
+                "Start with the same model, or choose another store.",
+                key=key,
+            )
+    for key, tensor in own.items():
+        here = None if is_extra(key, tensor) else describe(tensor)
+        if here != (there := parts.get(key)):
+            raise TopologyMismatchError(
+                f"The state was saved with another sharding: {name}.{key} is {_part(there)} there and "
+                f"{_part(here)} here. Start with the same mesh, or choose another store.",
+                key=key,
+            )
+    whole = {key: rebuilt(values[key], part, own[key]) for key, part in parts.items()}
+    load_model_state(module, {**values, **whole}, own)
+    for key in parts:
+        note_changed(own[key])
+
+
+def does_not_fit(
+    name: str, key: str, there: tuple[int, ...] | None, here: tuple[int, ...] | None
+) -> TopologyMismatchError:
+    """The error of a checkpoint that has another tensor than this model: another model, or another size.
+
+    Args:
+        name: of the tensor, in words.
+        there: its whole shape in the checkpoint; None if there is none.
+        here: its whole shape in this process, likewise.
+    """
+    return TopologyMismatchError(
+        f"The checkpoint does not fit this model: {name} has {_shape(there)} there and {_shape(here)} here. "
+        "Start with the model that was saved, or choose another store. A tensor that changes its size as it "
+        "trains needs one size, or a place in get_extra_state().",
+        key=key,
+    )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "no tensor" if shape is None else f"the shape {shape}"
+
+
+def _part(description: Description | None) -> str:
+    if description is None:
+        return "not sharded"
+    return f"the part at {description['offset']} of the shape {description['shape']}"

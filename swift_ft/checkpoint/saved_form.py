@@ -1,0 +1,113 @@
+"""The form of a state that is saved: nested dictionaries, as DCP stores them.
+
+"models"      part  name                        a live tensor, or this worker's shard of it
+"optimizers"  part  "state"  parameter  field   likewise; parameters by their numbers
+"plain"       "bytes"                           a file with all the rest, packed
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from swift_ft.checkpoint.state_payload import tensors_in
+from swift_ft.errors import UnsupportedError
+from swift_ft.torch_core.model_state import is_extra, plain_name
+from swift_ft.torch_core.shards import describe, local
+
+
+def place_of(part: str, name: str) -> tuple[str, str]:
+    """A parameter's part of the state, and its name there, which wrappers around layers do not change."""
+    return part, plain_name(name)
+
+
+def by_plain_names(digests: Mapping[str, int]) -> dict[str, int]:
+    """Digests of tensors by names that wrappers around layers do not change: a resume may have others."""
+    return {plain_name(name): digest for name, digest in digests.items()}
+
+
+def bytes_of(saved: Mapping[str, Any]) -> int:
+    """Size of the tensors in what :meth:`TrainingState.to_save` returned."""
+    return sum(tensor.nbytes for _, tensor in tensors_in(saved))
+
+
+def tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Of a model's state, its parameters and buffers."""
+    return {key: value for key, value in values.items() if not is_extra(key, value)}
+
+
+def extra_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a model's state, all else: what ``get_extra_state`` returned."""
+    return {key: value for key, value in values.items() if is_extra(key, value)}
+
+
+def localized(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with this worker's shard in the place of each sharded tensor."""
+    return {
+        key: localized(value)
+        if isinstance(value, Mapping)
+        else (local(value) if isinstance(value, torch.Tensor) else value)
+        for key, value in nested.items()
+    }
+
+
+def descriptions_in(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """The placements that :func:`localized` leaves out, at the same keys; empty without sharded tensors."""
+    found = {
+        key: descriptions_in(value)
+        if isinstance(value, Mapping)
+        else (describe(value) if isinstance(value, torch.Tensor) else None)
+        for key, value in nested.items()
+    }
+    return {key: value for key, value in found.items() if value}
+
+
+def split_tensors(
+    state: Mapping[int, Mapping[str, Any]],
+) -> tuple[dict[str, dict[str, torch.Tensor]], dict[str, dict[str, Any]]]:
+    """An optimizer's state by parameter: its tensors, and its plain values."""
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    rest: dict[str, dict[str, Any]] = {}
+    for parameter, fields in state.items():
+        rest[str(parameter)] = {k: v for k, v in fields.items() if not isinstance(v, torch.Tensor)}
+        if found := {k: v for k, v in fields.items() if isinstance(v, torch.Tensor)}:
+            tensors[str(parameter)] = found
+    return tensors, rest
+
+
+def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """See that all state in an optimizer's ``state_dict()`` is of its parameters.
+
+    Raises:
+        UnsupportedError: names the optimizer and the key of other state.
+    """
+    numbers = {number for group in saved["param_groups"] for number in group["params"]}
+    if (other := next((key for key in saved["state"] if key not in numbers), None)) is not None:
+        raise UnsupportedError(
+            f"Session(state): {name} ({type(optimizer).__name__}) keeps state under {other!r}, which is none "
+            "of its parameters: it could not be loaded again. Keep it in the state of a parameter, or in a "
+            "group of parameters (optimizer.param_groups)."
+        )
+
+
+def shown_value(path: Sequence[Any]) -> str:
+    """The name of a plain value in an error: its part of the state, and the keys in there."""
+    keys = [*path]
+    for prefix in (("small", "parts"), ("optimizers",), ("extra",)):
+        if tuple(keys[: len(prefix)]) == prefix and len(keys) > len(prefix):
+            part, *rest = keys[len(prefix) :]
+            if prefix == ("extra",) and rest:
+                part = f"{part}.{rest.pop(0)}"
+            return f"Session(state): {part}" + "".join(f"[{key!r}]" for key in rest)
+    return "Session(state): " + "".join(f"[{key!r}]" for key in keys)
+
+
+def as_file(data: bytes) -> io.BytesIO:
+    """As which DCP stores bytes; its position is at the end, as it always was in checkpoints."""
+    file = io.BytesIO()
+    file.write(data)
+    return file
