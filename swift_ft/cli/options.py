@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from swift_ft.config.option import Option, flag_of
+from swift_ft.config.option_mistakes import validate
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.run_plan import read_plan
 
@@ -53,7 +54,7 @@ def config_from(args: argparse.Namespace) -> RunConfig:
     config = RunConfig(**{field.name: getattr(args, field.name) for field in dataclasses.fields(RunConfig)})
     if config.plan is not None:  # from now on an edit of the file changes nothing for this run
         config = dataclasses.replace(config, plan=read_plan(config.plan).to_text())
-    config.validate()
+    validate(config)
     return config
 
 

@@ -32,6 +32,7 @@ from swift_ft.cli.options import HelpFormatter, add_options, config_from
 from swift_ft.cli.torchrun_options import check_program, launch_config, machines_in
 from swift_ft.cli.words import missed_in_words
 from swift_ft.config.exit_codes import EXIT_KEPT_OUT, EXIT_USAGE
+from swift_ft.config.option_mistakes import check_domains
 from swift_ft.config.run_config import MOST_ON_A_HOST, MOST_WORKERS, RunConfig
 from swift_ft.config.run_plan import plan_from_json
 from swift_ft.config.store_address import ETCD, TCP, StoreAddress
@@ -237,7 +238,7 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
         shrinks=config.on_loss == "shrink",
     )
     check_names(config.health_checks)
-    config.check_domains(machines + config.spares if standalone else 1)
+    check_domains(config, machines + config.spares if standalone else 1)
     if config.scheduler:
         check_scheduler(config.scheduler)
         if standalone:

@@ -1,31 +1,22 @@
 """The configuration of a run.
 
-A new flag of swift-run is one field of :class:`RunConfig`: the command line, the help text, the
-checks and the way to every worker follow from it.
+A new flag of swift-run is one field of :class:`RunConfig`: the command line, the help text, the check of its
+bounds and the way to every worker follow from it. Other checks are in `option_mistakes.py`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
-import ipaddress
 import math
-import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from swift_ft.config import detection_timings as timings
-from swift_ft.config.option import flag_of, option
+from swift_ft.config.option import option
 from swift_ft.errors import UsageError
-from swift_ft.faults import parse_faults
 from swift_ft.network import Certificates
 from swift_ft.network.addresses import listen_address
-from swift_ft.network.secret import token_of
 
-_STORE_CREDENTIALS = "SWIFT_FT_STORE_CREDENTIALS"
 _HIGHEST_PORT = 65535
 
 MOST_ON_A_HOST = 4_096
@@ -431,15 +422,6 @@ class RunConfig:
         is_path=True,
     )
 
-    def validate(self) -> None:
-        """Check all fields, once, where the user can still see it.
-
-        Raises:
-            UsageError: one line per mistake.
-        """
-        if mistakes := list(self._mistakes()):
-            raise UsageError("\n".join(mistakes))
-
     def domain_of(self, index: int) -> str:
         """The failure domain of a machine, by its number on this host; empty if it is one of its own."""
         names = self.failure_domain.split(",")
@@ -506,88 +488,3 @@ class RunConfig:
         if self.tls_cert is None or self.tls_key is None or self.tls_ca is None:
             return None
         return Certificates(self.tls_cert, self.tls_key, self.tls_ca)
-
-    def check_domains(self, machines: int) -> None:
-        """Check that each machine and spare of this host has a failure domain, if one has.
-
-        Raises:
-            UsageError: there are more or fewer, or a name is empty.
-        """
-        names = [name.strip() for name in self.failure_domain.split(",")]
-        if self.failure_domain and (len(names) != machines or not all(names)):
-            raise UsageError(
-                f"--failure-domain {self.failure_domain!r}: give {machines} name{'s' * (machines != 1)}, "
-                "one for each machine and spare of this host, separated by commas."
-            )
-
-    def _mistakes(self) -> Iterator[str]:
-        for declared in dataclasses.fields(self):
-            value = getattr(self, declared.name)
-            if isinstance(value, (int, float)):
-                mistake = declared.metadata["option"].mistake(flag_of(declared.name), value)
-                if mistake is not None:
-                    yield mistake
-        ways = [flag_of(name) for name in ("resume", "auto_resume", "fresh") if getattr(self, name)]
-        if len(ways) > 1:
-            yield f"{' and '.join(ways)} exclude each other: choose one."
-        if self.check and (given := [*ways, *([flag_of("inject")] if self.inject else [])]):
-            yield f"--check begins an undisturbed run in a temporary folder: leave out {' and '.join(given)}."
-        for name in self.preloaded:
-            named = all(part.isidentifier() for part in name.split("."))
-            if not named or importlib.util.find_spec(name.partition(".")[0]) is None:
-                yield f"--preload {name}: there is no such module here: correct the name, or install it."
-        yield from self._mistakes_of_metrics()
-        yield from self._mistakes_of_files()
-        yield from self._mistakes_of_security()
-        try:
-            _ = self.policy_limits, self.policy_prices
-            parse_faults(self.inject)
-        except UsageError as error:
-            yield str(error)
-
-    def _mistakes_of_files(self) -> Iterator[str]:
-        """Of those that the launcher writes: a run that ends well must not fail for want of a folder."""
-        for name in ("events_out", "events_log", "endpoint_out"):
-            value = getattr(self, name)
-            if value is None or (name, value) == ("events_log", "-"):
-                continue
-            path = Path(value)
-            if not path.parent.is_dir():
-                yield f"{flag_of(name)}: there is no folder {path.parent}: create it."
-                continue
-            if path.is_dir():
-                yield f"{flag_of(name)} {path}: this is a folder: name a file in it."
-                continue
-            written = path if path.exists() and name != "events_out" else path.parent
-            if not os.access(written, os.W_OK):
-                yield f"{flag_of(name)}: {written} may not be written: name another place."
-
-    def _mistakes_of_metrics(self) -> Iterator[str]:
-        for name in ("metrics_port", "worker_metrics_port"):
-            if getattr(self, name) and importlib.util.find_spec("prometheus_client") is None:
-                yield f"{flag_of(name)} needs prometheus_client: pip install 'swift-ft[metrics]'."
-        if self.metrics_address is not None:
-            try:
-                ipaddress.ip_address(self.metrics_address)
-            except ValueError:
-                yield (
-                    f"--metrics-address {self.metrics_address!r} is no address: give one of this host's, or "
-                    "0.0.0.0 for all of them."
-                )
-
-    def _mistakes_of_security(self) -> Iterator[str]:
-        names = ("tls_cert", "tls_key", "tls_ca")
-        missing = [flag_of(name) for name in names if getattr(self, name) is None]
-        if 0 < len(missing) < len(names):
-            yield f"{', '.join(map(flag_of, names))} belong together: give {' and '.join(missing)}, too."
-        try:
-            token_of(self.token_file, {})
-            if self.certificates is not None:
-                self.certificates.check()
-        except UsageError as error:
-            yield str(error)
-
-
-def store_credentials() -> str | None:
-    """``user:password`` for the rendezvous store, from the environment; None if it is not there."""
-    return os.environ.get(_STORE_CREDENTIALS)

@@ -20,6 +20,7 @@ from benchmarks.recovery import campaign as benchmark
 from benchmarks.recovery.campaign import TOPOLOGIES, _run
 from swift_ft.cli.options import config_from
 from swift_ft.cli.run import parser as run_parser
+from swift_ft.config.option_mistakes import check_domains
 from swift_ft.faults import Fault
 from swift_ft.testing.chaos import campaign
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
@@ -148,7 +149,7 @@ def test_the_start_of_an_interpreter_stays_among_what_is_tried(runs: Runs, tmp_p
 
 def parsed(training: Training) -> Namespace:
     args = run_parser().parse_args([*training.launch, *training.script])
-    config_from(args).check_domains(args.machines + args.spares)
+    check_domains(config_from(args), args.machines + args.spares)
     return args
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import random
 import time
 from base64 import b64decode, b64encode
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistNetworkError
 
-from swift_ft.config.run_config import store_credentials
 from swift_ft.config.store_address import StoreAddress
 from swift_ft.errors import UsageError
 from swift_ft.network.addresses import split_endpoint
@@ -251,7 +251,7 @@ class EtcdClient:
         try:
             return _post(member, path, request, limit_s, self._headers())
         except _Unauthenticated as error:
-            if not self._address.credentials and store_credentials() is None:
+            if not self._address.credentials and _given_credentials() is None:
                 raise Refused(
                     f"etcd at {self._address} wants a user: name a file that holds user:password with "
                     "--rdzv-conf credentials=FILE."
@@ -264,7 +264,7 @@ class EtcdClient:
             raise _Transient(str(error)) from error
 
     def _needs_token(self) -> bool:
-        return not self._token and (bool(self._address.credentials) or store_credentials() is not None)
+        return not self._token and (bool(self._address.credentials) or _given_credentials() is not None)
 
     def _authenticate(self, member: Etcd3Client, limit_s: float) -> None:
         user, password = _credentials(self._address)
@@ -285,8 +285,13 @@ class EtcdClient:
             raise DistNetworkError("the wait for etcd was ended: its result is not needed any more")
 
 
+def _given_credentials() -> str | None:
+    """``user:password``, from the environment; None if it is not there."""
+    return os.environ.get("SWIFT_FT_STORE_CREDENTIALS")
+
+
 def _credentials(address: StoreAddress) -> tuple[str, str]:
-    text = store_credentials()
+    text = _given_credentials()
     if address.credentials:
         try:
             text = Path(address.credentials).read_text()

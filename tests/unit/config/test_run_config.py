@@ -13,6 +13,7 @@ import pytest
 from swift_ft.cli import run
 from swift_ft.config.exit_codes import EXIT_USAGE
 from swift_ft.config.option import flag_of
+from swift_ft.config.option_mistakes import validate
 from swift_ft.config.run_config import RunConfig
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.journal_reader import Excerpt
@@ -192,14 +193,14 @@ def test_paths_do_not_depend_on_the_workers_directory(
 def test_timeouts_are_positive(name: str, value: float) -> None:
     changed: dict[str, Any] = {name: value}
     with pytest.raises(UsageError, match=rf"^{flag_of(name)} must be more than 0, not {value}\.$"):
-        RunConfig(**changed).validate()
+        validate(RunConfig(**changed))
 
 
 @pytest.mark.parametrize("value", [-1.0, float("nan")])
 def test_a_wait_may_be_none_at_all(value: float) -> None:
-    RunConfig(elastic_wait_s=0.0).validate()
+    validate(RunConfig(elastic_wait_s=0.0))
     with pytest.raises(UsageError, match=rf"^--elastic-wait must be at least 0, not {value}\.$"):
-        RunConfig(elastic_wait_s=value).validate()
+        validate(RunConfig(elastic_wait_s=value))
 
 
 @pytest.mark.parametrize(
@@ -329,9 +330,9 @@ def test_a_launcher_that_fails_leaves_a_report(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", ["no_such_module", "no_such.module", "a-b", ".relative", "wave wave"])
 def test_a_module_to_import_ahead_has_to_be_there(name: str) -> None:
-    RunConfig(preload=" wave,,xml.dom ").validate()
+    validate(RunConfig(preload=" wave,,xml.dom "))
     with pytest.raises(UsageError, match=f"^--preload {name}: there is no such module here"):
-        RunConfig(preload=f"wave,{name}").validate()
+        validate(RunConfig(preload=f"wave,{name}"))
 
 
 def test_a_program_of_another_kind_has_nothing_imported_ahead(
@@ -347,20 +348,20 @@ def test_a_program_of_another_kind_has_nothing_imported_ahead(
 )
 def test_the_limits_of_a_policy(text: str, limits: tuple[int, int | None]) -> None:
     config = RunConfig(policy="auto", policy_machines=text)
-    config.validate()
+    validate(config)
     assert config.policy_limits == limits
 
 
 @pytest.mark.parametrize("text", ["6:2", "0:2", "2:0", "4", "a:b", "1:2:3", "-1:2"])
 def test_limits_of_a_policy_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError, match="such as 2:6"):
-        RunConfig(policy="auto", policy_machines=text).validate()
+        validate(RunConfig(policy="auto", policy_machines=text))
 
 
 @pytest.mark.parametrize(("text", "prices"), [("", None), ("2.50:400", (2.5, 400.0)), ("3:0.5", (3.0, 0.5))])
 def test_the_price_of_a_policy(text: str, prices: tuple[float, float] | None) -> None:
     config = RunConfig(policy="auto", policy_price=text)
-    config.validate()
+    validate(config)
     assert config.policy_prices == prices
 
 
@@ -369,7 +370,7 @@ def test_the_price_of_a_policy(text: str, prices: tuple[float, float] | None) ->
 )
 def test_prices_of_a_policy_that_cannot_be(text: str) -> None:
     with pytest.raises(UsageError, match=r"such as 2\.50:400"):
-        RunConfig(policy="auto", policy_price=text).validate()
+        validate(RunConfig(policy="auto", policy_price=text))
 
 
 def test_the_command_of_another_world_needs_a_proof(jobs: list[MachineJob], tmp_path: Path) -> None:
