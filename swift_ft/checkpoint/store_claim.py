@@ -36,7 +36,6 @@ _logger = logging.getLogger(__name__)
 
 _LOG_ROOT = "log"
 _JOURNAL = "journal"
-_OF_REPORT_TIMEOUT = 0.8
 _SEEN_WITHIN_S = 10.0
 
 
@@ -64,7 +63,7 @@ def open_store(store: Store, context: WorkerContext, rendezvous: RendezvousStore
         return
     store.anchor(RECORD)
     # A little less than the others wait for this worker's report: the line below is better than theirs.
-    store.probe(_OF_REPORT_TIMEOUT * context.config.report_timeout_s)
+    store.probe(context.config.within_report_s)
 
 
 def claim_store(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import queue
 import signal
@@ -42,6 +43,7 @@ from swift_ft.observe.waits import Announcements, wait_in_words
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.history import History
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.pauses import Returns
 from swift_ft.recovery.snapshot import JournalSnapshot
 from swift_ft.recovery.waits import Limit, Wait, waiting_for
 
@@ -126,14 +128,17 @@ class WaitTeller:
         self._config = config
         self._step: object = None
         self._announcements = Announcements(0.0)
+        self._returns = Returns()
 
-    def tell(self, wait: Wait | None, now: float) -> str:
+    def tell(self, wait: Wait | None, now: float, state: State | None = None) -> str:
         """The announcement that is due now; empty if none is.
 
         Args:
             wait: what the run waits for now, if anything.
             now: a monotonic time.
+            state: the job's, if it has one, at each call.
         """
+        back_at = -math.inf if state is None else self._returns.last_at(state, now)
         step = wait.step if wait is not None else None
         if step != self._step:
             self._step, self._announcements = step, Announcements(now)
@@ -141,8 +146,14 @@ class WaitTeller:
             return ""
         limit_s = getattr(self._config, wait.limit) if wait.limit is not None else None
         flag = flag_of(wait.limit) if wait.limit is not None else ""
-        waited_s = now - self._announcements.since
-        return wait_in_words(wait.what, waited_s, limit_s, flag=flag, until_progress=wait.until_progress)
+        since, what, paused_s = self._announcements.since, wait.what, 0.0
+        if wait.limit == Limit.JOIN and back_at > since:
+            paused_s = back_at - since
+            if back_at > now:
+                what += f" ({', '.join(self._returns.machines)}: away for {back_at - now:.0f} s more)"
+        return wait_in_words(
+            what, now - since, limit_s, flag=flag, until_progress=wait.until_progress, paused_s=paused_s
+        )
 
 
 class _QuietAtLast(Console):
@@ -183,7 +194,7 @@ class _Story:
         """Say what the run waits for, if that is due."""
         state = self._history.state
         wait = waiting_for(state) if state.shape.machines > 0 else self._store
-        if text := self._teller.tell(wait, time.monotonic()):
+        if text := self._teller.tell(wait, time.monotonic(), state):
             self._print(News(self._now(), text))
 
     def warn(self, text: str) -> None:

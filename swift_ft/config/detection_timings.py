@@ -34,7 +34,7 @@ may have to start it, and training does not wait for it."""
 # -------------------------------------------------------------------------------- machines, by their watchers
 
 BEATS = 10
-"""Heartbeats of an agent in the silence that is allowed: one or two may come late."""
+"""Heartbeats of an agent, and at least of a worker, in the allowed silence: one or two may come late."""
 
 LONGEST_BEAT_S = 0.5
 """The longest time between two heartbeats of an agent, where much silence is allowed. A watcher wakes as
@@ -68,7 +68,8 @@ of the job."""
 # ------------------------------------------------------------------------------------ workers, by their agent
 
 WORKER_BEAT_S = 0.5
-"""Between two heartbeats of a worker to its agent: twenty in the ten seconds that it may be silent."""
+"""Between two heartbeats of a worker to its agent: twenty in the ten seconds that it may be silent. Less, if
+``--heartbeat-timeout`` is short."""
 
 HEARTBEAT_LOOKS = 4
 """Looks of an agent at heartbeats, in the time for which a worker may be silent."""

@@ -24,6 +24,10 @@ MOST_ON_A_HOST = 4_096
 MOST_WORKERS = 1_000_000
 """Of a job: all participants hold a few facts of each."""
 
+WITHIN = 0.8
+"""Part of a limit that a wait within it may take. So whoever waits says itself what has not come, before the
+others see no more than that its machine is late."""
+
 
 class Topic:
     """The topics of a run's options: the headings of ``swift-run --help-all``."""
@@ -476,6 +480,29 @@ class RunConfig:
                 "most for the whole training, such as 2.50:400."
             )
         return hour, most
+
+    # One machine's waits while all others wait for it. A user may have set the others' limit below what this
+    # machine would wait at most: each of its waits is no longer than these.
+
+    @property
+    def within_join_s(self) -> float:
+        """The longest wait of a machine that is about to join a job with an empty slot."""
+        return WITHIN * self.join_timeout_s
+
+    @property
+    def within_report_s(self) -> float:
+        """The longest wait of a worker that is about to report."""
+        return WITHIN * self.report_timeout_s
+
+    @property
+    def within_replay_s(self) -> float:
+        """The longest wait of a worker in its task of a recovery."""
+        return WITHIN * self.replay_timeout_s
+
+    @property
+    def worker_beat_s(self) -> float:
+        """The time between two heartbeats of a worker: several in the silence that is allowed."""
+        return min(timings.WORKER_BEAT_S, self.heartbeat_timeout_s / timings.BEATS)
 
     @property
     def on_one_host(self) -> bool:

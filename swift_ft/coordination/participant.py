@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -276,7 +277,8 @@ class Participant:
     def _wait(self, condition: Callable[[State], bool]) -> State:
         """Wait for a condition. Machines that hold up all others and make no progress count as lost.
 
-        Each phase has a deadline of its own, which begins with the phase.
+        Each phase has a deadline of its own, which begins with the phase, and again with the end of a silence
+        of the rendezvous store.
         """
         watched: tuple[int, Phase, dict[int, Any]] | None = None
         while True:
@@ -295,8 +297,11 @@ class Participant:
                     return changed
                 watched = None
                 continue
-            state = self.state
+            state, asked = self.state, time.monotonic()
             progress = self._progress.read_all(state.shape.machines)
+            if time.monotonic() - asked >= timings.STORE_CONNECTION_SILENCE_S:
+                watched = None  # the store was silent: nobody could report, so nobody is late
+                continue
             seen = (state.generation, state.phase, without_places(progress) if recovering else {})
             if seen == watched or (watched is None and not recovering):
                 self._report_late(state, progress, f"within {limit_s:g} s ({flag_of(limit)})")

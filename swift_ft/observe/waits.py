@@ -48,7 +48,13 @@ class Announcements:
 
 
 def wait_in_words(
-    what: str, waited_s: float, limit_s: float | None = None, *, flag: str = "", until_progress: bool = False
+    what: str,
+    waited_s: float,
+    limit_s: float | None = None,
+    *,
+    flag: str = "",
+    until_progress: bool = False,
+    paused_s: float = 0.0,
 ) -> str:
     """One announcement: what is waited for, how long already, and for how long at most.
 
@@ -58,6 +64,7 @@ def wait_in_words(
         limit_s: the whole wait's limit; None or infinite if there is none.
         flag: the option of swift-run that sets the limit, if there is one.
         until_progress: the limit counts from the last progress, of which the reader knows no more than we.
+        paused_s: of the whole wait, the time that does not count towards the limit.
     """
     text = f"waits for {what}: {_rounded(waited_s)} so far"
     if limit_s is None or limit_s == math.inf:
@@ -65,7 +72,7 @@ def wait_in_words(
     by = f" ({flag} {limit_s:g})" if flag else ""
     if until_progress:
         return f"{text}, until {_rounded(limit_s)} pass without progress{by}"
-    return f"{text}, at most {_rounded(max(0.0, limit_s - waited_s))} more{by}"
+    return f"{text}, at most {_rounded(max(0.0, limit_s + paused_s - waited_s))} more{by}"
 
 
 def _rounded(seconds: float) -> str:

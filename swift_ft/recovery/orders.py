@@ -10,16 +10,11 @@ from enum import StrEnum
 from swift_ft.recovery.guests import leaving
 from swift_ft.recovery.handlers.worlds import all_offered
 from swift_ft.recovery.job_state import Phase, State
-from swift_ft.recovery.membership import Losses
+from swift_ft.recovery.pauses import kept_out_s
 
 WATCHED_EACH = 3
 """Machines that each machine watches. Where one in sixteen is lost at once, one in 4,096 of these has lost
 all its watchers, and is found by the next ones."""
-
-_KEPT_OUT_S = 10.0
-_KEPT_OUT_AT_MOST_S = 300.0
-_MOST_DOUBLINGS = 5
-"""After these the longest time is reached, however often a machine is lost in a run of weeks."""
 
 
 class WorkerOrder(StrEnum):
@@ -143,7 +138,7 @@ def agent_order(state: State, *, machine: str, started_in: int | None) -> AgentO
     if _is_guest_without_use(state, machine) or machine in state.membership.left:
         return AgentOrder(AgentTodo.LEAVE)
     if machine in state.membership.fenced:
-        return AgentOrder(AgentTodo.REJOIN, wait_s=_kept_out_s(state, machine))
+        return AgentOrder(AgentTodo.REJOIN, wait_s=kept_out_s(state, machine))
     if machine in state.membership.draining and _may_leave(state, machine):
         return AgentOrder(AgentTodo.LEAVE)
     slot = state.slot_of(machine)
@@ -193,33 +188,6 @@ def leaves_after_checkpoint(state: State) -> tuple[str, ...]:
     committed = -1 if state.checkpoints.committed is None else state.checkpoints.committed
     draining, slots = state.membership.draining, state.membership.slots
     return tuple(sorted(m for m, since in draining.items() if m in slots and committed <= since))
-
-
-def _kept_out_s(state: State, machine: str) -> float:
-    """The time for which a machine stays away that others have lost sight of, or have lost, again and again.
-
-    One that is reachable in one direction only joins again at once, and is lost again at once. Each time that
-    costs all others a recovery. A machine whose workers die may come back at once while it is needed, unless
-    they die by what only time mends.
-    """
-    membership = state.membership
-    identity = membership.identity_of(machine)
-    times = max(membership.silenced.get(identity, 0), state.tries.attempts.waits_of(identity))
-    if len(membership.members) == state.shape.machines:
-        domain = membership.losses.get(identity, Losses(0)).domain
-        times = max(times, membership.often_lost(machine, domain) - 1)
-    return _pause_s(times)
-
-
-def guest_put_off_s(state: State, host: str) -> float:
-    """The time for which a machine takes no guest, as its last one has failed by what only time mends."""
-    return _pause_s(state.tries.attempts.waits_of(state.membership.identity_of(host)))
-
-
-def _pause_s(times: int) -> float:
-    """The pause after what has happened so often in a row: none at first, then ever longer."""
-    doubled_s = _KEPT_OUT_S * 2 ** min(times - 2, _MOST_DOUBLINGS)
-    return min(doubled_s, _KEPT_OUT_AT_MOST_S) if times > 1 else 0.0
 
 
 def commit_due(state: State, rank: int) -> int | None:

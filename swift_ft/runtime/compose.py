@@ -12,7 +12,7 @@ from swift_ft.runtime.offline_gradients import GradientsAssembly
 from swift_ft.runtime.offline_replay import OfflineAssembly
 from swift_ft.runtime.settings import Settings
 from swift_ft.storage.read_only import ReadOnlyStore
-from swift_ft.storage.store import Store
+from swift_ft.storage.store import PATIENCE_S, Store
 
 
 def assemble(
@@ -32,6 +32,8 @@ def assemble(
     if context.check:
         return CheckedAssembly(context, url, state, settings)
     if context.offline is None:
-        return Assembly(context, Store(url), state, settings)
+        # In a recovery the others would take a worker that still tries for one that does not answer.
+        within_s = min(context.config.within_report_s, context.config.within_replay_s)
+        return Assembly(context, Store(url, patience_s=min(PATIENCE_S, within_s)), state, settings)
     kind = GradientsAssembly if context.offline.gradients else OfflineAssembly
     return kind(context, ReadOnlyStore(context.offline.store), state, settings)

@@ -38,6 +38,8 @@ TEMPORARY_SUFFIX = ".tmp"
 _VANISHES = 2
 """So often, at most, does a faster worker delete a probe's file, while it tidies or empties the store."""
 _PIECE_BYTES = 8 << 20
+PATIENCE_S = 60.0
+"""The time for which an operation is retried as a rule."""
 _PROBE_PATIENCE_S = 10.0  # a user who mistyped a URL should not wait for long
 _BETWEEN_WARNINGS_S = 30.0
 
@@ -59,7 +61,7 @@ class Store:
         StoreNotWritableError: nothing installed here can open such a URL.
     """
 
-    def __init__(self, url: str | os.PathLike[str], *, patience_s: float = 60.0) -> None:
+    def __init__(self, url: str | os.PathLike[str], *, patience_s: float = PATIENCE_S) -> None:
         self._url = StoreUrl.parse(url)
         if self._url.full.startswith("hdfs:"):
             hdfs_class()

@@ -108,6 +108,17 @@ def test_a_script_that_is_late_before_its_session_is_no_broken_machine(tmp_path:
     assert not done.last_state().membership.losses
 
 
+def test_a_pause_for_an_outage_may_be_longer_than_the_wait_for_a_machine(tmp_path: Path) -> None:
+    """Ten seconds after the second failure. The only machine for the slot is there, and waits."""
+    flags = ("--spares", "0", "--join-timeout", "5", "--elastic-wait", "100")
+    done, incident = run(tmp_path, "outage", *flags)
+    assert done.code == 0, done.output[-3000:]
+    assert (tmp_path / "met again").exists()
+    assert len(done.events("ScriptFailed")) == 2
+    assert {*incident["slots"]} == {1}
+    assert not done.events("JobClosed")
+
+
 @pytest.mark.parametrize(
     ("how", "cause", "where", "facts"),
     [

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
+from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
 from swift_ft.coordination.store_client import keys_of_world
 from swift_ft.costs.equal_devices import measured_layers
@@ -25,7 +26,7 @@ from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.guests import guests_wanted, possible_hosts
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.next_pipelines import sizes_of, takes_unlike
-from swift_ft.recovery.orders import guest_put_off_s
+from swift_ft.recovery.pauses import Returns, guest_put_off_s
 from swift_ft.recovery.survivors import Answer, answer_of
 
 _logger = logging.getLogger(__name__)
@@ -155,32 +156,56 @@ class FormingDeadline:
     """Ends a job whose slots stay empty for too long.
 
     Args:
-        limit_s: how long that may be.
+        limit_s: how long that may be (``--join-timeout``). It counts from the end of all pauses for which
+            machines were told to stay away, and again from the end of a silence of the rendezvous store.
+        elastic_wait_s: how long the job waits before other machines take guests.
     """
 
-    def __init__(self, membership: JournalRendezvous, limit_s: float) -> None:
+    def __init__(self, membership: JournalRendezvous, limit_s: float, elastic_wait_s: float) -> None:
         self._membership = membership
         self._limit_s = limit_s
+        self._elastic_wait_s = elastic_wait_s
         self._since: float | None = None
+        self._returns = Returns()
 
     def check(self, state: State) -> None:
-        """Call it again and again."""
+        """Call it again and again, in all phases."""
+        now = time.monotonic()
+        back_at = self._returns.last_at(state, now)
         if state.phase != Phase.FORMING or state.worlds.change is not None:  # which has a deadline of its own
             self._since = None
             return
-        self._since = self._since or time.monotonic()
-        if time.monotonic() - self._since > self._limit_s:
-            self._membership.journal.append(
-                ev.JobClosed(reason=_nobody_joined(state, self._limit_s), cause=Cause.MACHINE)
-            )
+        self._since = now if self._since is None else self._since
+        if now - max(self._since, back_at) <= self._limit_s:
+            return
+        if not self._store_answers():
+            self._since = time.monotonic()
+            return
+        away = self._returns.machines if back_at > self._since else []
+        reason = self._nobody_joined(state, away)
+        self._membership.journal.append(ev.JobClosed(reason=reason, cause=Cause.MACHINE))
 
+    def _store_answers(self) -> bool:
+        """Whether the rendezvous store answers soon. While it is silent nobody can join.
 
-def _nobody_joined(state: State, limit_s: float) -> str:
-    empty = [slot for slot, member in enumerate(state.members) if member is None]
-    reason = f"no machine joined for slots {empty} within {limit_s:g} s"
-    if (least := state.shape.min_machines) is not None and len(possible_hosts(state)) < least:
-        reason += f", and fewer than {least} machines are left"
-    reason += ": start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
-    if refused := state.membership.refused:
-        reason += f" (refused: {len(refused)}, such as {min(refused)}: {refused[min(refused)]})"
-    return reason
+        Raises:
+            RendezvousLostError: it is given up.
+        """
+        asked = time.monotonic()
+        with waiting("the rendezvous store to say whether a machine has come"):
+            self._membership.store.check([store_keys.claimed()])
+        return time.monotonic() - asked < timings.STORE_CONNECTION_SILENCE_S
+
+    def _nobody_joined(self, state: State, away: list[str]) -> str:
+        empty = [slot for slot, member in enumerate(state.members) if member is None]
+        reason = f"no machine joined for slots {empty} within {self._limit_s:g} s"
+        if away:
+            reason += f" after the end of a pause, for which {', '.join(away)} had to stay away"
+        if (least := state.shape.min_machines) is not None and len(possible_hosts(state)) < least:
+            reason += f", and fewer than {least} machines are left"
+        elif self._elastic_wait_s >= self._limit_s and guests_wanted(state):
+            reason += f", and no other machine runs them before --elastic-wait ({self._elastic_wait_s:g} s)"
+        reason += ": start one more `swift-run` with the same --rdzv-endpoint, or keep spares"
+        if refused := state.membership.refused:
+            reason += f" (refused: {len(refused)}, such as {min(refused)}: {refused[min(refused)]})"
+        return reason

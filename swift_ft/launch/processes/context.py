@@ -279,6 +279,7 @@ def worker_jobs(
             target,
             tuple(args),
             settings.kind,
+            beat_s=settings.config.worker_beat_s,
             joins=joins,
             secret=settings.secret.key.hex(),
             sources=world.sources,

@@ -76,8 +76,9 @@ class FilePeers(Peers):
             first = store.compare_set(store_keys.samples_reader(digest), "", reader).decode()
             if first == reader:
                 raise FileNotFoundError(path)
-            with waiting(f"{first} to read {path}", _PATIENCE_S):
-                store.wait([at], timedelta(seconds=_PATIENCE_S))
+            limit_s = min(_PATIENCE_S, self._context.config.within_replay_s)  # it may be in a replay
+            with waiting(f"{first} to read {path}", limit_s):
+                store.wait([at], timedelta(seconds=limit_s))
 
     def offer(self, file: DataFile, place: Path) -> None:
         """Serve a file from now on. Logs a warning if this worker cannot serve any."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Callable, Iterable
 
 from swift_ft.checkpoint.store_claim import log_directory
@@ -220,7 +222,8 @@ class WorkerLog:
             asked_in: the generation that began to ask for reports. Those that report as well may read it.
             uploaded: the store must have it in any case.
         """
-        self._close()
+        until = time.monotonic() + self._context.config.within_report_s
+        self._close(until)
         self.asked_in = asked_in
         if (tier := self._tier) is None or not tier.names():  # replicas alone log nothing
             return
@@ -229,7 +232,7 @@ class WorkerLog:
         # Else others read it from here, and need not wait for the upload (decision 51).
         if uploaded or not served:
             try:
-                tier.flush(self._context.config.flush_timeout_s)
+                tier.flush(self._flush_s(until))
             except LogTimeoutError as error:
                 if not served:
                     self._lose(error)
@@ -286,11 +289,15 @@ class WorkerLog:
                 extra={"event": "log_not_kept", "rank": self._context.rank},
             )
 
-    def _close(self) -> None:
+    def _flush_s(self, until: float) -> float:
+        """The time that a flush may take which has to end at a monotonic time, with all others before it."""
+        return max(0.0, min(self._context.config.flush_timeout_s, until - time.monotonic()))
+
+    def _close(self, until: float = math.inf) -> None:
         if (writer := self.writer) is not None:
             try:
-                self.messages.drain(self._context.config.flush_timeout_s)
-                writer.close(self._context.config.flush_timeout_s, uploaded=False)
+                self.messages.drain(self._flush_s(until))
+                writer.close(self._flush_s(until), uploaded=False)
             except LogTimeoutError as error:
                 self._lose(error)
             self._lost = self._lost or bool(writer.gap.reason)
@@ -347,7 +354,11 @@ class WorkerLog:
             run_id=self._context.run_id,
             since_generation=since,
             from_iteration=iteration,
-            peers=PeerSources(offers, self._context.config.flush_timeout_s, self._replay_cancelled),
+            peers=PeerSources(
+                offers,
+                min(self._context.config.flush_timeout_s, self._context.config.within_replay_s),
+                self._replay_cancelled,
+            ),
             fetch_stats=self.fetch_stats if ranks != [self._context.rank] else None,
         )
         reader.refresh()

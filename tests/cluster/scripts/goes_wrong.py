@@ -41,7 +41,17 @@ def begin_late() -> None:
         time.sleep(600)
 
 
+def meet_an_outage() -> None:
+    """Worker 1 does, twice: in the replacements after the loss of the first one."""
+    if rank == 1 and HOW == "outage" and STRUCK.exists():
+        for mark in (FOLDER / "met", FOLDER / "met again"):
+            if not mark.exists():
+                mark.touch()
+                raise ConnectionError("the data server does not answer")
+
+
 begin_late()
+meet_an_outage()
 session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
 session.attach_ddp(model)
 

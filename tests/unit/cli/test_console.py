@@ -14,6 +14,7 @@ from swift_ft.cli.console import WaitTeller
 from swift_ft.config.run_config import RunConfig
 from swift_ft.recovery.job_state import Phase
 from swift_ft.recovery.waits import Limit, Wait
+from tests.unit.recovery.test_orders import failed_newcomers
 
 TELLER = Path(__file__).parent / "scripts" / "tells_a_story.py"
 
@@ -83,6 +84,17 @@ def test_a_wait_is_told_after_ten_seconds_and_then_ever_less_often() -> None:
         "waits for a replacement for machine 1: 20 s so far, at most 9 min 40 s more (--join-timeout 600)",
         "waits for a replacement for machine 1: 40 s so far, at most 9 min 20 s more (--join-timeout 600)",
         "waits for a replacement for machine 1: 80 s so far, at most 8 min 40 s more (--join-timeout 600)",
+    ]
+
+
+def test_a_pause_of_a_machine_is_added_to_the_limit() -> None:
+    teller, state = WaitTeller(RunConfig(join_timeout_s=60.0)), failed_newcomers("m.0", "m.1", "m.2")
+    texts = [teller.tell(WAIT, now, state) for now in (100.0, 110.0, 120.0)]
+    assert texts == [
+        "",
+        "waits for a replacement for machine 1 (m: away for 10 s more): 10 s so far, at most 70 s more "
+        "(--join-timeout 60)",
+        "waits for a replacement for machine 1: 20 s so far, at most 60 s more (--join-timeout 60)",
     ]
 
 

@@ -19,6 +19,7 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.journal_reader import Excerpt
 from swift_ft.errors import NotLaunchedError, RendezvousLostError, UsageError
 from swift_ft.launch.processes.context import worker_jobs
+from swift_ft.launch.processes.worker import WorkerJob
 from swift_ft.launch.settings import MachineJob
 from swift_ft.network import JobSecret
 from swift_ft.network.command_proof import proof_of_command
@@ -70,6 +71,12 @@ def environment_of_worker(
     job: MachineJob, tries: Tries, *, joins: bool = False, world: World | None = None
 ) -> dict[str, str]:
     """The environment that its agent makes for a worker."""
+    return worker_job(job, tries, joins=joins, world=world).env
+
+
+def worker_job(
+    job: MachineJob, tries: Tries, *, joins: bool = False, world: World | None = None
+) -> WorkerJob:
     worker: Any = SimpleNamespace(local_rank=1, global_rank=1, world_size=4)
     found = worker_jobs(
         job.settings,
@@ -83,7 +90,7 @@ def environment_of_worker(
         tries=tries,
         world=world or World(),
     )
-    return found[1].env
+    return found[1]
 
 
 def context_of_worker(job: MachineJob) -> WorkerContext:
@@ -186,6 +193,20 @@ def test_paths_do_not_depend_on_the_workers_directory(
     monkeypatch.chdir(tmp_path)
     assert swift_run(tmp_path, "--profile-out", "job.json") == 0
     assert context_of_worker(jobs[0]).config.profile_out == str(tmp_path / "job.json")
+
+
+@pytest.mark.parametrize(("timeout_s", "beat_s"), [(10.0, 0.5), (0.4, 0.04)])
+def test_a_worker_beats_several_times_in_the_silence_that_is_allowed(
+    timeout_s: float, beat_s: float, jobs: list[MachineJob], tmp_path: Path
+) -> None:
+    assert swift_run(tmp_path, "--heartbeat-timeout", str(timeout_s)) == 0
+    assert worker_job(jobs[0], Tries()).beat_s == pytest.approx(beat_s)
+
+
+def test_a_wait_within_another_ones_limit_ends_before_it() -> None:
+    """The outer limit may be a user's, and the inner wait a default, or a number that nobody can change."""
+    config = RunConfig(join_timeout_s=10.0, report_timeout_s=20.0, replay_timeout_s=30.0)
+    assert (config.within_join_s, config.within_report_s, config.within_replay_s) == (8.0, 16.0, 24.0)
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name.endswith("_timeout_s")])

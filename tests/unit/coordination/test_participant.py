@@ -7,7 +7,10 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from swift_ft.config.run_config import RunConfig
+from swift_ft.coordination import participant
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import STANDS, Stand
 from swift_ft.recovery import events as ev
@@ -57,13 +60,11 @@ class Follower:
 
 def reported(state: State, progress: Iterator[dict[int, dict[str, Any]]]) -> tuple[ev.DeadlinePassed, int]:
     """The only report of a worker that waits, and the deadlines that have passed by then."""
-    participant: Any = Participant.__new__(Participant)
-    participant.context = SimpleNamespace(
-        config=RunConfig(report_timeout_s=LIMIT_S, replay_timeout_s=LIMIT_S)
-    )
-    participant._follower = follower = Follower(state)
-    participant._progress = SimpleNamespace(read_all=lambda _: next(progress))
-    participant._wait(lambda s: s.phase == Phase.ENDED)
+    waiting: Any = Participant.__new__(Participant)
+    waiting.context = SimpleNamespace(config=RunConfig(report_timeout_s=LIMIT_S, replay_timeout_s=LIMIT_S))
+    waiting._follower = follower = Follower(state)
+    waiting._progress = SimpleNamespace(read_all=lambda _: next(progress))
+    waiting._wait(lambda s: s.phase == Phase.ENDED)
     (passed,) = follower.reports
     assert isinstance(passed, ev.DeadlinePassed)
     return passed, follower.waits - 1
@@ -101,3 +102,21 @@ def test_that_a_worker_was_asked_where_it_is_is_no_progress_of_a_replay() -> Non
 def test_a_machine_that_says_nothing_is_not_located() -> None:
     passed, _ = reported(RECOVERING, replaying({"iteration": 20}, {"iteration": 20}))
     assert (passed.machines, passed.located, passed.evidence) == (("D",), (), ())
+
+
+@pytest.mark.parametrize(("state", "deadlines"), [(AGREEING, 3), (RECOVERING, 4)])
+def test_nobody_is_late_while_the_rendezvous_store_is_silent(
+    state: State, deadlines: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``--rendezvous-timeout`` may be longer than the limit of an answer, which the store has to take."""
+    now, silences = 100.0, iter([60.0, 5.0, 0.2, 0.0])
+    monkeypatch.setattr(participant, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def progress() -> Iterator[dict[int, dict[str, Any]]]:
+        nonlocal now
+        for silence_s in silences:
+            now += silence_s
+            yield {}
+
+    _, passed = reported(state, progress())
+    assert passed == deadlines

@@ -88,8 +88,11 @@ def sample(tmp_path: Path) -> tuple[DataFile, Path]:
     return DataFile("part-0.txt", 1, digester.digest()), place
 
 
-def samples_of(rendezvous: RendezvousStore, rank: int, members: Collection[str] = ("m",)) -> FilePeers:
-    return FilePeers(peers_of(rendezvous, rank, members), rendezvous, context(rank))
+def samples_of(
+    rendezvous: RendezvousStore, rank: int, members: Collection[str] = ("m",), others_wait_s: float = 300.0
+) -> FilePeers:
+    place = context(rank, others_wait_s=others_wait_s)
+    return FilePeers(peers_of(rendezvous, rank, members), rendezvous, place)
 
 
 def test_the_first_worker_reads_a_file_of_samples_and_gives_it_to_the_next(
@@ -113,6 +116,16 @@ def test_the_first_worker_reads_a_file_of_samples_and_gives_it_to_the_next(
     first.close()
     with pytest.raises(ConnectionError):
         second.open(file)
+
+
+def test_a_file_of_samples_is_waited_for_no_longer_than_others_wait_for_a_replay(
+    rendezvous: RendezvousStore, sample: tuple[DataFile, Path]
+) -> None:
+    file, _ = sample
+    with pytest.raises(FileNotFoundError):
+        samples_of(rendezvous, 0).open(file)
+    with pytest.raises(ConnectionError, match="after 160ms"):  # torch's words
+        samples_of(rendezvous, 1, others_wait_s=0.2).open(file)
 
 
 def test_a_file_of_samples_whose_machine_was_lost_is_read_again(

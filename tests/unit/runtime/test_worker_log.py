@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from swift_ft.logging import Direction, LogOptions, MessageKey
 from swift_ft.network import JobSecret
 from swift_ft.network.peer_server import LOGS
 from swift_ft.runtime.peer_files import PeerFiles
+from swift_ft.runtime.pipeline import worker_log
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
@@ -61,7 +63,9 @@ def rendezvous() -> RendezvousStore:
     return RendezvousStore(lambda: TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60)))
 
 
-def context(rank: int, address: str = "127.0.0.1", flush_s: float = 60.0) -> WorkerContext:
+def context(
+    rank: int, address: str = "127.0.0.1", flush_s: float = 60.0, others_wait_s: float = 300.0
+) -> WorkerContext:
     return WorkerContext(
         run_id="run",
         store=StoreAddress.tcp("localhost", 0),
@@ -72,7 +76,9 @@ def context(rank: int, address: str = "127.0.0.1", flush_s: float = 60.0) -> Wor
         world_size=3,
         workers_per_machine=1,
         started_in=1,
-        config=RunConfig(flush_timeout_s=flush_s),
+        config=RunConfig(
+            flush_timeout_s=flush_s, report_timeout_s=others_wait_s, replay_timeout_s=others_wait_s
+        ),
         secret=SECRET,
     )
 
@@ -158,6 +164,29 @@ def test_a_log_that_can_be_read_nowhere_has_a_gap(
     assert not lonely.log.why_checkpoint(1)
     assert "log_whole_again" in events_of(caplog)
     lonely.log.messages.writer = None
+
+
+def test_a_log_is_waited_for_no_longer_than_others_wait_for_the_report(
+    store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path
+) -> None:
+    """Else ``--report-timeout`` would cost a machine whose log has a gap, and nothing else."""
+    place = context(WRITER, "203.0.113.1", flush_s=600.0, others_wait_s=0.5)
+    lonely = Worker(store, rendezvous, tmp_path, place)
+    lonely.write(1)
+    lonely.log.seal_and_offer(2, uploaded=False)
+    assert "the store is away" in lonely.log.why_gap
+    assert "after 0." in lonely.log.why_gap
+
+
+def test_a_segment_is_waited_for_no_longer_than_others_wait_for_the_replay(
+    store: SlowStore, rendezvous: RendezvousStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_log, "PeerSources", sources := MagicMock())
+    monkeypatch.setattr(worker_log, "LogReader", MagicMock())
+    for flush_s, others_wait_s in ((120.0, 300.0), (120.0, 60.0)):
+        place = context(READER, flush_s=flush_s, others_wait_s=others_wait_s)
+        Worker(store, rendezvous, tmp_path, place).log.read([WRITER], since=0, iteration=0)
+    assert [call.args[1] for call in sources.call_args_list] == [120.0, 48.0]
 
 
 def test_a_log_that_cannot_be_served_is_in_the_store_first(

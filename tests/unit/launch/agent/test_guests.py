@@ -22,9 +22,11 @@ from swift_ft.launch.processes.standby import Standby
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.orders import agent_order
 from swift_ft.recovery.protocol import step
 from swift_ft.recovery.worlds import World
 from tests.support.waiting import wait_until
+from tests.unit.recovery.test_orders import failed_newcomers
 from tests.unit.recovery.test_recoveries import report
 
 
@@ -38,6 +40,7 @@ class Fakes:
         self.events: list[ev.Event] = []
         self.machine = "A"
         self.journal = SimpleNamespace(append=self.events.append)
+        self.store = SimpleNamespace(check=lambda _: True)
 
     def launch_guest(self, slot: int, host: str) -> None:
         self.launched.append((slot, host))
@@ -70,25 +73,88 @@ def test_a_guest_is_started_once() -> None:
     assert fakes.launched == [(1, "A")]
 
 
-def test_the_job_ends_if_no_machine_joins_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes: Any = Fakes()
-    deadline = FormingDeadline(fakes, 600.0)
-    now = 1000.0
-    monkeypatch.setattr(guests, "time", SimpleNamespace(monotonic=lambda: now))
-    deadline.check(LOSS)
-    now += 599.0
-    deadline.check(LOSS)
-    deadline.check(state_after())  # all slots are filled
-    now += 600.0
-    deadline.check(LOSS)
-    now += 599.0
-    deadline.check(LOSS)
-    assert not fakes.events, "each time that a slot is empty counts by itself"
-    now += 2.0
-    deadline.check(LOSS)
+class Clock:
+    """A monotonic clock that stands still."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(guests, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+
+def reason_of_end(fakes: Fakes) -> str:
     (closed,) = fakes.events
     assert isinstance(closed, ev.JobClosed)
-    assert closed.reason.startswith("no machine joined for slots [1] within 600 s: start one more")
+    return closed.reason
+
+
+def test_the_job_ends_if_no_machine_joins_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes: Any = Fakes()
+    deadline, clock = FormingDeadline(fakes, 600.0, 10.0), Clock(monkeypatch)
+    deadline.check(LOSS)
+    clock.now += 599.0
+    deadline.check(LOSS)
+    deadline.check(state_after())  # all slots are filled
+    clock.now += 600.0
+    deadline.check(LOSS)
+    clock.now += 599.0
+    deadline.check(LOSS)
+    assert not fakes.events, "each time that a slot is empty counts by itself"
+    clock.now += 2.0
+    deadline.check(LOSS)
+    assert reason_of_end(fakes).startswith("no machine joined for slots [1] within 600 s: start one more")
+
+
+def test_a_machine_that_was_told_to_stay_away_is_not_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pause for an outage may be longer than ``--join-timeout``, which then counts from its end."""
+    fakes: Any = Fakes()
+    deadline, clock = FormingDeadline(fakes, 60.0, 10.0), Clock(monkeypatch)
+    newcomers = [f"m.{number}" for number in range(6)]
+    for count in range(6):
+        deadline.check(failed_newcomers(*newcomers[:count]))
+    state = failed_newcomers(*newcomers)
+    assert agent_order(state, machine="m.5", started_in=None).wait_s == 160.0
+    deadline.check(state)
+    for seconds in (61.0, 98.0, 62.0):
+        clock.now += seconds
+        assert not fakes.events
+        deadline.check(state)
+    assert reason_of_end(fakes).startswith(
+        "no machine joined for slots [1] within 60 s after the end of a pause, for which m had to stay away: "
+    )
+
+
+@pytest.mark.parametrize("silent_s", [0.5, 30.0])
+def test_a_silent_store_takes_no_machine(silent_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its silence may last as long as ``--rendezvous-timeout``, and longer than ``--join-timeout``."""
+    fakes: Any = Fakes()
+    deadline, clock = FormingDeadline(fakes, 15.0, 10.0), Clock(monkeypatch)
+
+    def check(_: list[str]) -> bool:
+        clock.now += silent_s
+        return True
+
+    fakes.store.check = check
+    deadline.check(LOSS)
+    clock.now += 16.0
+    deadline.check(LOSS)
+    assert bool(fakes.events) == (silent_s < 1.0)
+    clock.now += 14.0
+    deadline.check(LOSS)
+    if silent_s > 1.0:
+        assert not fakes.events, "machines have as long as ever, once the store answers"
+    silent_s = 0.0
+    clock.now += 2.0
+    deadline.check(LOSS)
+    assert fakes.events
+
+
+def test_the_end_says_that_guests_would_have_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes: Any = Fakes()
+    deadline, clock = FormingDeadline(fakes, 5.0, 10.0), Clock(monkeypatch)
+    deadline.check(LOSS)
+    clock.now += 6.0
+    deadline.check(LOSS)
+    assert ", and no other machine runs them before --elastic-wait (10 s): start" in reason_of_end(fakes)
 
 
 def test_the_job_waits_for_a_machine_at_first() -> None:
