@@ -15,6 +15,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from swift_ft.faults.strikes import OUTSIDE
+
 _logger = logging.getLogger(__name__)
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -22,8 +24,8 @@ _GONE_S = 2.0
 """The kernel takes longer only for a process that waits for a disk or a device."""
 _POLL_S = 0.001
 
-_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
-"""They outlive their worker to remove the shared memory that it has left, and end then."""
+_CLEANERS = (b"multiprocessing.resource_tracker", b"torch_shm_manager", OUTSIDE.encode())
+"""They outlive their worker to remove the shared memory that it has left, or to end a fault, and end then."""
 
 
 def adopt_orphans() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from swift_ft.coordination.agent_channel import channel_pair
+from swift_ft.faults import strikes
 from swift_ft.launch.detection.kernel import process_state
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.processes.worker import WorkerJob
@@ -65,3 +67,35 @@ def test_who_cleans_up_after_a_dead_worker_may_do_so(standby: Standby, tmp_path:
     pid = left_behind(standby, tmp_path / "pid", f"{tracker}; {is_named}; kill -9 $$")
     assert is_alive(pid)
     os.kill(pid, signal.SIGKILL)
+
+
+VANISHES = """
+import os, pathlib, sys
+from swift_ft.faults.strikes import vanish
+
+vanish(pathlib.Path(sys.argv[1]), 1.0)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_store_that_has_vanished_comes_back_though_its_worker_is_lost(
+    standby: Standby, tmp_path: Path
+) -> None:
+    """Or the fault would last for ever, and whatever waits for the store with it."""
+    store = tmp_path / "store"
+    store.mkdir()
+    job = WorkerJob({}, sys.executable, ("-c", VANISHES, str(store)), kind="program")
+    ours, theirs = channel_pair()
+    with ours:
+        standby.launch(job, local_rank=0, stdout="", stderr="", channel=theirs)
+    assert "started" in (standby.receive() or {})
+    assert (standby.receive() or {})["status"] == -signal.SIGKILL
+    assert not store.exists()
+    (back,) = children(standby)
+    assert back not in strikes.below(standby.pid)
+    wait_until(store.exists, "the store is back")
+
+
+def children(standby: Standby) -> list[int]:
+    pids = Path(f"/proc/{standby.pid}/task/{standby.pid}/children").read_text().split()
+    return [int(pid) for pid in pids]
