@@ -1,4 +1,4 @@
-"""What a forked child has of its parent: its code, where it cannot begin its own, and its garbage."""
+"""A forked child's copies of its parent: the code, where it cannot begin its own, and the garbage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forked child has of its parent."""
+"""A forked child and what it has of its parent."""
 
 from __future__ import annotations
 
