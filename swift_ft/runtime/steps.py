@@ -33,8 +33,8 @@ class Step:
 
     Whether the step is complete is asked of its communication: what failed has interrupted it, also if the
     script has caught the error, or has raised another one in its place. So has an abort that raised nothing,
-    whatever the script made of the numbers that it read then. ``sys.exit()`` is not suppressed: see
-    :meth:`Loop._refuse_to_leave`.
+    whatever the script made of the numbers that it read then. Where the script calls ``sys.exit()`` in such a
+    step, its process begins again.
 
     Attributes:
         index: the iteration, counted from 0. Look batches up by it, so that a repeated or replayed step sees
@@ -360,7 +360,7 @@ class Loop:
                 record()
 
     def _tell_interrupted(self, cause: str) -> None:
-        """The agent is told, for whom exit code 0 is no end then: ``os._exit(0)`` asks nobody."""
+        """Tell the agent, which then takes exit code 0 for a loss: ``os._exit(0)`` asks nobody."""
         if self._phases.phase in (ScriptPhase.STEP, ScriptPhase.HOOK):
             tell_agent(interrupted=cause)
 

@@ -262,7 +262,7 @@ def test_no_script_leaves_its_loop_by_what_an_interrupted_step_has_given_it(
     assert end == {"code": 1}
 
 
-def test_the_agent_knows_where_an_exit_code_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_knows_what_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the failure until it is put back. What fails behind the loop is the script's own affair."""
     said: list[str] = []
     monkeypatch.setattr(

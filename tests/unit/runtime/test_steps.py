@@ -76,7 +76,7 @@ def test_an_error_that_reaches_the_end_is_not_caught() -> None:
     ids=repr,
 )
 def test_what_ends_a_process_leaves_the_block(error: BaseException, cause: str | None) -> None:
-    """An exit is not suppressed, but is no end either: it comes of what has interrupted the step."""
+    """An exit is not suppressed, and the step is interrupted all the same."""
     step_failures.broken("Connection closed by peer")
     step = a_step()
     with pytest.raises(type(error)), step:
