@@ -13,13 +13,14 @@ from typing import ParamSpec
 from swift_ft.coordination.agent_channel import agent_channel, tell_agent
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.program import last_duties
+from swift_ft.program.system_exit import is_of_signal
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.epoch_top import EpochTop
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.abortable_waits import ABORTED
-from swift_ft.torch_adapters.comm_errors import may_come_of_abort
+from swift_ft.torch_adapters.comm_errors import in_doubt, may_come_of_abort
 from swift_ft.torch_adapters.step_failures import step_failures
 
 _logger = logging.getLogger(__name__)
@@ -32,7 +33,8 @@ class Step:
 
     Whether the step is complete is asked of its communication: what failed has interrupted it, also if the
     script has caught the error, or has raised another one in its place. So has an abort that raised nothing,
-    whatever the script made of the numbers that it read then.
+    whatever the script made of the numbers that it read then. Where the script calls ``sys.exit()`` in such a
+    step, its process begins again.
 
     Attributes:
         index: the iteration, counted from 0. Look batches up by it, so that a repeated or replayed step sees
@@ -112,16 +114,16 @@ class Step:
             self._cause = first_line(error)
         elif void:
             self._cause, self.caught = ABORTED, step_failures.cause is not None
-        # Not SystemExit or KeyboardInterrupt: with these the script means to end.
-        elif error is None or isinstance(error, Exception):
+        # Not KeyboardInterrupt, nor an end at a signal: these do not come of what the step was given.
+        elif error is None or isinstance(error, Exception) or _exits_by_itself(error):
             self._ask_communication(error)
         # A device may still be computing, and fail when it is waited for.
         if error is None and self._cause is None:
             self._cause = self._finish_on_device()
         self._left = error is None and self._cause is None
-        return self._cause is not None
+        return self._cause is not None and (void or not isinstance(error, SystemExit))
 
-    def _ask_communication(self, error: Exception | None) -> None:
+    def _ask_communication(self, error: BaseException | None) -> None:
         """The script knows of no failure, or has made something else of it.
 
         Raises:
@@ -132,10 +134,18 @@ class Step:
             self._cause, self.caught = ABORTED, step_failures.cause is not None
         elif isinstance(failed, RecoveryError):
             self._cause, self._failure = str(failed), failed.with_traceback(None)
-        elif failed is not None and (error is None or error.__cause__ is failed):
+        elif failed is not None and (
+            error is None or error.__cause__ is failed or isinstance(error, SystemExit)
+        ):
             raise failed
         elif step_failures.cause is not None:
             self._cause, self.caught = step_failures.cause, True
+        elif isinstance(error, SystemExit) and in_doubt():
+            self._cause = ABORTED
+
+
+def _exits_by_itself(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and not is_of_signal(error)
 
 
 class Loop:
@@ -289,7 +299,11 @@ class Loop:
         self._runner.ready_to_step()
         # What comes between two steps belongs to the iteration before, so it precedes moves and the end
         # (decision 65).
-        return self._runner.settle() and not self._runner.stops_for_layout()
+        settled = self._runner.settle()
+        if step_failures.cause is not None:  # what was interrupted is put back
+            step_failures.begin()
+            tell_agent(interrupted="")
+        return settled and not self._runner.stops_for_layout()
 
     def _is_over(self) -> bool:
         """Whether session.stop() has ended training."""
@@ -325,9 +339,9 @@ class Loop:
     def _refuse_to_leave(self, step: Step) -> None:
         """The script leaves its loop: not because of what an interrupted step has given it.
 
-        It would go on with what follows the loop, such as its last checkpoint, as if training were over. An
-        error cannot be raised where a loop is left by ``break`` or ``return``. So the process begins again,
-        with a state from others.
+        It would go on with what follows the loop, such as its last checkpoint, as if training were over, or
+        end with exit code 0. An error cannot be raised where a loop is left by ``break`` or ``return``, and
+        who calls ``sys.exit()`` has tidied up by then. So the process begins again, with a state from others.
         """
         if step._cause is not None and agent_channel() is not None:
             self._start_again(f"its script has left its loop in a step that was interrupted ({step._cause})")
@@ -344,6 +358,11 @@ class Loop:
             self._recorded = step._index + 1
             for record in step._records:
                 record()
+
+    def _tell_interrupted(self, cause: str) -> None:
+        """Tell the agent, which then takes exit code 0 for a loss: ``os._exit(0)`` asks nobody."""
+        if self._phases.phase in (ScriptPhase.STEP, ScriptPhase.HOOK):
+            tell_agent(interrupted=cause)
 
     def _leave(self) -> None:
         """The script has ended, and its loop had not: by ``break``, ``return`` or ``sys.exit(0)``."""
@@ -362,6 +381,7 @@ class Loop:
         left = False
         try:
             tell_agent(in_loop=True)
+            step_failures.tell = self._tell_interrupted
             last_duties.add(self._leave)
             yield
         except GeneratorExit:

@@ -8,7 +8,8 @@ Private parts used (tested on torch 2.11 to 2.14):
 - of a DDP model: ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``, ``parameters_to_ignore``,
   ``_has_rebuilt_buckets``, ``_comm_hooks``, ``reducer``, ``require_forward_param_sync``, ``static_graph``,
   ``bucket_bytes_cap``, ``bucket_bytes_cap_list``.
-- ``_sync_buffers`` of a DDP model, in which its buffers travel.
+- ``_sync_buffers`` of a DDP model, in which its buffers travel, and ``_pre_forward``, in which its choice of
+  buckets does.
 - ``Variable._execution_engine.queue_callback``, as DDP's own end of a backward pass is queued: such a
   callback may queue another one.
 
@@ -85,7 +86,7 @@ class DataParallelHook:
         on_backward_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model = accepted_ddp(model)
-        _note_failed_syncs()
+        _note_failed_forwards()
         self.broken: str | None = None
         self.group: dist.ProcessGroup = model.process_group
         self.buffers = BufferSync(model)
@@ -402,21 +403,30 @@ class DataParallelHook:
 
 
 @functools.cache
-def _note_failed_syncs() -> None:
-    """Let all DDP models note where their broadcast of buffers fails: it goes past the script's groups."""
-    ddp: Any = DistributedDataParallel
-    original = ddp._sync_buffers
+def _note_failed_forwards() -> None:
+    """Let all DDP models note what fails where they communicate themselves, past the script's groups.
 
-    @functools.wraps(original)
-    def sync_buffers(self: DistributedDataParallel) -> None:
+    Their reducer sends the first replica's choice of buckets before the second forward, and so in C++.
+    """
+    ddp: Any = DistributedDataParallel
+    ddp._sync_buffers = _noting_failures(ddp._sync_buffers, within=beginning)
+    ddp._pre_forward = _noting_failures(ddp._pre_forward)
+
+
+def _noting_failures(
+    function: Callable[..., Any],
+    within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def noting(*args: Any, **kwargs: Any) -> Any:
         try:
-            with beginning():
-                original(self)
+            with within():
+                return function(*args, **kwargs)
         except RuntimeError as error:
             step_failures.note(error, is_over=is_broken_communication(error))
             raise
 
-    ddp._sync_buffers = sync_buffers
+    return noting
 
 
 def _refuse_early_updates(model: DistributedDataParallel, group: dist.ProcessGroup) -> None:

@@ -88,6 +88,7 @@ SEAMS = (
         (
             f"{_DDP}._ddp_init_helper(parameters expect_sparse_gradient param_to_name_mapping static_graph)",
             f"{_DDP}._sync_buffers()",
+            f"{_DDP}._pre_forward",
             f"{_DDP}._build_debug_param_to_name_mapping(parameters)",
             f"{_DDP}._build_params_for_reducer",
             f"{_DDP}:parameters_to_ignore",

@@ -8,6 +8,7 @@ where an operation fails. An abort alone is none: a step whose communication was
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,11 +29,13 @@ class StepFailures:
     Attributes:
         cause: the first line of the error of the broken communication; None if there was none.
         error: of swift_ft itself, such as one that ends a replay; None if there was none.
+        tell: called with the cause at once, in whatever thread: the script's next line may end the process.
     """
 
     def __init__(self) -> None:
         self.cause: str | None = None
         self.error: SwiftError | None = None
+        self.tell: Callable[[str], object] = lambda _: None
         self._number = 0
 
     def begin(self) -> None:
@@ -58,7 +61,9 @@ class StepFailures:
 
     def broken(self, cause: str) -> None:
         """Communication of the step failed."""
-        self.cause = self.cause or cause
+        if self.cause is None:
+            self.cause = cause
+            self.tell(cause)
 
     def watch(self, future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
         """Note the failure of an operation of this step for which the script waits by a future."""

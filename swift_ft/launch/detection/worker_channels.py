@@ -29,6 +29,7 @@ class WorkerChannels:
         heartbeats: when each worker was heard last.
         sessions: workers that hold a session.
         after_loop: workers whose script has left its loop.
+        interrupted: why communication failed in what the script runs, until the worker has put that back.
         failed: what a worker said before it ended with an error.
         lost: what it said before it ended for another reason than its script's error: what its machine has
             done to it, or that it is to start again.
@@ -47,6 +48,7 @@ class WorkerChannels:
         self.heartbeats = Heartbeats()
         self.sessions: set[int] = set()
         self.after_loop: set[int] = set()
+        self.interrupted: dict[int, str] = {}
         self.failed: dict[int, dict[str, Any]] = {}
         self.lost: dict[int, dict[str, Any]] = {}
         self.beats: dict[int, dict[str, Any]] = {}
@@ -61,7 +63,7 @@ class WorkerChannels:
 
     def open(self, channels: Mapping[int, socket.socket]) -> None:
         """Begin to listen to workers that were just started."""
-        self.sessions, self.after_loop = set(), set()
+        self.sessions, self.after_loop, self.interrupted = set(), set(), {}
         self.failed, self.lost, self.beats, self.shown = {}, {}, {}, {}
         self._close_stacks()
         self.since = time.monotonic()
@@ -76,6 +78,7 @@ class WorkerChannels:
         self.close()
         other._unregister()
         self.heartbeats, self.sessions, self.after_loop = other.heartbeats, other.sessions, other.after_loop
+        self.interrupted = other.interrupted
         self.failed, self.lost, self.beats, self.shown = other.failed, other.lost, other.beats, other.shown
         self._close_stacks()
         self.since = other.since
@@ -123,6 +126,8 @@ class WorkerChannels:
             self.sessions.add(local_rank)
         if (in_loop := message.get("in_loop")) is not None:
             (self.after_loop.discard if in_loop else self.after_loop.add)(local_rank)
+        if (interrupted := message.get("interrupted")) is not None:
+            self.interrupted[local_rank] = interrupted
         self._on_message(message)
 
     def _close_stacks(self) -> None:

@@ -129,7 +129,13 @@ class WorkerWatch:
         membership = self._membership
         generation = membership.started_in or 0
         self._heard.heartbeats.forget(local_rank)
-        if code == 0:
+        if code == 0 and (cause := self._heard.interrupted.get(local_rank)):
+            self.report_loss(
+                f"worker {rank}: its script has ended with exit code 0 where it was interrupted ({cause}): "
+                "its process starts again",
+                starts_again=True,
+            )
+        elif code == 0:
             membership.journal.post(
                 ev.ScriptExited(
                     machine=membership.machine,

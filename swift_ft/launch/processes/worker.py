@@ -34,6 +34,7 @@ from swift_ft.observe.checked import CheckFolder
 from swift_ft.observe.spans import recorder
 from swift_ft.program import last_duties
 from swift_ft.program.kept_sources import kept_sources
+from swift_ft.program.system_exit import exit_code, is_of_signal
 from swift_ft.recovery.causes import Cause, cause_of_signal
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_construction import construct_within, join_without_sync
@@ -181,8 +182,8 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
     watch_pools()
     try:
         run_main(job.target, job.args, as_module=job.kind == "module")
-    except SystemExit as error:
-        return _exit_code(error, channel)
+    except SystemExit as end:
+        return _exit_code(end, channel)
     except UsageError as error:
         _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
         whose = {name: bool(error.fields.get(name)) for name in ("differs", "alike")}
@@ -213,13 +214,11 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
 
 
 def _exit_code(end: SystemExit, channel: AgentChannel) -> int:
-    """The exit code that Python gives to ``sys.exit(...)``: a number's lowest byte, 0 for None, else 1."""
-    is_number = isinstance(end.code, int)
-    code = end.code & 0xFF if isinstance(end.code, int) else int(end.code is not None)
-    if not is_number and end.code is not None:
-        print(end.code, file=sys.stderr)
-    if code:
-        detail = "" if is_number else f": {end.code}"
+    """The exit code of ``sys.exit(...)``, of which the agent hears if it says that something is wrong."""
+    if is_of_signal(end):  # whatever was interrupted has no part in it
+        channel.send(interrupted="")
+    if code := exit_code(end):
+        detail = "" if isinstance(end.code, int) else f": {end.code}"
         channel.send(failed=f"the script exited with code {code}{detail}"[:2000], exit_code=code)
     return code
 

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from swift_ft.launch.processes.preload import preload
 from swift_ft.launch.processes.strays import adopt_orphans
+from swift_ft.program.system_exit import exit_code
 from swift_ft.testing.chaos.leftovers import MARK
 
 _COMMAND = "swift_ft.cli.run"
@@ -176,10 +177,9 @@ def _become_launcher(request: dict[str, Any], output: int) -> NoReturn:
             numpy.random.seed()
         importlib.import_module(_ENTRY).run_and_exit()
     except SystemExit as end:
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
+        code = exit_code(end)
         sys.stdout.flush()
-        os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+        os._exit(code)
     except BaseException:  # what an interpreter would do
         traceback.print_exc()
     os._exit(1)

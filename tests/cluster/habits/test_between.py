@@ -42,6 +42,17 @@ def test_averaged_weights(tmp_path: Path) -> None:
     assert_same_files(run, undisturbed)
 
 
+def test_an_exit_where_it_was_interrupted(tmp_path: Path) -> None:
+    """Exit code 0 of the survivor is not the end of its training: its process begins again."""
+    undisturbed = run_habit(tmp_path / "undisturbed", SCRIPT, "undisturbed")
+    run = run_habit(tmp_path / "disturbed", SCRIPT, "exits")
+    assert run.code == 0, run.output[-6000:]
+    again = [lost["reason"] for lost in run.events("MachineLost") if lost.get("starts_again")]
+    assert len(again) == 1
+    assert "worker 1: its script has ended with exit code 0 where it was interrupted" in again[0]
+    assert_same_files(run, undisturbed)
+
+
 def test_lost_as_it_is_saved(tmp_path: Path) -> None:
     """The other replica has noted the best loss already, and goes back to before it did."""
     undisturbed = run_habit(tmp_path / "undisturbed", SCRIPT, "undisturbed")

@@ -49,8 +49,25 @@ def test_the_step_is_repeated(
     assert_same_files(run, undisturbed(kind, habit))
 
 
+def test_what_ddp_communicates_by_itself_interrupts_a_step_too(
+    tmp_path: Path, undisturbed: Reference
+) -> None:
+    """Before a process's second forward, its choice of buckets: a step without gradients counted there."""
+    inject = "kill machine=1 iteration=0 point=between"
+    run = run_habit(tmp_path, SCRIPT, "ddp", "the passes", inject=inject)
+    assert run.code == 0, run.output[-6000:]
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replica"]
+    assert_same_files(run, undisturbed("ddp", "the passes"))
+
+
 @pytest.mark.parametrize(
-    ("habit", "machines", "mode"), [("breaks", 2, "start"), ("the first one breaks", 3, "replica")]
+    ("habit", "machines", "mode"),
+    [
+        ("breaks", 2, "start"),
+        ("the first one breaks", 3, "replica"),
+        ("exits", 2, "start"),
+        ("the first one exits", 3, "replica"),
+    ],
 )
 def test_a_loop_that_is_left_by_an_interrupted_step(
     tmp_path: Path, habit: str, machines: int, mode: str
@@ -63,6 +80,15 @@ def test_a_loop_that_is_left_by_an_interrupted_step(
     assert len(again) == 1
     assert "worker 0: its script has left its loop in a step that was interrupted" in again[0]
     assert "which does not count" not in run.output  # as of a loop that is left after a complete one
+
+
+def test_a_process_that_ends_at_once_in_an_interrupted_step(tmp_path: Path) -> None:
+    """By ``os._exit(0)``, which asks nobody: its agent knows better."""
+    inject = "kill machine=1 iteration=5 point=reduce"
+    run = assert_put_back(tmp_path, SCRIPT, "ddp", "ends its process", inject=inject)
+    again = [lost["reason"] for lost in run.events("MachineLost") if lost.get("starts_again")]
+    assert len(again) == 1
+    assert "worker 0: its script has ended with exit code 0 where it was interrupted" in again[0]
 
 
 def test_an_argument_that_torch_does_not_take_interrupts_nothing(

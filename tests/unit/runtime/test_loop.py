@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -54,6 +55,7 @@ class Runner:
         return False
 
     def begin(self, *, repeatable: bool = True) -> None:
+        step_failures.begin()
         self._before[self.iteration] = self._epochs.state_dict()
 
     def complete(self) -> None:
@@ -219,21 +221,24 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return found
 
 
-def left(loop: Iterator[Step], at: int, *, interrupted: bool) -> None:
+def left(loop: Iterator[Step], at: int, *, interrupted: bool, exits: bool) -> None:
     """A script that leaves its loop within a step, since what it has computed is not a number, say."""
     for step in loop:
         with step:
             if step.index == at:
                 if interrupted:
                     step_failures.broken("closed by peer")
+                if exits:
+                    sys.exit(0)
                 break
 
 
+@pytest.mark.parametrize("exits", [False, True])
 @pytest.mark.parametrize("epochs", [False, True])
 @pytest.mark.parametrize("held", [False, True])
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_no_script_leaves_its_loop_by_what_an_interrupted_step_has_given_it(
-    interrupted: bool, held: bool, epochs: bool, sent: list[dict[str, Any]]
+    interrupted: bool, held: bool, epochs: bool, exits: bool, sent: list[dict[str, Any]]
 ) -> None:
     """What comes after its loop would be done as if it had trained to the end."""
     script = Script()
@@ -241,7 +246,8 @@ def test_no_script_leaves_its_loop_by_what_an_interrupted_step_has_given_it(
         outer = script.loop.epochs(2)
         next(outer)
     loop = script.loop.steps_of_epoch(3) if epochs else script.loop.steps(3)
-    left(loop, 1, interrupted=interrupted)
+    with contextlib.suppress(SystemExit):
+        left(loop, 1, interrupted=interrupted, exits=exits)
     if not held:
         del loop
         assert bool(sent) == interrupted, "before the line behind the loop"
@@ -254,6 +260,25 @@ def test_no_script_leaves_its_loop_by_what_an_interrupted_step_has_given_it(
     assert message["starts_again"]
     assert "left its loop in a step that was interrupted (closed by peer)" in message["lost"]
     assert end == {"code": 1}
+
+
+def test_the_agent_knows_what_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the failure until it is put back. What fails behind the loop is the script's own affair."""
+    said: list[str] = []
+    monkeypatch.setattr(
+        steps, "tell_agent", lambda **message: said.extend([message.get("interrupted", "the loop")])
+    )
+    script, failed = Script(), False
+    for step in script.loop.steps(3):
+        with step:
+            if step.index == 1 and not failed:
+                failed = True
+                step_failures.broken("closed by peer")
+                step_failures.broken("and another one")
+                assert said == ["the loop", "closed by peer"]
+    assert said == ["the loop", "closed by peer", "", "the loop"]
+    step_failures.broken("closed by peer")
+    assert said[4:] == []
 
 
 def ends_the_script() -> None:

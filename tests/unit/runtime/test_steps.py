@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -64,11 +66,48 @@ def test_an_error_that_reaches_the_end_is_not_caught() -> None:
     assert (step._left, step.caught) == (False, False)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(1)])
-def test_what_ends_a_process_ends_it(error: BaseException) -> None:
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (KeyboardInterrupt(), None),
+        (SystemExit(1), "Connection closed by peer"),
+        (SystemExit(), "Connection closed by peer"),
+    ],
+    ids=repr,
+)
+def test_what_ends_a_process_leaves_the_block(error: BaseException, cause: str | None) -> None:
+    """An exit is not suppressed, and the step is interrupted all the same."""
     step_failures.broken("Connection closed by peer")
-    with pytest.raises(type(error)), a_step():
+    step = a_step()
+    with pytest.raises(type(error)), step:
         raise error
+    assert (step._left, step._cause) == (False, cause)
+
+
+def test_an_exit_in_place_of_the_error_leaves_it_too() -> None:
+    step = a_step()
+    with pytest.raises(SystemExit), step:
+        raise SystemExit(0) from ConnectionError("Connection closed by peer")
+    assert not step._left
+
+
+def test_an_exit_without_a_failure_is_the_scripts() -> None:
+    step = a_step()
+    with pytest.raises(SystemExit), step:
+        sys.exit(0)
+    assert (step._left, step._cause) == (False, None)
+
+
+def test_an_end_at_a_signal_does_not_come_of_the_failure() -> None:
+    before = signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+    step_failures.broken("Connection closed by peer")
+    step = a_step()
+    try:
+        with pytest.raises(SystemExit), step:
+            signal.raise_signal(signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert (step._left, step._cause) == (False, None)
 
 
 @pytest.mark.parametrize("raised", [None, ValueError("its own words")])
@@ -84,6 +123,12 @@ def test_a_replay_that_has_failed_is_not_complete(raised: Exception | None) -> N
 def test_a_mistake_that_the_script_has_caught_is_raised_again() -> None:
     with pytest.raises(UsageError, match="another batch"), a_step():
         step_failures.note(UsageError("another batch"))
+
+
+def test_so_is_one_for_which_it_exits() -> None:
+    step_failures.note(UsageError("another batch"))
+    with pytest.raises(UsageError, match="another batch"), a_step():
+        sys.exit(0)
 
 
 def test_an_error_of_the_script_leaves_the_block() -> None:
@@ -126,13 +171,17 @@ def test_it_may_have_updated_before_with_gradients_of_its_own(waits: AbortableWa
     assert (step._cause, step.caught) == (ABORTED, True)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(0)], ids=repr)
-def test_an_end_from_elsewhere_ends_the_process_after_an_abort_too(
-    error: BaseException, waits: AbortableWaits
+@pytest.mark.parametrize(
+    ("error", "cause"), [(KeyboardInterrupt(), None), (SystemExit(0), ABORTED)], ids=repr
+)
+def test_an_end_that_blames_nothing_leaves_the_block_after_an_abort_too(
+    error: BaseException, cause: str | None, waits: AbortableWaits
 ) -> None:
     waits.abort()
-    with pytest.raises(type(error)), a_step():
+    step = a_step()
+    with pytest.raises(type(error)), step:
         raise error
+    assert (step._left, step._cause) == (False, cause)
 
 
 def test_an_error_of_what_was_there_before_the_abort_is_the_scripts(waits: AbortableWaits) -> None:

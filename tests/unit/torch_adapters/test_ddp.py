@@ -337,6 +337,7 @@ def test_ddp_still_has_the_private_parts_that_the_hook_uses() -> None:
     assert model.mixed_precision is None
     assert model.parameters_to_ignore == set()
     assert callable(model._sync_buffers)
+    assert "self.reducer._rebuild_buckets()" in inspect.getsource(inspect.unwrap(model._pre_forward))
     assert callable(model.reducer.prepare_for_backward)
     assert (model.bucket_bytes_cap_default, [*model.bucket_bytes_cap_list]) == (True, [])
     chosen: Any = DistributedDataParallel(nn.Linear(2, 2), bucket_cap_mb=1)

@@ -77,6 +77,13 @@ def main() -> None:
                 die_once("averaged weights, lost among them")
                 dist.all_reduce(loss)
             return loss.item()
+        die_once("exits")
+        if HABIT == "exits":
+            try:
+                dist.all_reduce(loss)
+            except RuntimeError:
+                sys.exit(0)
+            return loss.item()
         dist.all_reduce(loss)
         return loss.item()
 

@@ -102,6 +102,23 @@ def test_how_workers_end() -> None:
     assert trained.end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4, iteration=iterations)]
 
 
+def test_no_code_says_that_an_interrupted_script_has_trained_to_its_end() -> None:
+    interrupted = Watched()
+    interrupted.heard._note(0, {"interrupted": "Connection closed by peer"})
+    (lost,) = interrupted.end(0)
+    assert isinstance(lost, ev.MachineLost)
+    assert lost.starts_again
+    assert "exit code 0 where it was interrupted (Connection closed by peer)" in lost.reason
+    for message in ({"interrupted": ""}, {"in_loop": False, "interrupted": ""}):  # it was put back
+        back = Watched()
+        back.heard._note(0, {"interrupted": "Connection closed by peer"})
+        back.heard._note(0, message)
+        assert back.end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4)]
+    failed = Watched()
+    failed.heard._note(0, {"interrupted": "Connection closed by peer"})
+    assert [type(event) for event in failed.end(3)] == [ev.ScriptFailed]
+
+
 @pytest.mark.parametrize(
     ("code", "how", "cause"),
     [
