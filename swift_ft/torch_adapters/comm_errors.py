@@ -83,19 +83,14 @@ def may_come_of_abort(error: BaseException) -> bool:
     Args:
         error: what was raised where operations had begun, and before the host knew that they were done.
     """
-<<<<<<< HEAD
-    waits = lasting_work.LastingWork.waits
-    if waits is None or not waits.in_doubt:
-=======
     if not in_doubt():
->>>>>>> wt-ends
         return False
     return isinstance(error, Exception) or (isinstance(error, SystemExit) and bool(error.code))
 
 
 def in_doubt() -> bool:
     """Whether a silent abort may have left anything in what this worker reads."""
-    waits = lasting_group.LastingGroup.waits
+    waits = lasting_work.LastingWork.waits
     return waits is not None and waits.in_doubt
 
 
