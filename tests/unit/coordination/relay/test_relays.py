@@ -46,12 +46,22 @@ def kinds(job: RelayedJob, since: int) -> Counter[str]:
     )
 
 
-def report(job: RelayedJob) -> None:
+def report(job: RelayedJob) -> list[threading.Thread]:
     """All living workers report at once, each from a thread of its own."""
+    threads = []
     for slot, machine in enumerate(job.machines.values()):
         for local, worker in enumerate(() if machine.is_dead else machine.workers):
             event = ev.StatusReported(rank=2 * slot + local, generation=1, iteration=None)
-            threading.Thread(target=worker.append, args=(event,), daemon=True).start()
+            threads.append(threading.Thread(target=worker.append, args=(event,), daemon=True))
+            threads[-1].start()
+    return threads
+
+
+def join(threads: list[threading.Thread]) -> None:
+    """All that was reported has arrived, as those see who reported it."""
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive()
 
 
 def test_a_phase_costs_one_block(job: RelayedJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,8 +71,9 @@ def test_a_phase_costs_one_block(job: RelayedJob, monkeypatch: pytest.MonkeyPatc
     wait_until(lambda: job.machines["m5"].upstream.head and job.machines["m3"].upstream.head, "the heads")
     wait_until(lambda: sum(m.upstream.head is None for m in job.machines.values()) == 1, "one head")
     before = len(job.log.texts)
-    report(job)
+    reports = report(job)
     job.until(lambda state: state.phase not in (Phase.FORMING, Phase.AGREEING))
+    join(reports)
     assert kinds(job, before)["StatusReported"] == 1
 
 
@@ -83,11 +94,12 @@ def test_only_the_highest_head_reads_from_the_store(job: RelayedJob) -> None:
 @pytest.mark.parametrize("victim", ["m0", "m2", "m4"])
 def test_a_head_dies_with_what_it_holds(victim: str, job: RelayedJob) -> None:
     job.machines[victim].kill()
-    report(job)
+    reports = report(job)
     expected = {
         2 * slot + local for slot, name in enumerate(job.machines) if name != victim for local in range(2)
     }
     job.until(lambda state: expected <= set(state.round.statuses))
+    join(reports)
     sequencer, counted = Sequencer(), Counter[int]()
     for block in job.log.blocks():
         sequencer, entries = sequencer.admit_all(block)
