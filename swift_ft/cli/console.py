@@ -150,7 +150,7 @@ class WaitTeller:
         if wait.limit == Limit.JOIN and back_at > since:
             paused_s = back_at - since
             if back_at > now:
-                what += f" ({', '.join(self._returns.machines)}: away for {back_at - now:.0f} s more)"
+                what += f" ({', '.join(self._returns.machines(now))}: away for {back_at - now:.0f} s more)"
         return wait_in_words(
             what, now - since, limit_s, flag=flag, until_progress=wait.until_progress, paused_s=paused_s
         )

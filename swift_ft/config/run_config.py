@@ -485,11 +485,6 @@ class RunConfig:
     # machine would wait at most: each of its waits is no longer than these.
 
     @property
-    def within_join_s(self) -> float:
-        """The longest wait of a machine that is about to join a job with an empty slot."""
-        return WITHIN * self.join_timeout_s
-
-    @property
     def within_report_s(self) -> float:
         """The longest wait of a worker that is about to report."""
         return WITHIN * self.report_timeout_s

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import signal
 import sys
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 _LONG = 1 << 63
@@ -36,11 +37,20 @@ def is_of_signal(end: BaseException) -> bool:
         seen.add(id(error))
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code in codes:
+            if trace.tb_frame.f_code in codes and _was_given_a_frame(trace.tb_frame):
                 return True
             trace = trace.tb_next
         error = error.__cause__ or error.__context__
     return False
+
+
+def _was_given_a_frame(frame: FrameType) -> bool:
+    """Whether a function was called as a handler, with the interrupted frame. A script may call it itself."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + bool(code.co_flags & inspect.CO_VARARGS)]
+    given = [frame.f_locals.get(name) for name in names]
+    flat = [one for value in given for one in (value if isinstance(value, tuple) else (value,))]
+    return any(isinstance(one, FrameType) for one in flat)
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 
 from swift_ft.recovery.guests import guests_wanted
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import Losses, base_of
 
 _KEPT_OUT_S = 10.0
 _KEPT_OUT_AT_MOST_S = 300.0
+_PUT_OFF_AT_MOST_S = 3600.0
 _MOST_DOUBLINGS = 5
 """After these the longest time is reached, however often a machine is lost in a run of weeks."""
 
@@ -62,15 +63,20 @@ def pauses_of(state: State) -> dict[Pause, float]:
 class Returns:
     """When machines that stay away may come again, as one observer sees it.
 
-    It has to see all states, or it counts a pause from the one in which it sees it first.
+    It has to see all states, or it counts a pause from the one in which it sees it first. The end of a pause
+    counts as long as a slot is empty, also once the machine is there again.
     """
 
     def __init__(self) -> None:
         self._seen: State | None = None
-        self._at: dict[Pause, float] = {}
+        self._pauses: dict[Pause, float] = {}
+        self._at: dict[str, float] = {}  # and by identity, since a slot is empty
+        self._most = math.nan
 
     def last_at(self, state: State, now: float) -> float:
         """When the last of them may come, which may have passed. Minus infinity if nobody stays away.
+
+        A machine that is lost again and again does not put it off for ever: another one may be gone for good.
 
         Args:
             state: the job's.
@@ -78,15 +84,18 @@ class Returns:
         """
         if state is not self._seen:
             self._seen = state
-            self._at = {
-                pause: self._at.get(pause, now + seconds) for pause, seconds in pauses_of(state).items()
+            self._pauses = {
+                pause: self._pauses.get(pause, now + seconds) for pause, seconds in pauses_of(state).items()
             }
-        return max(self._at.values(), default=-math.inf)
+            if state.phase != Phase.FORMING or math.isnan(self._most):
+                self._at, self._most = {}, now + _PUT_OFF_AT_MOST_S
+            for (identity, _), at in self._pauses.items():
+                self._at[identity] = max(at, self._at.get(identity, at))
+        return min(max(self._at.values(), default=-math.inf), self._most)
 
-    @property
-    def machines(self) -> list[str]:
-        """The identities of those that stay away."""
-        return sorted({identity for identity, _ in self._at})
+    def machines(self, after: float) -> list[str]:
+        """The identities of those that stay away, or stayed, until later than a time."""
+        return sorted(identity for identity, at in self._at.items() if at > after)
 
 
 def _put_off(state: State, identity: str) -> int:

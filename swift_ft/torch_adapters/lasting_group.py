@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.errors import UnsupportedError
+from swift_ft.torch_adapters.forks import keep_in_children
 from swift_ft.torch_adapters.gathering import Gathering
 from swift_ft.torch_adapters.lasting_work import End, LastingWork, call_all, forwarded, note_failure
 from swift_ft.torch_adapters.present_members import PresentMembers
@@ -84,6 +85,7 @@ class LastingGroup(dist.ProcessGroup):
     def __init__(self, native: dist.ProcessGroup) -> None:
         super().__init__(native.rank(), native.size())  # type: ignore[call-arg]  # the stub lacks it
         self._native: dist.ProcessGroup | None = native
+        keep_in_children(native)
         self._name, self._description = native.group_name, native.group_desc
         self._devices = native._device_types
         self.hooks = GroupHooks()
@@ -125,6 +127,7 @@ class LastingGroup(dist.ProcessGroup):
         """Pass all further calls to another group of the same workers."""
         self.messages = self.present = self._batch = self.gathering = None
         self.hooks.give(native)
+        keep_in_children(native)
         self._native, self._members, self._by_itself = native, None, None
 
     def end(self) -> dist.ProcessGroup | None:

@@ -19,7 +19,6 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
-from swift_ft.config.run_config import RunConfig
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.errors import FencedError, KeptOutError, RendezvousLostError, UsageError
@@ -35,7 +34,7 @@ from swift_ft.launch.detection.late_workers import LateWorkers
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
-from swift_ft.launch.health.gate import HEALTH_CHECKS_S, UnhealthyMachineError, facts_of, pass_gate
+from swift_ft.launch.health.gate import UnhealthyMachineError, facts_of, pass_gate
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
@@ -276,7 +275,7 @@ class MachineAgent(ElasticAgent):
         others, workers = sorted(state.membership.addresses.values()), state.shape.workers_per_machine
         facts = facts_of(membership.machine, others, workers, after_loss=after_loss)
         try:
-            pass_gate(config.health_checks, facts, _health_s(state, config))
+            pass_gate(config.health_checks, facts)
         except UnhealthyMachineError as error:
             with contextlib.suppress(RendezvousLostError):
                 membership.stay_out(str(error), after_loss=after_loss)
@@ -498,9 +497,3 @@ class MachineAgent(ElasticAgent):
                     machine=membership.machine, generation=state.generation, ran_s=self._heard.ran_s
                 )
             )
-
-
-def _health_s(state: State, config: RunConfig) -> float:
-    """The time for a machine's health checks: others wait for it while a slot is empty, and no longer."""
-    forming = state.phase == Phase.FORMING
-    return min(HEALTH_CHECKS_S, config.within_join_s) if forming else HEALTH_CHECKS_S

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import select
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config import store_keys
@@ -32,6 +34,7 @@ from swift_ft.recovery.survivors import Answer, answer_of
 _logger = logging.getLogger(__name__)
 
 _TRIES = 3
+_GLANCE_S = 0.1
 """The number of times that a guest which ends before it has joined is started again."""
 
 
@@ -167,6 +170,7 @@ class FormingDeadline:
         self._elastic_wait_s = elastic_wait_s
         self._since: float | None = None
         self._returns = Returns()
+        self._question: _Question | None = None
 
     def check(self, state: State) -> None:
         """Call it again and again, in all phases."""
@@ -178,23 +182,27 @@ class FormingDeadline:
         self._since = now if self._since is None else self._since
         if now - max(self._since, back_at) <= self._limit_s:
             return
-        if not self._store_answers():
-            self._since = time.monotonic()
+        took_s = self._answer_took_s()
+        if (
+            took_s is None or took_s >= timings.STORE_CONNECTION_SILENCE_S
+        ):  # while it is silent nobody can join
+            self._since = self._since if took_s is None else time.monotonic()
             return
-        away = self._returns.machines if back_at > self._since else []
+        away = self._returns.machines(after=self._since)
         reason = self._nobody_joined(state, away)
         self._membership.journal.append(ev.JobClosed(reason=reason, cause=Cause.MACHINE))
 
-    def _store_answers(self) -> bool:
-        """Whether the rendezvous store answers soon. While it is silent nobody can join.
+    def _answer_took_s(self) -> float | None:
+        """How long the rendezvous store takes to answer, in seconds. None if it has not yet.
 
         Raises:
             RendezvousLostError: it is given up.
         """
-        asked = time.monotonic()
-        with waiting("the rendezvous store to say whether a machine has come"):
-            self._membership.store.check([store_keys.claimed()])
-        return time.monotonic() - asked < timings.STORE_CONNECTION_SILENCE_S
+        if self._question is None:
+            self._question = _Question(partial(self._membership.store.check, [store_keys.claimed()]))
+        if (took_s := self._question.took_s()) is not None:
+            self._question = None
+        return took_s
 
     def _nobody_joined(self, state: State, away: list[str]) -> str:
         empty = [slot for slot, member in enumerate(state.members) if member is None]
@@ -209,3 +217,31 @@ class FormingDeadline:
         if refused := state.membership.refused:
             reason += f" (refused: {len(refused)}, such as {min(refused)}: {refused[min(refused)]})"
         return reason
+
+
+class _Question:
+    """Asks in a thread of its own: a store that is frozen would hold the agent as well."""
+
+    def __init__(self, ask: Callable[[], object]) -> None:
+        self._ask = ask
+        self._began = time.monotonic()
+        self._took_s: float | None = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="swift-forming", daemon=True)
+        self._thread.start()
+
+    def took_s(self) -> float | None:
+        """See :meth:`FormingDeadline._answer_took_s`."""
+        self._thread.join(_GLANCE_S)
+        if self._error is not None:
+            raise self._error
+        return self._took_s
+
+    def _run(self) -> None:
+        try:
+            with waiting("the rendezvous store to say whether a machine has come"):
+                self._ask()
+        except Exception as error:  # whoever waits raises it
+            self._error = error
+        else:
+            self._took_s = time.monotonic() - self._began

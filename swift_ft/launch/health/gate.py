@@ -21,8 +21,7 @@ from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.observe.waits import waiting
 
 _TEMPORARY = "/tmp"
-HEALTH_CHECKS_S = 120.0
-"""The time that all health checks of a machine may take, unless others wait for it and give it less."""
+_LIMIT_S = 120.0
 _KILLED_S = 5.0
 """A killed process that has not ended by then is left behind."""
 _MOST_BYTES = 1 << 16
@@ -49,7 +48,7 @@ def check_names(names: str) -> None:
             )
 
 
-def pass_gate(names: str, facts: HealthFacts, limit_s: float = HEALTH_CHECKS_S) -> None:
+def pass_gate(names: str, facts: HealthFacts, limit_s: float = _LIMIT_S) -> None:
     """Run health checks.
 
     Args:
@@ -62,8 +61,7 @@ def pass_gate(names: str, facts: HealthFacts, limit_s: float = HEALTH_CHECKS_S) 
     """
     code, said, failed = _run_apart(names, facts, limit_s)
     if code is None:
-        by = " (--join-timeout allows no more)" if limit_s < HEALTH_CHECKS_S else ""
-        raise _unhealthy(facts, f"its health checks ({names}) did not end within {limit_s:g} s{by}")
+        raise _unhealthy(facts, f"its health checks ({names}) did not end within {limit_s:g} s")
     if code:
         last = said[-1] if said else "without a word"
         raise _unhealthy(facts, f"its health checks ended with code {code}: {last}")

@@ -1,9 +1,8 @@
-"""A forked child's copies of its parent: the code, where it cannot begin its own, and the garbage."""
+"""The end of a forked child that cannot begin what it was forked for."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -35,12 +34,3 @@ def ending_here(what: str) -> Iterator[None]:
         why = first_line(error)
         _logger.exception("%s: %s", what, why, exc_info=unforeseen, extra={"event": "process_not_started"})
     os._exit(EXIT_NOT_STARTED)
-
-
-def leave_garbage_to_parent() -> None:
-    """Let no child that is forked from this process free what was garbage in it already.
-
-    A process group of gloo waits for its threads as it is freed. A child has none of them, and would wait for
-    ever: a loader's process that collects garbage, right after a recovery has dropped a group.
-    """
-    os.register_at_fork(after_in_child=gc.freeze)

@@ -22,7 +22,6 @@ from swift_ft.coordination.relay.lines import set_line_of_worker
 from swift_ft.coordination.setup_communication import SetupCommunication
 from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.log_handlers import show_log
-from swift_ft.launch.processes.forked import leave_garbage_to_parent
 from swift_ft.launch.processes.main_module import run_main, show_error
 from swift_ft.launch.processes.script_end import finish
 from swift_ft.launch.processes.script_error import whose_fault
@@ -102,7 +101,6 @@ def run_worker(
         # The others are in the middle of their work and would not answer (decision 63).
         os.environ["TORCH_GLOO_LAZY_INIT"] = "1"
         join_without_sync()
-    leave_garbage_to_parent()
     script_groups.install()
     LastingGroup.interceptor = setup = SetupCommunication.of(WorkerContext.from_env(), joins=job.joins)
     construct_within(setup.left_out)

@@ -177,6 +177,7 @@ REASONS = {
         "torch_adapters/present_members.py:PresentMembers.recv",
     ),
     "a second at most, or as long as the abort of a device": (
+        "launch/agent/guests.py:_Question.took_s",
         "launch/processes/stacks.py:StackFile.ask",
         "host/under_way.py:UnderWay.over",
         "torch_adapters/transports.py:AbortedCommunicators._abort_all",

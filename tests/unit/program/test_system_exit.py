@@ -38,6 +38,11 @@ def leave(*_: object) -> None:
     sys.exit(0)
 
 
+def shut_down_and_say(signum: int = 0, frame: object = None) -> None:
+    assert signum or frame is None
+    sys.exit(0)
+
+
 class Leaver:
     def leave(self, *_: object) -> None:
         sys.exit(0)
@@ -60,6 +65,7 @@ HANDLERS: dict[str, Any] = {
     "method": Leaver().leave,
     "object": Leaver(),
     "with arguments": partial(leave, 3),
+    "may be called": shut_down_and_say,
 }
 
 
@@ -68,6 +74,15 @@ def test_a_handler_of_a_signal_is_behind_it(raised: Callable[[], None]) -> None:
     with pytest.raises(SystemExit) as end:
         raised()
     assert is_of_signal(end.value)
+
+
+@pytest.mark.parametrize("raised", [leave, shut_down_and_say], indirect=True)
+@pytest.mark.usefixtures("raised")
+def test_a_handler_that_the_program_calls_itself_is_no_signal() -> None:
+    handler: Any = signal.getsignal(signal.SIGUSR1)
+    with pytest.raises(SystemExit) as end:
+        handler()
+    assert not is_of_signal(end.value)
 
 
 def exits_when_it_fails(act: Callable[[], object]) -> None:

@@ -59,9 +59,28 @@ def test_a_host_takes_its_next_guest_after_a_pause() -> None:
 def test_a_pause_counts_from_the_loss_and_once() -> None:
     returns, state = Returns(), silenced(3)
     assert returns.last_at(state, 100.0) == 120.0
-    assert returns.machines == ["m"]
+    assert (returns.machines(after=119.0), returns.machines(after=120.0)) == (["m"], [])
     later = step(state, ev.MachineJoined(machine="n.0"))
     for now in (110.0, 500.0):
         assert returns.last_at(state, now) == returns.last_at(later, now) == 120.0
     assert returns.last_at(silenced(4), 600.0) == 640.0, "it was lost once more"
-    assert returns.last_at(step(silenced(4), joined("m.4")), 610.0) == -math.inf
+    back = step(silenced(4), joined("m.4"))
+    assert back.phase != Phase.FORMING
+    assert returns.last_at(back, 610.0) == -math.inf
+
+
+def test_a_pause_counts_also_once_its_machine_is_back() -> None:
+    """Or the run would end at that moment: others are missing, who have had no time but the pause."""
+    returns, state = Returns(), silenced(3)
+    state = step(step(state, joined("m.3")), lost("good.0", ""))
+    assert state.phase == Phase.FORMING
+    assert returns.last_at(silenced(3), 100.0) == 120.0
+    assert returns.last_at(state, 120.0) == 120.0
+
+
+def test_a_machine_that_is_lost_again_and_again_holds_up_the_end_for_an_hour_at_most() -> None:
+    returns, now = Returns(), 0.0
+    returns.last_at(State(), now)
+    for times in range(3, 20):
+        now = returns.last_at(silenced(times), now)
+    assert now == 3600.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -146,6 +147,33 @@ def test_a_silent_store_takes_no_machine(silent_s: float, monkeypatch: pytest.Mo
     clock.now += 2.0
     deadline.check(LOSS)
     assert fakes.events
+
+
+def test_a_store_that_is_frozen_holds_up_the_end_and_not_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel takes what is asked, and nothing comes back."""
+    fakes: Any = Fakes()
+    deadline, clock = FormingDeadline(fakes, 15.0, 10.0), Clock(monkeypatch)
+    thaws = threading.Event()
+    fakes.store.check = lambda _: thaws.wait(60)
+    deadline.check(LOSS)
+    clock.now += 16.0
+    for _ in range(3):
+        deadline.check(LOSS)
+        clock.now += 10.0
+    assert not fakes.events
+    thaws.set()
+    wait_until(lambda: threads_named("swift-forming") == 0, "the answer")
+    for seconds in (0.0, 14.0):
+        clock.now += seconds
+        deadline.check(LOSS)
+    assert not fakes.events, "machines have as long as ever, once the store answers"
+    clock.now += 2.0
+    deadline.check(LOSS)
+    assert fakes.events
+
+
+def threads_named(name: str) -> int:
+    return sum(thread.name == name for thread in threading.enumerate())
 
 
 def test_the_end_says_that_guests_would_have_come_later(monkeypatch: pytest.MonkeyPatch) -> None:

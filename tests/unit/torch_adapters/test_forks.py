@@ -1,4 +1,4 @@
-"""A forked child and what it has of its parent."""
+"""Process groups in forked children."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sys
 FORKS = """
 import gc, os, sys
 import torch.distributed as dist
-from swift_ft.launch.processes.forked import leave_garbage_to_parent
+from swift_ft.torch_adapters.lasting_group import LastingGroup
 
-leave_garbage_to_parent()
 gc.disable()
-store = dist.HashStore()
-cycle = [dist.ProcessGroupGloo(store, 0, 1)]
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+group = LastingGroup(dist.new_group([0]))
+cycle = [group.end()]
+dist.destroy_process_group(cycle[0])
 cycle.append(cycle)
 del cycle
 if (pid := os.fork()) == 0:
