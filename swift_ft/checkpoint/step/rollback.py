@@ -34,6 +34,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.global_modes import GlobalModes
 from swift_ft.torch_core.module_hooks import OwnHook
 from swift_ft.torch_core.scalers import Stages, put_stages, stages_of
 
@@ -56,6 +57,7 @@ class _Moment:
     """All that is noted at the beginning of a step."""
 
     iteration: int
+    modes: GlobalModes
     gradients: NotedGradients
     small: dict[str, Any]
     scalers: list[tuple[GradScaler, Stages]]
@@ -163,6 +165,7 @@ class Rollback:
         variables = self._variables.note(named.values(), whole=whole)
         self._now = _Moment(
             iteration,
+            GlobalModes(),
             NotedGradients([*named.values(), *self._variables.in_no_module]),
             self._state.snapshot(plain=False),
             [(one, stages_of(one)) for one in self._state.small.values() if isinstance(one, GradScaler)],
@@ -285,6 +288,7 @@ class Rollback:
         return any(one.differs_from(next_, model) for one, next_ in pairwise(moments))
 
     def _restore(self, moment: _Moment) -> None:
+        moment.modes.put_back()
         self._state.restore(moment.small)
         for scaler, stages in moment.scalers:
             put_stages(scaler, stages)
