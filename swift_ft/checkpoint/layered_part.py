@@ -17,6 +17,7 @@ import torch
 from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
 from swift_ft.checkpoint.saved_form import by_plain_names, place_of
+from swift_ft.checkpoint.stale_gradients import Place, as_saved, from_saved
 from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
@@ -25,6 +26,7 @@ from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.dcp.writer import FileOf
 from swift_ft.torch_core.model_state import plain_name
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 
@@ -57,6 +59,7 @@ class _Piece:
         optimizers: by optimizer, and by the parameter's part and name: ``model/7.weight``.
         extra: what modules keep beside tensors, by part of the state and by name.
         carried: variables of the script, by path and name.
+        gradients: the forms of stale gradients.
     """
 
     plain: Mapping[str, Any]
@@ -64,6 +67,7 @@ class _Piece:
     optimizers: dict[str, dict[str, _OfParameter]] = field(default_factory=dict)
     extra: dict[str, dict[str, Any]] = field(default_factory=dict)
     carried: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gradients: dict[Place, int] = field(default_factory=dict)
 
 
 def file_by_layer(layered: LayeredState) -> FileOf | None:
@@ -156,12 +160,14 @@ def load_layers(
         STORED_AS: _digests_of_here([piece.plain[STORED_AS] for piece in pieces], state),
         "shards": own["shards"],
     }
+    if all("gradients" in piece.plain for piece in pieces):  # older parts say nothing of them
+        rest["gradients"] = as_saved(_merged([piece.gradients for piece in pieces]))
     return state.take_over(
         {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO(pack(rest))}}
     )
 
 
-def _merged(found: Sequence[Mapping[str, _T]]) -> dict[str, _T]:
+def _merged(found: Sequence[Mapping[_K, _T]]) -> dict[_K, _T]:
     return {name: value for one in found for name, value in one.items()}
 
 
@@ -178,6 +184,8 @@ def _read(reader: StateReader, layers: set[int], layered: LayeredState, *, own: 
     for part, values in piece.plain["extra"].items():
         piece.extra[part] = {name: value for name, value in values.items() if wanted(part, name)}
     wanted_layers: set[int | None] = {*layers, *((None,) if own else ())}
+    gradients = from_saved(piece.plain.get("gradients", {}))
+    piece.gradients.update({place: form for place, form in gradients.items() if wanted(*place)})
     piece.carried.update(layered.values_in(piece.plain["carried"], wanted_layers))
     saved = piece.plain["optimizers"]
     names = {name: _names(one) for name, one in saved.items()}

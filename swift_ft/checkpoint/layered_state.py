@@ -25,13 +25,14 @@ from swift_ft.checkpoint.optimizer_groups import (
     options_of,
     set_options,
 )
+from swift_ft.checkpoint.stale_gradients import as_saved, forms_of, from_saved, put_forms
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind
 from swift_ft.checkpoint.step.carried import BY_NAME, Place, Saved
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.wrappers import unwrapped_optimizer
-from swift_ft.torch_core.model_state import is_extra, model_state
+from swift_ft.torch_core.model_state import is_extra, model_state, plain_name
 
 ParameterGroups = Mapping[str, Mapping[str, int]]
 """By optimizer and by parameter: the number of the parameter group that it is in."""
@@ -143,6 +144,7 @@ class LayeredState:
             "extra": extra,
             "flags": [self._flags(one, number) for one in self._stacks for number in sorted(layers)],
             "carried": self.values_in(self._carried(), wanted),
+            "gradients": as_saved(forms_of(self._names_in(wanted))),
         }
         return StatePayload(tensors, self._state.pack(values))
 
@@ -358,6 +360,9 @@ class LayeredState:
                     optimizer.state[parameter] = state
                 else:  # no step was made there yet
                     optimizer.state.pop(parameter, None)
+        came = {(part, plain_name(name)) for part, name in tensors if is_wanted(part, name)}
+        places = {parameter: place for parameter, place in self._names().items() if place in came}
+        put_forms(places, from_saved(plain["gradients"]))
         for flags in plain["flags"]:
             self._set_flags(flags)
 
@@ -389,6 +394,10 @@ class LayeredState:
     def _names(self) -> dict[torch.Tensor, tuple[str, str]]:
         """By parameter: the part that has it, and its name there."""
         return self._state.parameter_names()
+
+    def _names_in(self, wanted: Container[int | None]) -> dict[torch.Tensor, tuple[str, str]]:
+        """Those of the parameters in some layers, or, for None, in no layer."""
+        return {one: place for one, place in self._names().items() if self.layer_of(*place) in wanted}
 
     def _in_layers(self) -> dict[torch.Tensor, str]:
         """The name of each parameter that is in a layer here, in the order of the layers."""

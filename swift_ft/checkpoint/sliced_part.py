@@ -21,6 +21,7 @@ from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.model_loading import does_not_fit
 from swift_ft.checkpoint.saved_form import place_of
 from swift_ft.checkpoint.stages import StagesHere, check_names, parts_for
+from swift_ft.checkpoint.stale_gradients import Place, StaleGradients, as_saved, from_saved
 from swift_ft.checkpoint.state_digest import STORED_AS
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
 from swift_ft.checkpoint.step.carried import BY_NAME
@@ -189,6 +190,7 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
         "carried": _carried(parts, own, tensors),
         STORED_AS: {},  # those of other ranges would not match
         "shards": {"models": shards["models"], "optimizers": described},
+        "gradients": _gradients(parts, own),
     }
     models = {name: loaded["models"].get(name, {}) for name in state.modules}
     optimizers = {
@@ -219,6 +221,16 @@ def _carried(
                     values.setdefault(path, {})[name] = value
         found.append(values)
     return merged_values(found)
+
+
+def _gradients(parts: Mapping[int, SlicedPart], own: int) -> StaleGradients | None:
+    """The stale gradients of all parts; None if they say nothing of them."""
+    if any("gradients" not in part.plain for part in parts.values()):
+        return None
+    found: dict[Place, int] = {}
+    for rank in (*(rank for rank in parts if rank != own), own):
+        found |= from_saved(parts[rank].plain["gradients"])
+    return as_saved(found)
 
 
 def _prefixes(paths: Iterable[StatePath]) -> set[str]:

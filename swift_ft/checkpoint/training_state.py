@@ -30,6 +30,7 @@ from swift_ft.checkpoint.saved_form import (
     tensors_of,
 )
 from swift_ft.checkpoint.stages import StagesHere
+from swift_ft.checkpoint.stale_gradients import as_saved, forms_of, from_saved, put_forms
 from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests, differing, tensor_digests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
@@ -258,6 +259,7 @@ class TrainingState:
             STORED_AS: {**(digests or {})},
             "shards": {"models": shards, "optimizers": of_optimizers},
             "stages": {"own": [*self.stages.own], "count": self.stages.count},
+            "gradients": as_saved(forms_of(names)),
         }
         return {
             "models": {name: localized(tensors) for name, tensors in models.items()},
@@ -353,6 +355,8 @@ class TrainingState:
                     value = values if part is None else rebuilt(values, part, owners[int(index)])
                     state.setdefault(int(index), {})[field] = value
             load_optimizer(optimizer, {"state": state, "param_groups": groups})
+        if (gradients := plain.get("gradients")) is not None:  # older checkpoints say nothing of them
+            put_forms(self.parameter_names(), from_saved(gradients))
         if self.carried is not None and "carried" in plain:
             self.carried.take_over(plain["carried"])
         self.restore(plain["small"])  # after the variables: a part may set some of what it holds itself
@@ -372,7 +376,7 @@ class TrainingState:
 
         What was filled in place cannot differ. An optimizer that converts what it loads would.
         """
-        live = {_memory(tensor) for tensor in self.tensors()}
+        live = {_memory(tensor) for tensor in self.tensors() if tensor.layout == torch.strided}
 
         def differs(ours: Any, given: Any) -> bool:
             if not isinstance(given, torch.Tensor) or _memory(given) in live:

@@ -16,5 +16,5 @@ optimizers.py           step hooks, Muon's kernels, scheduler marks  test_optimi
 scalers.py              where scaled gradients are in a step        test_scalers.py
 ======================  ==========================================  ======================
 
-``fingerprints.py`` and ``outputs.py`` use public parts only.
+``fingerprints.py``, ``outputs.py`` and ``global_modes.py`` use public parts only.
 """

@@ -107,9 +107,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
 
 def distinct_storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
-    """The storages of some tensors, each once, however many tensors view it."""
-    storages = (tensor.untyped_storage() for tensor in tensors)
-    return list({storage._cdata: storage for storage in storages}.values())
+    """The storages of some tensors, each once, however many tensors view it. Of a sparse one, its values'."""
+    return list({storage._cdata: storage for storage in map(_storage_of, tensors)}.values())
 
 
 def storage_id(tensor: torch.Tensor) -> int:

@@ -75,7 +75,7 @@ class NotedVariables:
                 continue
             known[id(namespace)].add(name)
             now = namespace.variables.get(name, MISSING)
-            if now is value or value is OPAQUE or not (now is MISSING or is_understood(now)):
+            if now is value or value is OPAQUE or not _gives_way(now):
                 continue
             namespace.write(name, _taken_back(value))
         for namespace in self.namespaces:
@@ -83,7 +83,7 @@ class NotedVariables:
                 if namespace.may_lose(name) and is_understood(namespace.variables[name]):
                     namespace.write(name, MISSING)
         for cell, value in self.cells:
-            if content_of(cell) is not value and is_understood(content_of(cell)):
+            if content_of(cell) is not value and _gives_way(content_of(cell)):
                 cell.cell_contents = _taken_back(value)
         for function, frame in loop_frames(self.codes.get(EPOCHS)).items():
             if frame.f_code is not self.codes.get(function):
@@ -92,7 +92,7 @@ class NotedVariables:
             changed = {
                 name: _taken_back(value)
                 for (of, name), value in self.loop.items()
-                if of == function and name in now and now[name] is not value and is_understood(now[name])
+                if of == function and (present := now.get(name, MISSING)) is not value and _gives_way(present)
             }
             set_variables(frame, changed)
         for number, leaf in self.leaves.items():
@@ -169,6 +169,11 @@ def noted_cells(cells: Iterable[tuple[CellType, Any]]) -> list[tuple[CellType, A
 def _now(slot: tuple[Namespace, str]) -> Any:
     namespace, name = slot
     return namespace.variables.get(name, MISSING)
+
+
+def _gives_way(now: Any) -> bool:
+    """Whether what a variable holds may be replaced by what it held: also nothing, after a ``del``."""
+    return now is MISSING or is_understood(now)
 
 
 def _is_other(now: Any, noted: Any) -> bool:

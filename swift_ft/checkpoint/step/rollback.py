@@ -19,6 +19,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from swift_ft.checkpoint.stale_gradients import NotedGradients
 from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
@@ -33,6 +34,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import BufferCopies
+from swift_ft.torch_core.global_modes import GlobalModes
 from swift_ft.torch_core.module_hooks import OwnHook
 from swift_ft.torch_core.scalers import Stages, put_stages, stages_of
 
@@ -55,6 +57,8 @@ class _Moment:
     """All that is noted at the beginning of a step."""
 
     iteration: int
+    modes: GlobalModes
+    gradients: NotedGradients
     small: dict[str, Any]
     scalers: list[tuple[GradScaler, Stages]]
     groups: HyperParameters
@@ -84,7 +88,6 @@ class Rollback:
         self._previous: _Moment | None = None
         self._after: BufferCopies | None = None
         self._undone_to: _Moment | None = None  # where updates are about to be undone to
-        self._had_gradient: list[tuple[torch.nn.Parameter, bool]] = []
         self._updated: set[str] = set()
         self._steps = 0
         self._parameters = ParameterWatch(state)
@@ -158,11 +161,12 @@ class Rollback:
             self._library_objects.check()
         if self._steps == 1:
             self.carried.steps_begin()
-        self._had_gradient = [(parameter, parameter.grad is not None) for parameter in named.values()]
         self._gradients.begin({} if replayed else named, closely=closely)
         variables = self._variables.note(named.values(), whole=whole)
         self._now = _Moment(
             iteration,
+            GlobalModes(),
+            NotedGradients([*named.values(), *self._variables.in_no_module]),
             self._state.snapshot(plain=False),
             [(one, stages_of(one)) for one in self._state.small.values() if isinstance(one, GradScaler)],
             HyperParameters(self._state.optimizers.values()),
@@ -184,7 +188,6 @@ class Rollback:
     def forget(self) -> None:
         """The tensors of the state are others from now on: no step before can be rolled back any more."""
         self._now = self._previous = self._after = self._undone_to = None
-        self._had_gradient = []
         self._parameters.forget()
         self._gradients.forget()
         self._script_hooks.forget()
@@ -216,10 +219,7 @@ class Rollback:
     def _back(self, *, undo_follows: bool) -> None:
         assert self._now is not None
         updated = self._parameters.updated()
-        with torch.no_grad():
-            for parameter, had_gradient in self._had_gradient:
-                # A new tensor: an update may still have to be undone, and that needs the old gradient.
-                parameter.grad = torch.zeros_like(parameter) if had_gradient else None
+        self._now.gradients.put_back()
         self._after = self._copies(before=self._now.buffers)
         self._now.buffers.restore()
         self._now.parameters.put_back(updated, undo_follows=undo_follows)
@@ -244,6 +244,7 @@ class Rollback:
         assert self._previous is not None
         assert iteration == self._previous.iteration
         self.buffers_of(iteration)
+        self._previous.gradients.put_back()
         self._restore(self._previous)
 
     def undone(self) -> None:
@@ -287,6 +288,7 @@ class Rollback:
         return any(one.differs_from(next_, model) for one, next_ in pairwise(moments))
 
     def _restore(self, moment: _Moment) -> None:
+        moment.modes.put_back()
         self._state.restore(moment.small)
         for scaler, stages in moment.scalers:
             put_stages(scaler, stages)

@@ -90,6 +90,7 @@ class ScriptVariables:
         slots: the variables of all namespaces that were found.
         epochs: the code that runs the script's loop over epochs; None if it has none.
         unnoted: containers that were too large at the last note, by ``id()``.
+        in_no_module: parameters that optimizers have and modules have not, as of the last look.
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -98,6 +99,7 @@ class ScriptVariables:
         self.unnoted: set[int] = set()
         self._reach = Reach([], [], [], {})
         self.slots: list[tuple[Namespace, str]] = []
+        self.in_no_module: list[torch.Tensor] = []
         self._sizes: list[int] = []
         self._counted = 0  # variables in which loaders count, at the last look
         self._looked_through: list[Any] = []  # containers whose new elements are found in each step
@@ -116,7 +118,6 @@ class ScriptVariables:
         self._notes = 0
         self._beyond: list[Uncopied] = []  # of the last note
         self._changing: dict[int, weakref.ref[Any]] = {}  # those of them that have changed, by id()
-        self._in_no_module: list[torch.Tensor] = []  # parameters that optimizers have, as of the last look
 
     @property
     def cells(self) -> list[tuple[str, CellType]]:
@@ -141,7 +142,7 @@ class ScriptVariables:
             whole: copy as well what has never changed, however much there is.
         """
         if parameters:
-            self._parameters = {*map(id, parameters), *map(id, self._in_no_module)}
+            self._parameters = {*map(id, parameters), *map(id, self.in_no_module)}
         self._gradients = None
         self._steps_since_look += 1
         grown = self._new > _MANY_NEW and self._steps_since_look >= _LOOKS_APART
@@ -288,7 +289,7 @@ class ScriptVariables:
         return place < len(self._gradients) and self._gradients[place] < address + count
 
     def _gradients_now(self) -> Iterator[torch.Tensor]:
-        for parameter in (*self.state.named_parameters().values(), *self._in_no_module):
+        for parameter in (*self.state.named_parameters().values(), *self.in_no_module):
             if parameter.grad is not None:
                 yield parameter.grad
 
@@ -319,8 +320,8 @@ class ScriptVariables:
         self._note_slots()
         unsaved = [namespace.variables[name] for namespace, name in self.slots if namespace.is_of_buffers]
         in_modules = {*map(id, self.state.named_parameters().values())}
-        self._in_no_module = [one for _, one in self.state.parameters if id(one) not in in_modules]
-        self._parameters = {*in_modules, *map(id, self._in_no_module)}
+        self.in_no_module = [one for _, one in self.state.parameters if id(one) not in in_modules]
+        self._parameters = {*in_modules, *map(id, self.in_no_module)}
         self._gradients = None
         self._protected = storage_names(map(local, self._large()))
         for one in unsaved:
@@ -375,7 +376,7 @@ class ScriptVariables:
     def _large(self) -> Iterator[torch.Tensor]:
         gradients = {*map(id, self._gradients_now())}
         yield from (tensor for tensor in self.state.tensors() if id(tensor) not in gradients)
-        yield from (*self.state.named_parameters().values(), *self._in_no_module)
+        yield from (*self.state.named_parameters().values(), *self.in_no_module)
         for part in self.state.small.values():
             yield from tensors_in(part.state_dict())
 

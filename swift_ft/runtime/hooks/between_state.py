@@ -18,6 +18,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.fingerprints import Sampler
+from swift_ft.torch_core.global_modes import GlobalModes
 from swift_ft.torch_core.tensors import same_values, version_of
 
 NoteVariables = Callable[[], NotedVariables]
@@ -102,20 +103,26 @@ class FixedState:
 
 
 class ChangeableState:
-    """All that a hook and its ``then`` may change: small state, hyper-parameters, variables of the script."""
+    """All that a hook and its ``then`` may change.
+
+    That is small state, hyper-parameters, variables of the script and torch's global modes.
+    """
 
     def __init__(self, state: TrainingState, note_variables: NoteVariables) -> None:
         self._state = state
+        self._modes = GlobalModes()
         self._variables = note_variables()
         self._small = state.snapshot()
         self._groups = HyperParameters(state.optimizers.values())
 
     def complete(self) -> None:
-        """The hook is over: of the variables, what the script sets from now on is not the hook's."""
+        """The hook is over: of variables and modes, what the script sets from now on is not the hook's."""
+        self._modes.keep_changed()
         self._variables.keep_changed()
 
     def restore(self) -> None:
         """As it was."""
+        self._modes.put_back()
         self._state.restore(self._small)
         self._variables.put_back()
         self._groups.put_back()  # after schedulers, which set rates

@@ -20,6 +20,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "gradients.py"
         "after the forward",
         "by hand",
         "last line, set to zero",
+        "first line, set to zero, heads in turn",
     ],
 )
 def test_zeroed_in_each_step(habit: str, tmp_path: Path) -> None:

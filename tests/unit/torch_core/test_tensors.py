@@ -62,6 +62,9 @@ def test_views_share_a_storage_and_empty_tensors_do_not() -> None:
     empty = [torch.empty(0), torch.empty(0)]
     storages = distinct_storages([whole, whole[1:], whole.view(2, 2), *empty])
     assert [storage.nbytes() for storage in storages] == [16, 0, 0]
+    sparse = torch.eye(2).to_sparse()
+    (values,) = distinct_storages([sparse, sparse_values(sparse)])
+    assert values.nbytes() == 8
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,24 @@ ITERATIONS = 8
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(0)
-model = DistributedDataParallel(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)))
+
+
+class Heads(nn.Module):
+    """Two of them, which compute in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 16)
+        self.heads = nn.ModuleList([nn.Linear(16, 2), nn.Linear(16, 2)])
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        head: torch.Tensor = self.heads[number](torch.tanh(self.body(x)))
+        return head
+
+
+IN_TURN = "heads in turn" in HABIT
+plain = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+model = DistributedDataParallel(Heads() if IN_TURN else plain, find_unused_parameters=IN_TURN)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 if "plain" not in HABIT:
     swift_ft.wrap_optimizer(optimizer)
@@ -33,7 +50,7 @@ for step in session.steps(ITERATIONS):
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step.index + rank))
         if HABIT.startswith("first line"):
             optimizer.zero_grad(set_to_none="set to zero" not in HABIT)
-        loss = model(x).square().mean()
+        loss = model(x, *((step.index % 2,) if IN_TURN else ())).square().mean()
         if HABIT == "after the forward":
             optimizer.zero_grad()
         if HABIT == "by hand":

@@ -106,6 +106,82 @@ def wrapped(model: nn.Module) -> torch.optim.Optimizer:
     return wrap_optimizer(sgd(model))
 
 
+@contextmanager
+def heads_in_turn() -> Iterator[tuple[Rollback, Callable[[int], None], nn.ModuleList]]:
+    """Two heads, of which a step computes with one. A head that was used once has zeros then."""
+    heads = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
+    with watched(heads, optimizer := torch.optim.AdamW(heads.parameters(), lr=0.1)) as rollback:
+
+        def step(iteration: int) -> None:
+            rollback.begin(iteration)
+            optimizer.zero_grad(set_to_none=False)
+            backward(heads[iteration % 2])
+
+        yield rollback, step, heads
+
+
+def gradients_of(heads: nn.Module) -> list[bool]:
+    return [parameter.grad is not None for parameter in heads.parameters()]
+
+
+def test_the_step_before_began_without_a_gradient() -> None:
+    """The first step that uses a head is undone: an optimizer must skip that head before it."""
+    with heads_in_turn() as (rollback, step, heads):
+        for iteration in range(3):
+            step(iteration)
+        rollback.back()
+        assert all(gradients_of(heads))
+        rollback.back_to(1)
+        assert gradients_of(heads) == [True, True, False, False]
+
+
+def test_sparse_gradients_stay_sparse() -> None:
+    """The optimizer for them refuses others."""
+    model = nn.Embedding(8, 2, sparse=True)
+    optimizer = torch.optim.SparseAdam([*model.parameters()], lr=0.1)
+    with watched(model, optimizer) as rollback:
+        for iteration in (0, 1, 1):
+            rollback.begin(iteration)
+            optimizer.zero_grad(set_to_none=False)
+            model(torch.tensor([iteration, 3])).square().sum().backward()
+            if iteration == 0:
+                optimizer.step()
+                rollback.completed()
+            else:
+                rollback.back()
+                zeros = model.weight.grad
+                assert zeros is not None
+                assert zeros.is_sparse
+                assert not zeros.to_dense().any()
+        model(torch.tensor([3, 3])).square().sum().backward()
+        optimizer.step()
+
+
+class Temperature:
+    """Saves a parameter that is in no module."""
+
+    def __init__(self) -> None:
+        self.value = nn.Parameter(torch.ones(()))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return {"value": self.value.detach()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        self.value.data.copy_(state["value"])
+
+
+def test_a_parameter_in_no_module() -> None:
+    """Its gradient, too, would be counted twice."""
+    own, model = Temperature(), nn.Linear(3, 1)
+    optimizer = torch.optim.SGD([*model.parameters(), own.value], lr=0.1)
+    rollback = Rollback(TrainingState({"model": model, "own": own, "optimizer": optimizer}))
+    rollback.begin(0)
+    (model(torch.ones(2, 3)).sum() * own.value).backward()
+    assert own.value.grad is not None
+    rollback.back()
+    assert own.value.grad is None
+
+
 def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.LBFGS(model.parameters(), max_iter=3)
 

@@ -158,6 +158,17 @@ def test_a_scaler_unscales_again(updated_late: bool) -> None:
         rollback.back()
 
 
+def test_modes_of_torch() -> None:
+    """A step is interrupted between the line that sets a mode and the one that sets it back."""
+    training = Training()
+    training.rollback.begin(0)
+    torch.set_grad_enabled(False)
+    training.rollback.back()
+    enabled = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert enabled
+
+
 def test_whether_steps_change_buffers() -> None:
     training = Training()
     training.rollback.begin(0)

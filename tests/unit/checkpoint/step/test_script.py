@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
+from types import CellType, MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -146,6 +146,34 @@ def test_variables_of_the_loop_and_what_is_in_them(rollback: Rollback) -> None:
     assert helper.names == {"a": [1]}
     assert generator.get_state().equal(state)
     assert (dice.random(), helper.rng.rand()) == drawn
+
+
+def handed_on() -> tuple[Callable[[], torch.Tensor], CellType]:
+    """A function that gives away what it has kept, and where it keeps it."""
+    kept = torch.ones(3)
+
+    def take() -> torch.Tensor:
+        nonlocal kept
+        found = kept
+        del kept
+        return found
+
+    assert take.__closure__ is not None
+    return take, take.__closure__[0]
+
+
+def test_variables_that_a_step_deletes(rollback: Rollback) -> None:
+    """A step reads what the step before has left, and deletes it to have its memory."""
+    hidden = torch.ones(2)
+    take, cell = handed_on()
+    rollback.begin(0)
+    new = hidden + take()[0]
+    del hidden
+    assert "hidden" not in locals()
+    rollback.back()
+    assert new.eq(2).all()
+    assert locals()["hidden"].eq(1).all()
+    assert cell.cell_contents.eq(1).all()
 
 
 @pytest.mark.parametrize("bytes_of_one", [2**17, 2**20, 2**22])

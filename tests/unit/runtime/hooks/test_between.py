@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -187,6 +187,45 @@ def test_variables_after_an_interruption(worker: Worker) -> None:
         worker.run(1)
     worker.between.interrupted()
     assert worker.best == 0
+
+
+@pytest.fixture
+def grad_mode() -> Iterator[None]:
+    """What a test leaves is put back."""
+    yield
+    torch.set_grad_enabled(True)
+
+
+@pytest.mark.usefixtures("grad_mode")
+def test_torchs_modes_after_an_interruption(worker: Worker) -> None:
+    """An evaluation that sets them without a `with` has not come to the line that sets them back."""
+
+    def validate() -> None:
+        torch.set_grad_enabled(False)
+        raise RuntimeError("a connection broke")
+
+    worker.add(validate, skip=True)
+    with pytest.raises(RuntimeError, match="broke"):
+        worker.run(1)
+    worker.between.interrupted()
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.usefixtures("grad_mode")
+def test_torchs_modes_go_the_way_back(worker: Worker) -> None:
+    """Those that a function has set, and not those of the script since."""
+    torch.set_grad_enabled(False)
+    worker.add(lambda: torch.set_grad_enabled(True) and None)
+    worker.add(int)
+    worker.run(1, 0)
+    worker.run(1, 1)
+    worker.between.go_back(1, 0)
+    assert not torch.is_grad_enabled()
+    worker.run(1, 0)
+    worker.run(1, 1)
+    torch.set_grad_enabled(False)
+    worker.between.go_back(1, 1)
+    assert not torch.is_grad_enabled()
 
 
 def test_a_repetition_has_the_last_word(store: Store, worker: Worker) -> None:
