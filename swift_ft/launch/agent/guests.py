@@ -193,7 +193,7 @@ class FormingDeadline:
         self._membership.journal.append(ev.JobClosed(reason=reason, cause=Cause.MACHINE))
 
     def _answer_took_s(self) -> float | None:
-        """How long the rendezvous store takes to answer, in seconds. None if it has not yet.
+        """The time that the rendezvous store takes to answer, in seconds. None if it has not yet.
 
         Raises:
             RendezvousLostError: it is given up.
