@@ -110,12 +110,16 @@ class UndoableOptimizer(Optimizer):
 
     @property
     def updated(self) -> tuple[Tensor, ...]:
-        """The tags: parameters that the step in the open window updated, in the order of the groups."""
+        """The tags: parameters that the step in the open window updated, in the order of the groups.
+
+        Those that are in no group any more come last.
+        """
         window = self._undo.window
         if window is None:
             return ()
         updated = window.params()
-        return tuple(p for group in self.param_groups for p in group["params"] if p in updated)
+        grouped = dict.fromkeys(p for group in self.param_groups for p in group["params"] if p in updated)
+        return (*grouped, *(updated - grouped.keys()))
 
     def undo(self, parameters: Iterable[Tensor] | None = None) -> int:
         """Undoes the last step: parameters, state, step counters, and the hyper-parameters that it used.

@@ -11,7 +11,7 @@ import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -48,7 +48,7 @@ class Completeness:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._attached: dict[str, nn.Module] = {}  # by what an error calls it
-        self._vetted: WeakSet[Optimizer] = WeakSet()
+        self._vetted: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()  # its parameters, by id()
         self._hook: RemovableHandle | None = None
         self._begun = 0
         self._companions: dict[int, Companion] = {}  # by id(); those that are not in the state
@@ -86,7 +86,7 @@ class Completeness:
                     yield f"{owner}'s {what}", tensor
 
     def watch(self) -> None:
-        """From now on, vet each optimizer before its first step.
+        """From now on, vet each optimizer before its first step, and when it has other parameters.
 
         Raises:
             IncompleteStateError: an optimizer of the state has another one in it, whose state nothing saves.
@@ -138,6 +138,7 @@ class Completeness:
             IncompleteStateError: if a scheduler, a scaler or an average has changed that is not in the state.
             UnsupportedError: an optimizer has state that is of none of its parameters.
         """
+        self._held_now = None
         for companion in self._companions.values():
             if companion.has_stepped():
                 raise IncompleteStateError(companion.why_wanted)
@@ -169,8 +170,9 @@ class Completeness:
 
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         """Called by torch, before any optimizer's step."""
-        # Once for each optimizer: this is in the way of every step.
-        if optimizer in self._vetted:
+        # As a rule once for each optimizer: this is in the way of every step.
+        has = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        if self._vetted.get(optimizer) == has:
             return
         if optimizer in self._held_optimizers():
             self._check_parameters(optimizer)
@@ -181,7 +183,7 @@ class Completeness:
                 f"The {type(optimizer).__name__} that updates {update} is not in Session(state): pass it, "
                 'as in Session({"model": model, "optimizer": optimizer}, ...).'
             )
-        self._vetted.add(optimizer)
+        self._vetted[optimizer] = has
 
     def _check_parameters(self, optimizer: Optimizer) -> None:
         """All that an optimizer of the state updates must be there as well."""

@@ -70,8 +70,10 @@ class LocalState(Part):
     def interrupted(self, interruption: Interruption) -> None:
         self._sharded.reset()
         if interruption.in_step:
-            whole = self._rollback.whole  # whatever it has changed, there is a copy
-            self._status.dirty = None if whole else self._rollback.dirty() or self._status.dirty
+            if self._rollback.whole:  # whatever else it has changed, there is a copy
+                self._status.dirty = self._rollback.regrouped()
+            else:
+                self._status.dirty = self._rollback.dirty() or self._status.dirty
 
     def put_back(self, interruption: Interruption) -> None:
         if interruption.in_step:

@@ -7,7 +7,7 @@ address, and the second one moves elements.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,14 +36,22 @@ class Fingerprint:
     versions: Sequence[int]
     samples: Sequence[tuple[Sequence[int], torch.Tensor]]
 
-    def moved(self) -> list[int]:
+    def moved(self, among: Sequence[int] | None = None) -> list[int]:
         """Positions of the tensors that are elsewhere now, or whose count of changes is another one.
 
         It reads no element, so it waits for no device.
+
+        Args:
+            among: positions of those to look at; all of them if None.
         """
-        now = zip(_places(self.tensors), all_versions_of(self.tensors), strict=True)
-        noted = zip(self.places, self.versions, strict=True)
-        return [index for index, (one, other) in enumerate(zip(now, noted, strict=True)) if one != other]
+        among = range(len(self.tensors)) if among is None else among
+        tensors = [self.tensors[index] for index in among]
+        now = zip(among, _places(tensors), all_versions_of(tensors), strict=True)
+        return [
+            index
+            for index, place, version in now
+            if place != self.places[index] or version != self.versions[index]
+        ]
 
     def differing(self, other: Fingerprint) -> list[int]:
         """Positions of the tensors that were written to, or are elsewhere, at the other moment."""
@@ -55,6 +63,32 @@ class Fingerprint:
             or other.versions[index] != self.versions[index]
         }
         return sorted(found | self.rewritten(other))
+
+    def unlike(self, other: Fingerprint) -> set[torch.Tensor]:
+        """As :meth:`differing`, of a moment at which other tensors were noted: those of both, in any order.
+
+        A tensor that was not noted there differs. This is too slow for each step.
+        """
+        there = {id(tensor): index for index, tensor in enumerate(other.tensors)}
+        ours, theirs = self._elements(), other._elements()
+        found = set()
+        for index, tensor in enumerate(self.tensors):
+            at = there.get(id(tensor))
+            if (
+                at is None
+                or (self.places[index], self.versions[index]) != (other.places[at], other.versions[at])
+                or ours.get(index) != theirs.get(at)
+            ):
+                found.add(tensor)
+        return found
+
+    def _elements(self) -> Mapping[int, list[int]]:
+        """By position, the bytes of a tensor's sample."""
+        return {
+            index: row
+            for which, sample in self.samples
+            for index, row in zip(which, _bits(sample).tolist(), strict=True)
+        }
 
     def rewritten(self, other: Fingerprint) -> set[int]:
         """Positions of the tensors whose elements were others at the other moment, wherever they were."""

@@ -39,6 +39,12 @@ class HyperParameters:
             else:
                 optimizer.param_groups[:] = [group.put_back() for group in groups]
 
+    def lacks(self, optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> bool:
+        """Whether an optimizer had not all of these parameters."""
+        groups = next((groups for one, groups in self._groups if one is optimizer), [])
+        held = {number for group in groups for number in group.parameters}
+        return not held.issuperset(map(id, parameters))
+
     def values(self) -> list[list[dict[str, Any]]]:
         """Of each optimizer, the values of its groups, without parameters."""
         return [[group.values() for group in groups] for _, groups in self._groups]

@@ -69,9 +69,13 @@ class OptimizerState:
 
     def note(self, optimizer: Optimizer) -> list[torch.Tensor]:
         """Note what an optimizer holds now. Returns the parameters of which it held something else before."""
-        before, now = self._notes.get(optimizer), _Note.of(optimizer)
-        self._notes[optimizer] = now
-        return [] if before is None else now.differing(before)
+        before = self._notes.get(optimizer)
+        self.renew(optimizer)
+        return [] if before is None else self._notes[optimizer].differing(before)
+
+    def renew(self, optimizer: Optimizer) -> None:
+        """Note what an optimizer holds now, and compare it with nothing: its own step has changed it."""
+        self._notes[optimizer] = _Note.of(optimizer)
 
     def changed(self) -> Iterator[tuple[Optimizer, list[torch.Tensor]]]:
         """Of each optimizer, the parameters of which it holds something else than was noted."""

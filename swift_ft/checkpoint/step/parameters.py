@@ -2,10 +2,10 @@
 
 An optimizer's own update is undone (`undo/`), or comes after the last message. Of what changes a parameter
 elsewhere nothing is known: a momentum encoder in ``forward``, weight noise, the two passes of SAM, a clamp
-after ``optimizer.step()``. So all parameters have a fingerprint at the begin of a step, and what optimizers
-keep of them is noted by its counts of changes. One that changes outside of an optimizer's step is copied at
-the beginning of each step from then on. Where a loss comes first, the fingerprint says so, and the state
-counts as one that cannot be put back.
+after ``optimizer.step()``. So all parameters have a fingerprint at the begin of a step, before an update that
+can be undone and after it, and what optimizers keep of them is noted by its counts of changes. One that
+changes outside of an optimizer's step is copied at the beginning of each step from then on. Where a loss
+comes first, the fingerprints say so, and the state counts as one that cannot be put back.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch.optim import Optimizer
 
 from swift_ft.checkpoint.state_digest import tensor_digests
+from swift_ft.checkpoint.step.around_updates import AroundUpdates
 from swift_ft.checkpoint.step.optimizer_state import OptimizerState
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
@@ -29,7 +30,7 @@ from swift_ft.torch_core.shards import local, note_changed
 from swift_ft.torch_core.tensors import same_bits, write_back
 
 _OFTEN = 16
-"""Steps: state of an optimizer that changes twice within them, between two steps, does so again and again."""
+"""Steps: what changes twice within them, where no close look sees it, does so again and again."""
 
 _logger = logging.getLogger(__name__)
 
@@ -140,16 +141,22 @@ class ParameterWatch:
         self._states_uncopied: set[torch.Tensor] = set()  # parameters, as above
         self._begun = 0  # steps
         self._changed_between: dict[torch.Tensor, int] = {}  # the last step before which state changed
+        self._changed_within: dict[torch.Tensor, int] = {}  # the last step in which a parameter changed
+        self._complete = False  # this step
         self._lost: set[torch.Tensor] = set()  # of the step before: no undo of it would lead back
+        self._before: AroundUpdates | None = None  # of that one
+        self._copied_before: dict[torch.Tensor, _Kind] = {}  # as it began
+        self._between: Fingerprint | None = None  # after it
         self._follows = False  # nobody but the script has changed anything since the last step
         self._expected: Fingerprint | None = None
         self._digests: dict[str, int] | None = None  # of all bits, in a step that is looked at closely
         self._stepped: set[int] = set()  # optimizers that have stepped in this step, by id()
         self._windows: dict[UndoableOptimizer, int] = {}  # opened before this step
         self._samplers: dict[UndoableOptimizer, Sampler] = {}
-        self._as_updated: dict[UndoableOptimizer, Fingerprint] = {}  # as its step has left them
+        self._around: AroundUpdates | None = None
         self._named: Mapping[str, torch.Tensor] | None = None
         self._names: dict[torch.Tensor, str] = {}
+        self._positions: dict[int, int] = {}  # of a parameter among the names, by id()
 
     def begin(
         self,
@@ -169,41 +176,56 @@ class ParameterWatch:
             whole: copy all of them, with what optimizers keep of them.
         """
         self._expected, self._digests = None, None  # nothing of an earlier step stays alive meanwhile
-        self._lost = self._uncopied | self._states_uncopied
+        if complete := self._complete:  # else one is repeated, and the one before it is the same as before
+            self._lost = self._uncopied | self._states_uncopied
+            self._before, self._copied_before = self._around, self._copied
         self._states_uncopied = set()
-        self._as_updated.clear()
+        self._around, self._complete = None, False
         undoable = (o for o in self._state.optimizers.values() if isinstance(o, UndoableOptimizer))
         self._windows = {optimizer: optimizer.windows_opened for optimizer in undoable}
         self._samplers = {optimizer: self._samplers.get(optimizer, Sampler()) for optimizer in self._windows}
         if named is not self._named or large or len(self._names) > len(named):
             self._named = named
             self._names = {tensor: name for name, tensor in (*named.items(), *large.items())}
+            self._positions = {id(tensor): position for position, tensor in enumerate(self._names)}
             self._kinds = {tensor: kind for tensor, kind in self._kinds.items() if tensor in self._names}
             self._changed_between = {p: step for p, step in self._changed_between.items() if p in self._names}
+            self._changed_within = {p: step for p, step in self._changed_within.items() if p in self._names}
         for optimizer in self._state.optimizers.values():
             changed = self._states.note(optimizer)
             if self._follows:
                 self._lost |= {p for p in changed if self._copied.get(p) != _Kind.AFTER}
-                self._note(self._changing_often(changed), _Kind.AFTER)
+                self._note(self._changing_often(changed, self._changed_between), _Kind.AFTER)
         self._begun += 1
         self._follows = False
         self._stepped.clear()
-        self._expect([*self._names], closely=closely)
+        self._around = AroundUpdates(self._expect([*self._names], closely=closely))
+        if complete:
+            self._between = self._expected
         self._copied = dict.fromkeys(self._names, _Kind.AFTER) if whole else {**self._kinds}
         self._uncopied = set()
         owners = self._owners() if self._copied else {}
         return ParameterCopies([_Copy.of(p, kind, owners.get(p)) for p, kind in self._copied.items()])
 
     def look(self) -> None:
-        """In the middle of a step: where it is looked at closely, note what has changed."""
+        """In the middle of a step: note what has changed.
+
+        It is a close look in a step that is looked at closely. Else it is of what wait-free optimizers are
+        about to update.
+        """
         if self._expected is not None and self._digests is not None:
             tagged = self.updated()  # of a wait-free optimizer, before its step
             self._note(tensor for tensor in self._differing() if tensor not in tagged)
             self._expect(self._expected.tensors, closely=True)
+            return
+        for optimizer in self._windows:
+            if optimizer.wait_free:
+                self._look_before(optimizer)
 
     def before_update(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
         self.look()
+        self._look_before(optimizer)
         if changed := {*self._states.note(optimizer)}:
             changed -= self.updated()  # by a wait-free one, as far as it has
             self._states_uncopied |= {p for p in changed if self._copied.get(p) != _Kind.AFTER}
@@ -212,31 +234,37 @@ class ParameterWatch:
 
     def after_update(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped: what it holds has changed as it should."""
-        self._states.note(optimizer)
-        if isinstance(optimizer, UndoableOptimizer) and optimizer in self._samplers:
-            # An undo begins from these values. A write through `.data` moves no count that it could see.
-            held = [p for group in optimizer.param_groups for p in group["params"] if p in self._names]
-            self._as_updated.pop(optimizer, None)  # the last one to step comes last
-            self._as_updated[optimizer] = self._samplers[optimizer].take(held)
+        self._states.renew(optimizer)
+        if self._around is not None:
+            held = self._held_by(optimizer)
+            self._around.updated.update(map(id, held))
+            if isinstance(optimizer, UndoableOptimizer) and optimizer in self._samplers:
+                # An undo begins from these values. A write through `.data` moves no count that it could see.
+                self._around.left.pop(optimizer, None)
+                self._around.left[optimizer] = self._samplers[optimizer].take(held)
         if self._expected is not None and self._digests is not None:
             self._expect(self._expected.tensors, closely=True)
 
     def updated(self) -> set[torch.Tensor]:
         """The parameters that this step's updates have changed, and that can be undone."""
+        return {parameter for parameters in self.updated_by().values() for parameter in parameters}
+
+    def updated_by(self) -> dict[UndoableOptimizer, tuple[torch.Tensor, ...]]:
+        """As :meth:`updated`, by optimizer."""
         return {
-            parameter
+            optimizer: optimizer.updated
             for optimizer, opened in self._windows.items()
             if optimizer.windows_opened != opened
-            for parameter in optimizer.updated
         }
 
     def unaccounted(self) -> list[str]:
         """Names of the parameters that an interrupted step has changed, and that nothing puts back."""
-        if self._expected is None:
+        if self._expected is None or self._around is None:
             return []
         updated = self.updated()
         found = {tensor for tensor in self._differing() if tensor not in updated | self._copied.keys()}
-        found |= {tensor for tensor in self._changed_since_update() if tensor in updated}
+        found |= self._without_copy(self._around.changed_before(), _Kind.BEFORE, self._copied)
+        found |= self._without_copy(self._around.changed_after(), _Kind.AFTER, self._copied) & updated
         found |= self._uncopied
         names = [name for tensor, name in self._names.items() if tensor in found]
         states = self._states_uncopied | {*self._states_changed(updated)}
@@ -244,19 +272,61 @@ class ParameterWatch:
 
     def lost(self) -> list[str]:
         """As :meth:`unaccounted`, of the step before: no undo of its updates leads to where it began."""
-        return self._in_words(self._lost)
+        lost = {*self._lost}
+        if self._before is not None:
+            copied = self._copied_before
+            lost |= self._without_copy(self._before.changed_before(), _Kind.BEFORE, copied)
+            lost |= self._without_copy(self._before.changed_after(self._between), _Kind.AFTER, copied)
+        return self._in_words(lost)
 
-    def _changing_often(self, changed: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Those whose state has changed between two steps a few steps ago, too.
+    def _held_by(self, optimizer: Optimizer) -> list[torch.Tensor]:
+        """The parameters of an optimizer that a module has."""
+        positions = self._positions
+        return [p for group in optimizer.param_groups for p in group["params"] if id(p) in positions]
+
+    def _look_before(self, optimizer: Optimizer) -> None:
+        """See what has changed an optimizer's parameters before its update, except in a close look."""
+        around = self._around
+        if around is None or self._digests is not None:
+            return
+        opened = self._windows.get(optimizer) if isinstance(optimizer, UndoableOptimizer) else None
+        if isinstance(optimizer, UndoableOptimizer) and optimizer.windows_opened != opened:
+            around.updated.update(map(id, optimizer.updated))  # a wait-free one has
+        held = [p for p in self._held_by(optimizer) if id(p) not in around.updated]
+        moved = around.begun.moved([self._positions[id(p)] for p in held])
+        self._note_rare([around.begun.tensors[position] for position in moved], _Kind.BEFORE)
+        if isinstance(optimizer, UndoableOptimizer) and optimizer.windows_opened == opened:
+            # A write through `.data` shows in elements, which are compared after a loss: no step waits.
+            around.found[optimizer] = self._samplers[optimizer].take(held)
+
+    def _note_rare(self, changed: Collection[torch.Tensor], kind: _Kind) -> None:
+        """Note parameters that were found to change where no close look sees it."""
+        if changed := self._without_copy(changed, kind, self._copied):
+            self._note(self._changing_often(changed, self._changed_within))
+
+    @staticmethod
+    def _without_copy(
+        tensors: Iterable[torch.Tensor], kind: _Kind, copied: Mapping[torch.Tensor, _Kind]
+    ) -> set[torch.Tensor]:
+        return {tensor for tensor in tensors if copied.get(tensor, 0) < kind}
+
+    def _changing_often(
+        self, changed: Iterable[torch.Tensor], last: dict[torch.Tensor, int]
+    ) -> list[torch.Tensor]:
+        """Those that have changed a few steps ago, too.
 
         A restart at an epoch's begin costs one step its way back. Copies would cost each step from then on.
+
+        Args:
+            changed: in this step, or just before it.
+            last: the step in which, or before which, each has last done so.
         """
         often = []
         for tensor in changed:
-            before = self._changed_between.get(tensor)
+            before = last.get(tensor)
             if before is not None and self._begun - before <= _OFTEN:
                 often.append(tensor)
-            self._changed_between[tensor] = self._begun
+            last[tensor] = self._begun
         return often
 
     def _in_words(self, tensors: Iterable[torch.Tensor]) -> list[str]:
@@ -272,28 +342,19 @@ class ParameterWatch:
                 if tensor not in by_itself and self._copied.get(tensor) != _Kind.AFTER
             )
 
-    def _changed_since_update(self) -> set[torch.Tensor]:
-        """Parameters that changed after their optimizer's step, and have no copy for it."""
-        unlike: dict[torch.Tensor, bool] = {}
-        for noted in self._as_updated.values():
-            changed = {*Sampler().take(noted.tensors).differing(noted)}
-            unlike |= {tensor: index in changed for index, tensor in enumerate(noted.tensors)}
-        return {tensor for tensor, one in unlike.items() if one and self._copied.get(tensor) != _Kind.AFTER}
-
     def completed(self) -> None:
         """A step is complete: what has changed outside of optimizers is copied from the next one on."""
-        if self._expected is None:
+        if self._expected is None or self._around is None:
             return
-        self._follows = True
+        self._follows = self._complete = True
         if self._digests is not None:
             self._note(self._differing())
             return
-        # Of what an optimizer has updated, nothing tells now what else has changed it. Of all others, no
-        # element is read: that would wait for a device in each step.
-        stepped = {id(p) for owner, p in self._state.parameters if id(owner) in self._stepped}
-        if not stepped.issuperset(map(id, self._names)):
-            moved = [self._expected.tensors[index] for index in self._expected.moved()]
-            self._note(tensor for tensor in moved if id(tensor) not in stepped)
+        # No element is read: that would wait for a device in each step.
+        self._note_rare(self._around.moved_after(), _Kind.AFTER)
+        updated = self._around.updated
+        if others := [position for one, position in self._positions.items() if one not in updated]:
+            self._note(self._expected.tensors[position] for position in self._expected.moved(others))
 
     def may_be_given(self) -> None:
         """From now on the state may be put in place by others, until the next step begins."""
@@ -307,12 +368,15 @@ class ParameterWatch:
         self._copied = {}
         self._uncopied, self._states_uncopied, self._lost = set(), set(), set()
         self._changed_between.clear()
+        self._changed_within.clear()
         self._states.forget()
-        self._as_updated.clear()
+        self._around = self._before = self._between = None
+        self._complete = False
 
-    def _expect(self, tensors: Sequence[torch.Tensor], *, closely: bool) -> None:
+    def _expect(self, tensors: Sequence[torch.Tensor], *, closely: bool) -> Fingerprint:
         self._expected = self._sampler.take(tensors)
         self._digests = self._all_bits(tensors) if closely else None
+        return self._expected
 
     def _differing(self) -> list[torch.Tensor]:
         assert self._expected is not None

@@ -200,6 +200,8 @@ class Rollback:
                 f"communication failed after {names}.step() in the body of the step; "
                 "keep communication before the optimizer's step"
             )
+        if reason := self.regrouped():
+            return reason
         if changed := self._parameters.unaccounted():
             return (
                 f"the step has changed {listed(changed)} outside of an optimizer's step for the first time, "
@@ -210,6 +212,16 @@ class Rollback:
                 f"the step has changed {listed(changed)}, which the script keeps, in place for the first "
                 "time, so there is no copy yet"
             )
+        return None
+
+    def regrouped(self) -> str | None:
+        """Why no plan can undo this step: groups go back first, and then lack what it has updated."""
+        for optimizer, updated in self._parameters.updated_by().items():
+            if self._now is not None and self._now.groups.lacks(optimizer, updated):
+                return (
+                    f"the step has given the {type(optimizer).__name__} other parameters and updated them; "
+                    "change an optimizer's groups after its step()"
+                )
         return None
 
     def back(self) -> None:

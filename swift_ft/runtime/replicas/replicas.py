@@ -97,6 +97,7 @@ class Replicas:
         self._windows: dict[str, int] = {}
         self._undone: set[int] = set()
         self._versions: dict[nn.Parameter, int] = {}  # of parameters that no optimizer has
+        self._grouped: list[int] = []  # parameters of optimizers as the step began, by id()
         self._last: _Updates | None = None  # of the last completed iteration; None if it cannot be taken back
         self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
         self._prepared: StatePayload | None = None
@@ -224,6 +225,7 @@ class Replicas:
         if self._hook is not None:
             self._hook.begin(iteration, updates_early=bool(self._wait_free))
         self._versions = {p: version_of(p) for p in self._state.unowned_parameters()}
+        self._grouped = [id(parameter) for _, parameter in self._state.parameters]
         self._note_windows()
 
     def compare_variables(self, iteration: int) -> None:
@@ -294,7 +296,8 @@ class Replicas:
         """The step is complete. From now on the optimizers' tags are the last iteration's.
 
         An optimizer that made no step has a window of an earlier iteration, which nothing can take back now.
-        No undo brings back an average of the model (EMA), which changes with each update.
+        No undo brings back an average of the model (EMA), which changes with each update. Nor is a step
+        undone that has changed which parameters optimizers have: a plan's indices would mean others then.
 
         Raises:
             UsageError: a wait-free optimizer has updated parameters, and its step was skipped.
@@ -311,7 +314,8 @@ class Replicas:
             optimizers[name].close_undo_window()
         averaged = any(version_of(p) != version for p, version in self._versions.items())
         plain = len(optimizers) < len(self._state.optimizers)
-        final = averaged or plain or self.updated_again() or self.refused()
+        regrouped = self._grouped != [id(parameter) for _, parameter in self._state.parameters]
+        final = averaged or plain or regrouped or self.updated_again() or self.refused()
         self._last = None if final else _Updates(self._iteration, stepped)
         self._note_windows()
         if self._hook is not None and not self._hook.buffers.due and not self._own_buffers_published:

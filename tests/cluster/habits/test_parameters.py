@@ -39,9 +39,11 @@ def test_replicas_by_fsdp(habit: str, tmp_path: Path) -> None:
     assert_put_back(tmp_path, SCRIPT, habit, "shards", inject=faults)
 
 
-@pytest.mark.parametrize("habit", ["clamp, in iteration 4 only", "slow weights, each fifth step"])
+@pytest.mark.parametrize(
+    "habit", ["clamp, in iteration 4 only", "slow weights, each fifth step", "shrink, each fifth step"]
+)
 def test_a_write_between_the_update_and_more_communication(habit: str, tmp_path: Path) -> None:
-    """No step before did so: an undo would begin from other values than those of the update."""
+    """No step before did so: an undo would begin from other values, or lead to others, than the update."""
     loss = "kill machine=1 iteration=4 point=optimizer committed=3"
     run = assert_put_back(tmp_path, SCRIPT, habit, inject=loss)
     assert "outside of an optimizer's step for the first time" in run.output

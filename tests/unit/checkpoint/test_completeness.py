@@ -72,6 +72,10 @@ class Stage2(nn.Module):
         self.linear = stage.linear
         self.norm = nn.LayerNorm(2)
 
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.norm(self.linear(x))
+        return y
+
 
 def test_a_buffer() -> None:
     stage = Stage()
@@ -264,6 +268,43 @@ def test_an_average_of_another_model() -> None:
     with attached(stage, model=stage, optimizer=optimizer) as completeness:
         average.update_parameters(other)
         completeness.completed()
+
+
+@pytest.mark.parametrize("kind", ["added", "exchanged"])
+def test_parameters_that_an_optimizer_is_given_later(kind: str) -> None:
+    """As a backbone that is thawed: no checkpoint would have what is trained of it."""
+    stage = Stage2(Stage())
+    stage.norm.requires_grad_(False)
+    optimizer = torch.optim.SGD(stage.linear.parameters(), 0.1)
+    with attached(stage, model=stage.linear, optimizer=optimizer) as completeness:
+        for _ in range(5):
+            completeness.begin()
+            train(stage, optimizer)
+            completeness.completed()
+        before = [p.detach().clone() for p in stage.parameters()]
+        stage.norm.requires_grad_(True)
+        if kind == "added":
+            optimizer.add_param_group({"params": stage.norm.parameters()})
+        else:
+            optimizer.param_groups[0]["params"] = [*stage.norm.parameters()]  # as many
+        with pytest.raises(IncompleteStateError, match=r"SGD updates a parameter of shape \[2\] \(number 0"):
+            train(stage, optimizer)
+        assert all(torch.equal(p, b) for p, b in zip(stage.parameters(), before, strict=True))
+
+
+def test_parameters_of_the_state_that_an_optimizer_is_given_later() -> None:
+    """In a replacement, too, which is not told of each iteration's begin."""
+    stage, late = Stage(), nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD(stage.linear.parameters(), 0.1)
+    with attached(stage, model=stage, optimizer=optimizer) as completeness:
+        train(stage, optimizer)
+        completeness.completed()
+        optimizer.add_param_group({"params": stage.norm.parameters()})
+        train(stage, optimizer)
+        completeness.completed()
+        stage.register_parameter("late", late)
+        optimizer.add_param_group({"params": [late]})
+        train(stage, optimizer)
 
 
 class Everything:

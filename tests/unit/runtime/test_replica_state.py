@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import wrap_optimizer
 from swift_ft.recovery.events import StatusReported
@@ -19,6 +20,7 @@ from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.part import ReplicasPart
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
+from swift_ft.runtime.state_part import LocalState
 from swift_ft.runtime.worker.part import Interruption
 from swift_ft.runtime.worker.status import WorkerStatus
 
@@ -154,6 +156,61 @@ def test_only_the_last_iteration_is_taken_back() -> None:
         assert replicas.undoable(iteration) is None
     replicas.undo(Task(None, 3, 3, undo=(0, 1, 2, 3), back=True))
     assert replicas.undoable(3) is None  # the iteration before had none, but that is long ago
+
+
+@pytest.mark.parametrize("kind", ["added", "exchanged", "none"])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_step_that_regroups_parameters_is_not_taken_back(kind: str, place: str) -> None:
+    """Its indices would mean other parameters once the groups are as they were."""
+    model, head = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), exact=True)
+    state = TrainingState({"model": model, "head": head, "optimizer": optimizer})
+    nothing: Any = None
+    replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
+
+    def regroup() -> None:
+        if kind == "added":
+            optimizer.add_param_group({"params": head.parameters()})
+        if kind == "exchanged":
+            optimizer.param_groups[0]["params"] = [*head.parameters()]
+
+    for iteration, undoable in enumerate([(0, 1), (0, 1) if kind == "none" else None]):
+        replicas.begin(iteration)
+        if iteration == 1 and place == "before":
+            regroup()
+        optimizer.zero_grad()
+        (model(torch.ones(1, 3)) + head(torch.ones(1, 3))).sum().backward()
+        optimizer.step()
+        if iteration == 1 and place == "after":
+            regroup()
+        replicas.completed()
+        assert replicas.undoable(iteration + 1) == undoable
+    replicas.begin(2)
+    optimizer.zero_grad()
+    (model(torch.ones(1, 3)) + head(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    replicas.completed()
+    assert replicas.undoable(3) == ((0, 1, 2, 3) if kind == "added" else (0, 1))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+def test_parameters_that_a_step_has_updated_and_its_beginning_lacks(whole: bool, added: bool) -> None:
+    """Not even copies of all others lead back, of a step that is verified: nothing of these was there."""
+    model, head = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), exact=True)
+    rollback = Rollback(TrainingState({"model": model, "head": head, "optimizer": optimizer}))
+    status, sharded, nothing = WorkerStatus(), cast(Any, SimpleNamespace(reset=lambda: None)), cast(Any, None)
+    state = LocalState(status, sharded, nothing, rollback, seed=0, data_of=None, first_life=True)
+    rollback.watch()
+    rollback.begin(0, whole=whole)
+    if added:
+        optimizer.add_param_group({"params": head.parameters()})
+    (model(torch.ones(1, 3)) + head(torch.ones(1, 3))).sum().backward()
+    optimizer.step()
+    state.interrupted(Interruption())
+    assert (status.dirty is not None) == added
+    rollback.close()
 
 
 class Survivor:

@@ -32,6 +32,23 @@ def test_a_change(change: Callable[[torch.Tensor], object], dtype: torch.dtype) 
     assert sampler.take(tensors).differing(before) == [1]
 
 
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@torch.no_grad()
+def test_a_change_between_looks_at_some_of_them(change: Callable[[torch.Tensor], object]) -> None:
+    tensors = [torch.randn(shape) for shape in [(3,), (40, 7), (1000,), (2, 2)]]
+    every = Sampler().take(tensors)
+    some = [tensors[2], tensors[1]]
+    assert Sampler().take(some).unlike(every) == set()
+    assert every.moved([2, 1]) == []
+    change(tensors[1])
+    now = Sampler().take(some)
+    assert now.unlike(every) == {tensors[1]}
+    assert every.moved([2]) == []
+    if now.versions[1] != every.versions[1] or now.places[1] != every.places[1]:
+        assert every.moved([2, 1]) == [1]
+    assert every.unlike(now) == {tensors[0], tensors[1], tensors[3]}, "nor were they noted"
+
+
 @torch.no_grad()
 def test_what_moved_is_known_without_reading_an_element() -> None:
     tensors = [torch.randn(3) for _ in range(4)]

@@ -75,6 +75,21 @@ def test_each_window_has_a_number() -> None:
     assert optimizer.windows_opened == 2
 
 
+def test_tags_of_parameters_that_are_in_no_group_any_more() -> None:
+    """As block-wise training exchanges them after its update. An undo needs them all the same."""
+    optimizer = wrapped_sgd()
+    params = params_of(optimizer)
+    before = [param.detach().clone() for param in params]
+    set_grads(params, 0)
+    optimizer.step()
+    optimizer.param_groups[0]["params"] = params[1:2]
+    assert optimizer.updated[0] is params[1]
+    assert {*optimizer.updated} == {*params}
+    optimizer.undo(optimizer.updated)
+    for param, value in zip(params, before, strict=True):
+        torch.testing.assert_close(param.detach(), value)
+
+
 def test_tags_are_in_the_groups_order_without_parameters_that_have_no_gradient() -> None:
     optimizer = wrapped_sgd()
     params = params_of(optimizer)

@@ -93,6 +93,9 @@ def train_step(index: int) -> None:
         with torch.no_grad():
             for p in trained:
                 p.add_(torch.randn(p.shape, generator=torch.Generator().manual_seed(index)), alpha=0.01)
+    if HABIT == "shrink, each fifth step" and index % 5 == 4:
+        for p in trained:
+            p.data.mul_(0.5)
     if not HABIT.startswith("SAM"):
         model(x).backward()
     else:
@@ -123,7 +126,7 @@ def train_step(index: int) -> None:
         weight = trained[0]
         weight.data = weight.data * (0.5 / weight.data.norm()).clamp(max=1)
     optimizer.zero_grad()
-    if HABIT in ("clamp, in iteration 4 only", "slow weights, each fifth step"):
+    if HABIT in ("clamp, in iteration 4 only", "slow weights, each fifth step", "shrink, each fifth step"):
         dist.all_reduce(torch.zeros(1))  # of the loss, for a log
 
 

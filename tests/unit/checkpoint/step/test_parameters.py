@@ -64,6 +64,15 @@ def training() -> Training:
     return Training()
 
 
+def train(training: Training, steps: int) -> None:
+    """Steps that change nothing outside of the optimizer's."""
+    for _ in range(steps):
+        training.begin()
+        training.compute()
+        training.update()
+        training.complete()
+
+
 @torch.no_grad()
 def clamp_data(training: Training) -> None:
     for parameter in training.trained.parameters():
@@ -318,6 +327,171 @@ def test_an_update_alone_is_no_such_change(training: Training) -> None:
         training.update()
         training.complete()
     assert not training.changes_parameters
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("change", [clamp_data, clamp])
+def test_a_first_change_before_the_update_cannot_be_put_back(
+    change: Callable[[Training], None], exact: bool
+) -> None:
+    """As each fifth step shrinks its weights. An undo of the update leads to the shrunk ones."""
+    training = Training()
+    wrap_optimizer(training.optimizer, exact=exact)
+    train(training, 5)
+    training.begin()
+    change(training)
+    training.compute()
+    training.update()
+    reason = training.rollback.dirty()
+    assert reason is not None
+    assert "model.trained.weight" in reason
+    training.rollback.close()
+
+
+def test_a_first_change_before_the_updates_of_a_backward_pass(training: Training) -> None:
+    """A wait-free optimizer has updated before its step begins."""
+    wrap_optimizer(training.optimizer, exact=True, wait_free=True)
+    weight, bias = training.trained.parameters()
+    train(training, 5)
+    for place in (None, "before"):
+        training.begin()
+        if place == "before":
+            clamp_data(training)
+        training.rollback._before_forward()  # as the hook on the model calls it
+        training.compute()
+        training.optimizer.update([weight])
+        assert (training.rollback.dirty() is not None) == (place == "before")
+        training.optimizer.update([bias])
+        training.optimizer.backward_ended()
+        training.update()
+        assert (training.rollback.dirty() is not None) == (place == "before")
+        training.complete()
+    training.rollback.close()
+
+
+def test_updates_one_after_another_are_no_such_changes() -> None:
+    """Of one optimizer, and of another one that has a parameter of it, too."""
+    training = Training()
+    other = wrap_optimizer(torch.optim.SGD([*training.trained.parameters()][:1], lr=0.1), exact=True)
+    state = TrainingState({"model": training.model, "optimizer": training.optimizer, "other": other})
+    training.rollback.close()
+    training.rollback = Rollback(state)
+    training.rollback.watch()
+    for number in range(6):
+        training.begin()
+        training.compute()
+        training.update()
+        if number % 2:
+            training.update()
+        other.step()
+        assert training.rollback.dirty() is None
+        training.complete()
+    training.begin()
+    assert training.rollback._parameters.lost() == []
+    assert not training.changes_parameters
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_change_of_each_fifth_step_is_copied_from_the_second_one_on(training: Training, place: str) -> None:
+    """No close look meets it: versions tell."""
+    for number in range(15):
+        training.begin()
+        before = training.bits()
+        if number % 5 == 4 and place == "before":
+            clamp(training)
+        training.compute()
+        training.update()
+        if number % 5 == 4 and place == "after":
+            clamp(training)
+        if number < 14:
+            training.complete()
+    assert training.rollback.dirty() is None
+    training.rollback.back()
+    if training.optimizer.updated:
+        training.optimizer.undo()
+        training.rollback.undone()
+    assert same(training.bits(), before)
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_change_now_and_then_is_not_copied_for(training: Training, place: str) -> None:
+    """It costs its own step the way back, and not each later step the memory of all parameters."""
+    for number in range(50):
+        training.begin()
+        if number % 20 == 4 and place == "before":
+            clamp(training)
+        training.compute()
+        training.update()
+        if number % 20 == 4 and place == "after":
+            clamp(training)
+        assert (training.rollback.dirty() is not None) == (number % 20 == 4)
+        training.complete()
+    assert not training.changes_parameters
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("change", [clamp_data, clamp, scale_state])
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("repeated", [False, True])
+def test_a_step_of_which_there_is_no_copy_is_not_undone_once_the_next_one_has_begun(
+    training: Training, change: Callable[[Training], None], place: str, repeated: bool
+) -> None:
+    """A second interruption of the next one changes nothing about it."""
+    train(training, 4)
+    training.begin()
+    if place == "before":
+        change(training)
+    training.compute()
+    training.update()
+    if place == "after":
+        change(training)
+    training.complete()
+    for _ in range(2 if repeated else 1):
+        training.begin()
+        training.compute()
+        assert training.rollback.dirty() is None
+        training.rollback.back()
+        training.rollback.may_be_given()
+    with pytest.raises(RecoveryError, match=r"cannot be undone: it has changed .*model.trained.weight"):
+        training.rollback.back_to(training.iteration - 1)
+    training.rollback.close()
+
+
+@pytest.mark.parametrize("kind", ["added", "exchanged"])
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_an_update_of_parameters_that_the_step_has_given_to_its_optimizer(
+    training: Training, kind: str, place: str
+) -> None:
+    """No plan could name them: groups go back first. After the update it is what the step began with."""
+    train(training, 5)
+    training.begin()
+    before = training.bits()
+
+    def regroup() -> None:
+        others = [*training.follower.parameters()]
+        if kind == "added":
+            training.optimizer.add_param_group({"params": others})
+        else:
+            training.optimizer.param_groups[0]["params"] = others
+
+    training.model.zero_grad()
+    if place == "before":
+        regroup()
+    training.compute()
+    training.follower(torch.ones(1, 3)).square().sum().backward()
+    training.update()
+    if place == "after":
+        regroup()
+    reason = training.rollback.dirty()
+    assert (reason is not None and "has given the AdamW other parameters" in reason) == (place == "before")
+    training.rollback.back()
+    assert len(training.optimizer.updated) == (4 if place == "before" and kind == "added" else 2)
+    training.optimizer.undo()
+    training.rollback.undone()
+    assert same(training.bits(), before)
     training.rollback.close()
 
 
