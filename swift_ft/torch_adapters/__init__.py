@@ -23,6 +23,7 @@ lasting_group.py                        methods of a group                      
 lasting_work.py                         methods of an operation                     test_communication.py
 script_groups.py                        how groups are made, what torch registers   test_script_groups.py
 connections.py                          gloo's sockets                              test_stuck.py
+forks.py                                what gloo's groups wait for as they end     test_forks.py
 directed_group.py                       methods of a group                          test_directed_group.py
 present_members.py                      how a batch begins and ends on a group      test_batches.py
 abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py

@@ -6,6 +6,7 @@ so needs them as they were.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -28,8 +29,7 @@ class GlobalModes:
         """As they were."""
         for name, value in self._noted.items():
             if value is not _UNREADABLE and _read(name) not in (value, _UNREADABLE):
-                _, write = _modes()[name]
-                write(value)
+                _write(name, value)
 
     def keep_changed(self) -> None:
         """From now on, put back only what has changed until now. Later changes are others' own."""
@@ -62,6 +62,13 @@ def _read(name: str) -> Any:
         return read()
     except RuntimeError:
         return _UNREADABLE
+
+
+def _write(name: str, value: Any) -> None:
+    _, write = _modes()[name]
+    # Whoever calls torch.backends.disable_global_flags(), as torch's own tests do, can set some no more.
+    with contextlib.suppress(RuntimeError):
+        write(value)
 
 
 def _autocast(device: str) -> tuple[bool, torch.dtype]:

@@ -11,6 +11,7 @@ from torch.backends import cudnn
 
 from swift_ft.torch_core.global_modes import GlobalModes
 
+FROZEN = "__allow_nonbracketed_mutation_flag"
 MODES: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
     "gradients": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
     "dtype": (torch.get_default_dtype, lambda: torch.set_default_dtype(torch.float64)),
@@ -35,7 +36,9 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All modes can be set, also after torch.testing's parts were imported, and are put back in the end."""
+    monkeypatch.setattr(torch.backends, FROZEN, True)
     modes = GlobalModes()
     yield
     modes.put_back()
@@ -49,6 +52,16 @@ def test_a_mode_is_put_back(name: str) -> None:
     assert read() != before
     noted.put_back()
     assert read() == before
+
+
+def test_a_mode_that_nobody_can_set_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted = GlobalModes()
+    cudnn.benchmark = True
+    torch.set_default_dtype(torch.float64)
+    with monkeypatch.context() as frozen:
+        frozen.setattr(torch.backends, FROZEN, False)
+        noted.put_back()
+    assert (torch.get_default_dtype(), cudnn.benchmark) == (torch.float32, True)
 
 
 def test_what_is_set_later_stays() -> None:
