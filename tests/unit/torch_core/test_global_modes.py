@@ -11,6 +11,7 @@ from torch.backends import cudnn
 
 from swift_ft.torch_core.global_modes import GlobalModes
 
+FLAGS: Any = torch.backends.flags_frozen.__globals__
 FROZEN = "__allow_nonbracketed_mutation_flag"
 MODES: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
     "gradients": (torch.is_grad_enabled, lambda: torch.set_grad_enabled(False)),
@@ -36,12 +37,13 @@ MODES: dict[str, tuple[Callable[[], Any], Callable[[], object]]] = {
 
 
 @pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_before() -> Iterator[None]:
     """All modes can be set, also after torch.testing's parts were imported, and are put back in the end."""
-    monkeypatch.setattr(torch.backends, FROZEN, True)
-    modes = GlobalModes()
-    yield
-    modes.put_back()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FLAGS, FROZEN, True)
+        modes = GlobalModes()
+        yield
+        modes.put_back()
 
 
 @pytest.mark.parametrize("name", MODES)
@@ -59,7 +61,7 @@ def test_a_mode_that_nobody_can_set_any_more(monkeypatch: pytest.MonkeyPatch) ->
     cudnn.benchmark = True
     torch.set_default_dtype(torch.float64)
     with monkeypatch.context() as frozen:
-        frozen.setattr(torch.backends, FROZEN, False)
+        frozen.setitem(FLAGS, FROZEN, False)
         noted.put_back()
     assert (torch.get_default_dtype(), cudnn.benchmark) == (torch.float32, True)
 
