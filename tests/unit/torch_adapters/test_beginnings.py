@@ -113,10 +113,22 @@ def test_after_an_abort_it_does_not_begin(
     assert held == []
 
 
+class OfOne:
+    """As a group of torch's."""
+
+    group_name, group_desc = "0", ""
+    _device_types = (torch.device("cpu"),)
+
+    def rank(self) -> int:
+        """Its only member."""
+        return 0
+
+    def size(self) -> int:
+        """One member."""
+        return 1
+
+
 def test_a_group_of_the_script_surrounds_its_own(waits: AbortableWaits) -> None:
     """Before that its members meet, which may take long, and an abort must not wait for it."""
-    given: Any = SimpleNamespace(
-        rank=lambda: 0, size=lambda: 1, group_name="0", group_desc="", _device_types=[torch.device("cpu")]
-    )
-    with beginning(LastingGroup(given)):
+    with beginning(LastingGroup(OfOne())):  # type: ignore[arg-type]
         assert waits.beginnings.over(0)

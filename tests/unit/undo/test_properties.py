@@ -26,6 +26,8 @@ SCALES = st.sampled_from([1e-8, 1e-3, 1.0, 1e3])
 KERNELS = st.sampled_from([{}, {"foreach": True}, {"fused": True}])
 LOOPS = st.sampled_from([{}, {"foreach": True}])
 YES = st.booleans()
+SQUARES = 0.99
+"""The factor of averages of squares."""
 
 
 @st.composite
@@ -121,6 +123,7 @@ def test_exact_restores_every_bit(
 
 @settings(max_examples=150, deadline=None)
 @example(0.3, 0.05, 0.01, OPTIM.Adam, [1e-8, 1e-3], 1)  # the decay nearly cancels out the gradient
+@example(0.9, 0.05, 0.5, OPTIM.Adam, [1.0, 1.0], 20)  # likewise, in the average of squares
 @given(
     st.sampled_from([0.3, 0.5, 0.9, 0.99]),
     st.sampled_from([1e-5, 1e-3, 0.05]),
@@ -133,18 +136,22 @@ def test_the_error_is_bounded(
     beta: float, lr: float, decay: float, kind: type[Optimizer], scales: list[float], seed: int
 ) -> None:
     """Without exact: a few ulps of the larger of the values before and after, over the factor."""
-    given_rates: dict[str, Any] = {"momentum": beta} if kind is OPTIM.SGD else {"betas": (beta, 0.99)}
+    given_rates: dict[str, Any] = {"momentum": beta} if kind is OPTIM.SGD else {"betas": (beta, SQUARES)}
     optimizer = wrap_optimizer(
         made(kind, {"lr": lr, "weight_decay": decay} | given_rates, [[50], [7, 3]], torch.float32)
     )
     for scale in scales:
         set_grads(params_of(optimizer), seed, scale)
         before = picture(optimizer)
+        parts = [p.grad.abs() + decay * p.detach().abs() for p in params_of(optimizer) if p.grad is not None]
         added = {
-            f"{i}.{average}": p.grad.abs() + decay * p.detach().abs()
-            for i, p in enumerate(params_of(optimizer))
-            for average in ("exp_avg", "momentum_buffer")
-            if p.grad is not None
+            f"{i}.{average}": sum_of_parts
+            for i, part in enumerate(parts)
+            for average, sum_of_parts in (
+                ("exp_avg", part),
+                ("momentum_buffer", part),
+                ("exp_avg_sq", (1 - SQUARES) * part**2),
+            )
         }
         optimizer.step()
         after = picture(optimizer)
