@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import re
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -30,6 +31,8 @@ from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import storage_id, tensors_in, version_of
 
 _STEPS = "steps with the optimizer"
+_EXCHANGED = 16
+"""So many lists of parameters of each optimizer are remembered. A script may go round in them."""
 
 _AVERAGES = re.compile(r"EMA|Ema([A-Z_]|$)|(Moving|Exponential)Average|Averaged?Model")
 """Names of classes: ``ModelEma``, ``EMAModel``, ``ExponentialMovingAverage``."""
@@ -48,7 +51,8 @@ class Completeness:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._attached: dict[str, nn.Module] = {}  # by what an error calls it
-        self._vetted: WeakKeyDictionary[Optimizer, list[int]] = WeakKeyDictionary()  # its parameters, by id()
+        # Its parameters, by id(): as they are, and as they were a while ago. Some are exchanged in each step.
+        self._vetted: WeakKeyDictionary[Optimizer, deque[list[int]]] = WeakKeyDictionary()
         self._hook: RemovableHandle | None = None
         self._begun = 0
         self._companions: dict[int, Companion] = {}  # by id(); those that are not in the state
@@ -172,7 +176,7 @@ class Completeness:
         """Called by torch, before any optimizer's step."""
         # As a rule once for each optimizer: this is in the way of every step.
         has = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-        if self._vetted.get(optimizer) == has:
+        if has in (vetted := self._vetted.setdefault(optimizer, deque(maxlen=_EXCHANGED))):
             return
         if optimizer in self._held_optimizers():
             self._check_parameters(optimizer)
@@ -183,13 +187,15 @@ class Completeness:
                 f"The {type(optimizer).__name__} that updates {update} is not in Session(state): pass it, "
                 'as in Session({"model": model, "optimizer": optimizer}, ...).'
             )
-        self._vetted[optimizer] = has
+        vetted.append(has)
 
     def _check_parameters(self, optimizer: Optimizer) -> None:
         """All that an optimizer of the state updates must be there as well."""
         self._held_now = held = self._held_now or self._held()
         for number, group in enumerate(optimizer.param_groups):
             for index, parameter in enumerate(group["params"]):
+                if parameter.numel() and parameter not in held:
+                    held = self._held_now = self._held()  # it may be newer than the last look
                 if parameter.numel() and parameter not in held:
                     raise IncompleteStateError(
                         f"The {type(optimizer).__name__} updates a parameter of shape "

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from swift_ft.checkpoint.stale_gradients import NotedGradients
 from swift_ft.checkpoint.step.carried import Arrived, CarriedVariables
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters, put_values
 from swift_ft.checkpoint.step.parameters import ParameterWatch
@@ -86,12 +87,14 @@ class _Moment:
         self._groups = HyperParameters(state.optimizers.values())
         self._buffers = BufferCopies(state.tree.modules()) if _BUFFERS in written else None
         named = state.named_parameters()
+        self._gradients = NotedGradients(named.values())
         copied = {name: named[name] for name in written if name in named}
         self._parameters = ParameterWatch(state).begin(copied, {}, closely=False, whole=True)
 
     def put_back(self) -> None:
         """As it was. Random numbers on accelerators are seeded as a step begins."""
         self._parameters.put_back(())
+        self._gradients.put_back()
         if self._buffers is not None:
             self._buffers.restore()
         _load(self._state, self._parts)

@@ -324,7 +324,7 @@ class ParameterWatch:
         often = []
         for tensor in changed:
             before = last.get(tensor)
-            if before is not None and self._begun - before <= _OFTEN:
+            if before is not None and 0 < self._begun - before <= _OFTEN:  # one step may be looked at twice
                 often.append(tensor)
             last[tensor] = self._begun
         return often

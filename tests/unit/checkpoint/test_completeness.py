@@ -307,6 +307,42 @@ def test_parameters_of_the_state_that_an_optimizer_is_given_later() -> None:
         train(stage, optimizer)
 
 
+def test_two_optimizers_that_are_given_new_layers_in_one_step() -> None:
+    """The second one's are made after the first one's were looked for."""
+    nets = [nn.Sequential(nn.Linear(2, 2)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]
+    state = TrainingState({"g": nets[0], "d": nets[1], "of g": optimizers[0], "of d": optimizers[1]})
+    completeness = Completeness(state)
+    completeness.watch()
+    for number in range(5):
+        completeness.begin()
+        for net, optimizer in zip(nets, optimizers, strict=True):
+            if number == 4:
+                net.append(nn.Linear(2, 2))
+                optimizer.add_param_group({"params": net[-1].parameters()})
+            net(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        completeness.completed()
+    completeness.close()
+
+
+def test_lists_of_parameters_that_a_script_goes_round_in_are_vetted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To vet takes a state_dict() of all that is protected."""
+    stage = Stage()
+    lists = [[*stage.linear.parameters()], [*stage.norm.parameters()]]
+    optimizer = torch.optim.SGD(lists[0], 0.1)
+    vetted: list[object] = []
+    monkeypatch.setattr(Completeness, "_check_parameters", lambda _, one: vetted.append(one))
+    with attached(stage, model=stage, optimizer=optimizer) as completeness:
+        for number in range(6):
+            optimizer.param_groups[0]["params"] = lists[number % 2]
+            train(stage, optimizer)
+            completeness.completed()
+    assert vetted == [optimizer] * 2
+
+
 class Everything:
     """One object that saves a model and its optimizer, as torch's Stateful does."""
 

@@ -112,6 +112,38 @@ def test_a_state_that_comes_without_variables(one: Process) -> None:
     assert (other.rate, other.epochs.state_dict()) == (one.rate, one.epochs.state_dict())
 
 
+@pytest.mark.parametrize("in_step", [False, True])
+def test_gradients_that_the_lines_drop(one: Process, in_step: bool) -> None:
+    """In the middle of an epoch the replacement runs these lines with those of a step's end."""
+    (weight, *_) = one.net.parameters()
+    one.top.begins(0)
+    one.optimizer.zero_grad()
+    one.top.over()
+    assert one.first_step(0) == ""
+    weight.grad = torch.ones_like(weight) if in_step else None
+    other = Process()
+    other.take(one.sent())
+    other.top.begins(1)
+    other.optimizer.zero_grad()
+    other.top.over()
+    assert other.first_step(1) == ""
+    assert [p.grad is not None for p in other.net.parameters()] == [in_step, False]
+
+
+def test_gradients_of_a_state_of_the_epoch_s_beginning(one: Process) -> None:
+    """It comes after these lines have run, and was saved before they had."""
+    (weight, *_) = one.net.parameters()
+    weight.grad = torch.ones_like(weight)
+    sent = one.sent()
+    one.top.begins(0)
+    one.optimizer.zero_grad()
+    one.top.over()
+    one.take(sent)
+    assert weight.grad is not None
+    assert one.first_step(0) == ""
+    assert weight.grad is None
+
+
 def test_a_replacement_at_the_border(one: Process) -> None:
     other = Process()
     other.take(one.sent())

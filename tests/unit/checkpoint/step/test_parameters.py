@@ -370,6 +370,23 @@ def test_a_first_change_before_the_updates_of_a_backward_pass(training: Training
     training.rollback.close()
 
 
+def test_a_change_that_is_seen_twice_in_one_step_is_rare_all_the_same(training: Training) -> None:
+    """A wait-free optimizer is looked at before each forward, and before its step."""
+    wrap_optimizer(training.optimizer, wait_free=True)
+    for number in range(7):
+        training.begin()
+        if number == 5:
+            clamp(training)
+        for _ in range(2):
+            training.rollback._before_forward()  # as the hook on the model calls it
+        training.compute()
+        training.update()
+        training.complete()
+    training.begin()
+    assert not training.changes_parameters
+    training.rollback.close()
+
+
 def test_updates_one_after_another_are_no_such_changes() -> None:
     """Of one optimizer, and of another one that has a parameter of it, too."""
     training = Training()
