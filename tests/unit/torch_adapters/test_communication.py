@@ -306,15 +306,22 @@ def collectives(group: Any) -> dict[str, Callable[[], Any]]:
 
 def test_collectives_of_gloo_complete_their_futures_by_themselves(group: dist.ProcessGroup) -> None:
     """But for those that gloo makes of others: their wait computes them."""
-    with_future = set()
+    with_future, unknown = set(), set()
     for name, call in collectives(group).items():
-        work = call()
+        try:
+            work = call()
+        except RuntimeError as error:  # torch 2.11 has no all-to-all of lists
+            if "does not support" not in str(error):
+                raise
+            unknown.add(name)
+            continue
         if (future := lasting_work._future_of(work)) is not None:
             with_future.add(name)
             future.wait()  # of the future alone
         work.wait()
         assert work.is_completed() or future is None, name
-    assert with_future == collectives(group).keys() - {*SCATTERED_SUMS}
+    assert unknown <= {"alltoall"}
+    assert with_future == collectives(group).keys() - {*SCATTERED_SUMS} - unknown
     assert LastingGroup(group).completes_futures
 
 
