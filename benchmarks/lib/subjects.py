@@ -203,7 +203,7 @@ SUBJECTS = {
         "benchmarks.scale.stalled_store",
     ),
     # --------------------------------------------------------------------------------------- correctness
-    "campaign": Subject("A campaign of random faults", "benchmarks.recovery.campaign", ("wrong",)),
+    "campaign": Subject("A campaign of random faults", "benchmarks.recovery.campaign"),
     "orders": Subject("Orders of failures", "benchmarks.proof.orders"),
     "chaos": Subject("Random faults of all kinds", "benchmarks.recovery.campaign --faults all", ("wrong",)),
     "changes-chaos": Subject("Changes of a running job, and faults", "make chaos-changes"),
