@@ -34,8 +34,9 @@ from swift_ft.recovery.survivors import Answer, answer_of
 _logger = logging.getLogger(__name__)
 
 _TRIES = 3
-_GLANCE_S = 0.1
 """The number of times that a guest which ends before it has joined is started again."""
+_GLANCE_S = 0.1
+"""At each look the agent gives the rendezvous store this time to answer; mostly that takes less."""
 
 
 class Guests:
@@ -182,11 +183,10 @@ class FormingDeadline:
         self._since = now if self._since is None else self._since
         if now - max(self._since, back_at) <= self._limit_s:
             return
-        took_s = self._answer_took_s()
-        if (
-            took_s is None or took_s >= timings.STORE_CONNECTION_SILENCE_S
-        ):  # while it is silent nobody can join
-            self._since = self._since if took_s is None else time.monotonic()
+        if (took_s := self._answer_took_s()) is None:
+            return
+        if took_s >= timings.STORE_CONNECTION_SILENCE_S:  # nobody could join while it was silent
+            self._since = time.monotonic()
             return
         away = self._returns.machines(after=self._since)
         reason = self._nobody_joined(state, away)

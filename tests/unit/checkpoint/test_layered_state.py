@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.utils.parametrizations import weight_norm
 from torch.optim.swa_utils import AveragedModel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
@@ -25,6 +23,7 @@ from swift_ft.errors import CheckpointError, TopologyMismatchError, UnsupportedE
 from swift_ft.recovery.layout.stage_layers import layers_of
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.layer_stack import LayerStack
+from tests.support.loose_parameter import Temperature
 
 COUNT, WORKERS = 7, 3
 EVEN = (2, 2, 3)
@@ -88,20 +87,6 @@ WRAPPERS: dict[str, Wrap] = {
 def built(wrapper: str) -> Callable[[int], nn.Module]:
     """Makes layers in a wrapper."""
     return lambda number: WRAPPERS[wrapper](build(number))
-
-
-@pytest.fixture
-def as_worker() -> Iterator[Callable[[int], None]]:
-    """Be a worker of three, in this one process."""
-
-    def be(rank: int, workers: int = WORKERS) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", rank=rank, world_size=workers, store=FakeStore())
-
-    yield be
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def made(model: LayerStack, *, two_groups: bool = False) -> TrainingState:
@@ -263,19 +248,6 @@ def test_a_stack_inside_of_another_module(as_worker: Callable[..., None]) -> Non
     now = layered[0].take([2]).tensors
     assert now.keys() == before.keys()
     assert all(torch.equal(now[path], before[path]) for path in before)
-
-
-class Temperature:
-    """Saves a parameter that is in no module."""
-
-    def __init__(self) -> None:
-        self.value = nn.Parameter(torch.ones(()))
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"value": self.value.detach()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.value.data.copy_(state["value"])
 
 
 def test_a_parameter_in_no_module_stays_in_its_optimizer(as_worker: Callable[..., None]) -> None:

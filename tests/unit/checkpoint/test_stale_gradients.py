@@ -6,17 +6,15 @@ An optimizer moves such a parameter by its decay and its momentum, and skips one
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
@@ -178,20 +176,6 @@ def test_of_shards(then: int, tmp_path: Path) -> None:
             state = made(sharded(mesh), {"0.weight"})
             Checkpointer(folder, state).load(20, rank, workers=then)
             assert with_gradients(state) == WHICH
-
-
-@pytest.fixture
-def as_worker() -> Iterator[Callable[[int, int], None]]:
-    """Be one of some workers, in this one process."""
-
-    def be(rank: int, workers: int) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", rank=rank, world_size=workers, store=FakeStore())
-
-    yield be
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def stack() -> LayerStack:

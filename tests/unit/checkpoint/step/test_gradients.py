@@ -15,6 +15,7 @@ from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import UnsupportedError
 from swift_ft.optim import wrap_optimizer
+from tests.support.loose_parameter import Temperature
 
 
 def backward(model: nn.Module) -> None:
@@ -155,19 +156,6 @@ def test_sparse_gradients_stay_sparse() -> None:
                 assert not zeros.to_dense().any()
         model(torch.tensor([3, 3])).square().sum().backward()
         optimizer.step()
-
-
-class Temperature:
-    """Saves a parameter that is in no module."""
-
-    def __init__(self) -> None:
-        self.value = nn.Parameter(torch.ones(()))
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"value": self.value.detach()}
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        self.value.data.copy_(state["value"])
 
 
 def test_a_parameter_in_no_module() -> None:
