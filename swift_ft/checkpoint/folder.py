@@ -184,10 +184,32 @@ class CheckpointFolder:
             return False
         return any(_generation(part) > generation for part in _names(marker))
 
-    def tidy(self) -> None:
-        """When all workers are done: delete what attempts that failed have left in committed checkpoints."""
+    def tidy(self, started_in: Mapping[int, int], workers: int | None = None) -> None:
+        """When all workers are done: delete what attempts that failed have left. To be called by worker 0.
+
+        Of checkpoints that were never committed these are the parts of killed processes. A worker that lives
+        may be late with its own, if it has waited for the store in vain.
+
+        Args:
+            started_in: by rank, the generation in which the worker's present process was started.
+            workers: of the job, which may have had more before; None if that is unknown.
+        """
         for iteration in self.committed():
             self._delete_orphans(iteration)
+
+        def is_dead(name: str) -> bool:
+            found = _PART.fullmatch(name)
+            if found is None:
+                return name.startswith(f"{MARKER}.")  # nobody else writes markers
+            rank = int(found["rank"])
+            left = workers is not None and rank >= workers
+            return left or int(found["generation"]) < started_in.get(rank, 0)
+
+        for folder in self.uncommitted():
+            parts = self.store.list(folder)
+            dead = [name for name in parts if is_dead(name)]
+            for path in [folder] if dead == parts else [f"{folder}/{name}" for name in dead]:
+                self.store.delete(path, recursive=True)
 
     def sweep(self) -> None:
         """Delete all that belongs to no committed checkpoint. Only a run that has not begun may do this."""

@@ -195,7 +195,6 @@ class Housekeeping:
     def _tidy(self) -> None:
         try:
             self._end_if_taken_over()
-            self._folder.tidy()
             tidy_store(self._folder.store)
             if (state := self._state) is not None:
                 per_machine, started_in = state.shape.workers_per_machine, state.membership.started_in
@@ -204,6 +203,7 @@ class Housekeeping:
                 machines = {*state.membership.slots, *state.membership.spares}
                 # Workers of a next world have ranks of their own, until it is given up with the run.
                 workers = len(ranks) if state.worlds.change is None else None
+                self._folder.tidy(of_ranks, workers)
                 WorkerFiles(self._folder.store, self._run_id).sweep(of_ranks, machines, workers)
         except Exception as error:
             _logger.warning(

@@ -398,8 +398,29 @@ def test_the_end_of_a_run_leaves_only_what_markers_name(tmp_path: Path) -> None:
     folder.commit(20, {0: part}, "run", {})
     for left in (folder.part(20, rank=0, generation=1), part, "checkpoints/00000020/committed.json.01.tmp"):
         folder.store.write_json(f"{left}/.metadata" if "rank" in left else left, {})
-    folder.tidy()
+    folder.tidy({0: 2})
     assert folder.store.list("checkpoints/00000020") == ["committed.json", "rank-00000.g00002"]
+
+
+def test_the_end_of_a_run_leaves_no_parts_of_killed_processes(tmp_path: Path) -> None:
+    """Worker 0 was killed while it saved its part, and no other worker has the state of that iteration."""
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    saving = {30: [(0, 1), (4, 3)], 40: [(0, 1), (0, 2), (1, 1), (2, 3), (4, 3)]}
+    for iteration, parts in saving.items():
+        for rank, generation in parts:
+            folder.store.write_json(f"{folder.part(iteration, rank, generation)}/digests.json.01.tmp", {})
+    folder.store.write_json("checkpoints/00000040/committed.json.01.tmp", {})
+    folder.tidy({0: 3, 1: 1, 2: 3, 3: 1}, workers=4)
+    assert folder.store.list("checkpoints") == ["00000040"]
+    assert folder.store.list("checkpoints/00000040") == ["rank-00001.g00001", "rank-00002.g00003"]
+
+
+def test_the_end_of_a_run_whose_number_of_workers_is_unknown(tmp_path: Path) -> None:
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    part = folder.part(40, rank=4, generation=1)
+    folder.store.write_json(f"{part}/digests.json", {})
+    folder.tidy({0: 3})
+    assert folder.store.exists(part)
 
 
 def test_a_state_that_is_not_what_was_saved(tmp_path: Path) -> None:
