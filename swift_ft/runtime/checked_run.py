@@ -16,7 +16,7 @@ from typing import Any
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
-from swift_ft.checkpoint.completeness import is_companion
+from swift_ft.checkpoint.companions import is_companion
 from swift_ft.checkpoint.saved_form import bytes_of
 from swift_ft.checkpoint.step.large_values import LargeValues
 from swift_ft.checkpoint.training_state import TrainingState

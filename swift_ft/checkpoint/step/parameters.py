@@ -1,4 +1,4 @@
-"""Parameters and their state that change outside of an optimizer's step: found, copied and put back.
+"""Finds the parameters, and what optimizers keep of them, that change outside of an optimizer's step.
 
 An optimizer's own update is undone (`undo/`), or comes after the last message. Of what changes a parameter
 elsewhere nothing is known: a momentum encoder in ``forward``, weight noise, the two passes of SAM, a clamp
@@ -12,9 +12,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -22,106 +19,15 @@ from torch.optim import Optimizer
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.step.around_updates import AroundUpdates
 from swift_ft.checkpoint.step.optimizer_state import OptimizerState
+from swift_ft.checkpoint.step.parameter_copies import Kind, ParameterCopies
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.torch_core.buffers import copy_all
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
-from swift_ft.torch_core.shards import local, note_changed
-from swift_ft.torch_core.tensors import same_bits, write_back
 
 _OFTEN = 16
 """Steps: what changes twice within them, where no close look sees it, does so again and again."""
 
 _logger = logging.getLogger(__name__)
-
-
-class _Kind(IntEnum):
-    """When a parameter changes outside of its optimizer's step."""
-
-    BEFORE = 1
-    """Before it, or without any optimizer. The undo of the step still works."""
-    AFTER = 2
-    """After it, or its state does, so that no undo leads back: the optimizer's state of it is copied, too."""
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """A parameter and what an optimizer keeps of it, at the beginning of a step."""
-
-    parameter: torch.Tensor
-    data: torch.Tensor
-    value: torch.Tensor
-    optimizer: Optimizer | None
-    state: dict[str, tuple[Any, Any]] | None
-
-    @classmethod
-    def of(cls, parameter: torch.Tensor, kind: _Kind, optimizer: Optimizer | None) -> _Copy:
-        state = None
-        if kind == _Kind.AFTER and optimizer is not None:
-            held = optimizer.state.get(parameter, {})
-            state = {key: (value, _copied(value)) for key, value in held.items()}
-        # Not the values alone: `parameter.data = ...` also takes its memory from it.
-        return cls(parameter, local(parameter).detach(), torch.empty_like(local(parameter)), optimizer, state)
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        here = local(self.parameter)
-        if here.data_ptr() == self.data.data_ptr() or here is not self.parameter:
-            if not same_bits(here, self.value):  # else the step before can still be undone
-                write_back(here, self.value)
-                note_changed(self.parameter)
-        else:
-            write_back(self.data, self.value)
-            self.parameter.data = self.data
-        if self.state is None or self.optimizer is None:
-            return
-        if not self.state:
-            self.optimizer.state.pop(self.parameter, None)
-            return
-        for value, copied in self.state.values():
-            if isinstance(value, torch.Tensor):
-                value.copy_(copied)
-            elif type(value) is list:  # L-BFGS keeps a history of tensors, which it does not write to
-                value[:] = copied
-        self.optimizer.state[self.parameter] = {key: value for key, (value, _) in self.state.items()}
-
-    def forget_update(self) -> None:
-        """It needs no undo any more."""
-        if isinstance(self.optimizer, UndoableOptimizer):
-            self.optimizer.forget([self.parameter])
-
-
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return [*value] if type(value) is list else value
-
-
-class ParameterCopies:
-    """The parameters that change outside of optimizers, at the beginning of a step."""
-
-    def __init__(self, copies: Sequence[_Copy]) -> None:
-        self._copies = copies
-        copy_all([one.value for one in copies], [local(one.parameter) for one in copies])
-
-    def put_back(self, updated: Collection[torch.Tensor], *, undo_follows: bool = False) -> None:
-        """As they were.
-
-        Args:
-            updated: parameters whose update is still to be undone, which needs the values that they have now.
-            undo_follows: of all of these, also of those of which there is a copy of all.
-        """
-        for one in self._copies:
-            if one.parameter not in updated:
-                one.put_back()
-            elif one.state is not None and not undo_follows:
-                one.put_back()
-                one.forget_update()
-
-    def put_back_undone(self) -> None:
-        """The updates are undone: what an undo rounds, or has begun from, is as it was, too."""
-        for one in self._copies:
-            one.put_back()
 
 
 class ParameterWatch:
@@ -134,8 +40,8 @@ class ParameterWatch:
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._sampler = Sampler()
-        self._kinds: dict[torch.Tensor, _Kind] = {}
-        self._copied: dict[torch.Tensor, _Kind] = {}  # as this step began
+        self._kinds: dict[torch.Tensor, Kind] = {}
+        self._copied: dict[torch.Tensor, Kind] = {}  # as this step began
         self._uncopied: set[torch.Tensor] = set()  # found in this step to change, and not copied as it began
         self._states = OptimizerState()
         self._states_uncopied: set[torch.Tensor] = set()  # parameters, as above
@@ -145,7 +51,7 @@ class ParameterWatch:
         self._complete = False  # this step
         self._lost: set[torch.Tensor] = set()  # of the step before: no undo of it would lead back
         self._before: AroundUpdates | None = None  # of that one
-        self._copied_before: dict[torch.Tensor, _Kind] = {}  # as it began
+        self._copied_before: dict[torch.Tensor, Kind] = {}  # as it began
         self._between: Fingerprint | None = None  # after it
         self._follows = False  # nobody but the script has changed anything since the last step
         self._expected: Fingerprint | None = None
@@ -194,18 +100,17 @@ class ParameterWatch:
         for optimizer in self._state.optimizers.values():
             changed = self._states.note(optimizer)
             if self._follows:
-                self._lost |= {p for p in changed if self._copied.get(p) != _Kind.AFTER}
-                self._note(self._changing_often(changed, self._changed_between), _Kind.AFTER)
+                self._lost |= {p for p in changed if self._copied.get(p) != Kind.AFTER}
+                self._note(self._changing_often(changed, self._changed_between), Kind.AFTER)
         self._begun += 1
         self._follows = False
         self._stepped.clear()
         self._around = AroundUpdates(self._expect([*self._names], closely=closely))
         if complete:
             self._between = self._expected
-        self._copied = dict.fromkeys(self._names, _Kind.AFTER) if whole else {**self._kinds}
+        self._copied = dict.fromkeys(self._names, Kind.AFTER) if whole else {**self._kinds}
         self._uncopied = set()
-        owners = self._owners() if self._copied else {}
-        return ParameterCopies([_Copy.of(p, kind, owners.get(p)) for p, kind in self._copied.items()])
+        return ParameterCopies(self._copied, self._owners() if self._copied else {})
 
     def look(self) -> None:
         """In the middle of a step: note what has changed.
@@ -228,8 +133,8 @@ class ParameterWatch:
         self._look_before(optimizer)
         if changed := {*self._states.note(optimizer)}:
             changed -= self.updated()  # by a wait-free one, as far as it has
-            self._states_uncopied |= {p for p in changed if self._copied.get(p) != _Kind.AFTER}
-            self._note(changed, _Kind.AFTER)
+            self._states_uncopied |= {p for p in changed if self._copied.get(p) != Kind.AFTER}
+            self._note(changed, Kind.AFTER)
         self._stepped.add(id(optimizer))
 
     def after_update(self, optimizer: Optimizer) -> None:
@@ -263,8 +168,8 @@ class ParameterWatch:
             return []
         updated = self.updated()
         found = {tensor for tensor in self._differing() if tensor not in updated | self._copied.keys()}
-        found |= self._without_copy(self._around.changed_before(), _Kind.BEFORE, self._copied)
-        found |= self._without_copy(self._around.changed_after(), _Kind.AFTER, self._copied) & updated
+        found |= self._without_copy(self._around.changed_before(), Kind.BEFORE, self._copied)
+        found |= self._without_copy(self._around.changed_after(), Kind.AFTER, self._copied) & updated
         found |= self._uncopied
         names = [name for tensor, name in self._names.items() if tensor in found]
         states = self._states_uncopied | {*self._states_changed(updated)}
@@ -275,8 +180,8 @@ class ParameterWatch:
         lost = {*self._lost}
         if self._before is not None:
             copied = self._copied_before
-            lost |= self._without_copy(self._before.changed_before(), _Kind.BEFORE, copied)
-            lost |= self._without_copy(self._before.changed_after(self._between), _Kind.AFTER, copied)
+            lost |= self._without_copy(self._before.changed_before(), Kind.BEFORE, copied)
+            lost |= self._without_copy(self._before.changed_after(self._between), Kind.AFTER, copied)
         return self._in_words(lost)
 
     def _held_by(self, optimizer: Optimizer) -> list[torch.Tensor]:
@@ -294,19 +199,19 @@ class ParameterWatch:
             around.updated.update(map(id, optimizer.updated))  # a wait-free one has
         held = [p for p in self._held_by(optimizer) if id(p) not in around.updated]
         moved = around.begun.moved([self._positions[id(p)] for p in held])
-        self._note_rare([around.begun.tensors[position] for position in moved], _Kind.BEFORE)
+        self._note_rare([around.begun.tensors[position] for position in moved], Kind.BEFORE)
         if isinstance(optimizer, UndoableOptimizer) and optimizer.windows_opened == opened:
             # A write through `.data` shows in elements, which are compared after a loss: no step waits.
             around.found[optimizer] = self._samplers[optimizer].take(held)
 
-    def _note_rare(self, changed: Collection[torch.Tensor], kind: _Kind) -> None:
+    def _note_rare(self, changed: Collection[torch.Tensor], kind: Kind) -> None:
         """Note parameters that were found to change where no close look sees it."""
         if changed := self._without_copy(changed, kind, self._copied):
             self._note(self._changing_often(changed, self._changed_within))
 
     @staticmethod
     def _without_copy(
-        tensors: Iterable[torch.Tensor], kind: _Kind, copied: Mapping[torch.Tensor, _Kind]
+        tensors: Iterable[torch.Tensor], kind: Kind, copied: Mapping[torch.Tensor, Kind]
     ) -> set[torch.Tensor]:
         return {tensor for tensor in tensors if copied.get(tensor, 0) < kind}
 
@@ -339,7 +244,7 @@ class ParameterWatch:
             yield from (
                 tensor
                 for tensor in changed
-                if tensor not in by_itself and self._copied.get(tensor) != _Kind.AFTER
+                if tensor not in by_itself and self._copied.get(tensor) != Kind.AFTER
             )
 
     def completed(self) -> None:
@@ -351,7 +256,7 @@ class ParameterWatch:
             self._note(self._differing())
             return
         # No element is read: that would wait for a device in each step.
-        self._note_rare(self._around.moved_after(), _Kind.AFTER)
+        self._note_rare(self._around.moved_after(), Kind.AFTER)
         updated = self._around.updated
         if others := [position for one, position in self._positions.items() if one not in updated]:
             self._note(self._expected.tensors[position] for position in self._expected.moved(others))
@@ -387,7 +292,7 @@ class ParameterWatch:
             found |= {int(index) for index, digest in now.items() if self._digests[index] != digest}
         return [tensors[index] for index in sorted(found)]
 
-    def _note(self, tensors: Iterable[torch.Tensor], found_as: _Kind | None = None) -> None:
+    def _note(self, tensors: Iterable[torch.Tensor], found_as: Kind | None = None) -> None:
         """Copy parameters as each step begins, from the next one on.
 
         Args:
@@ -401,7 +306,7 @@ class ParameterWatch:
             owners = owners or self._owners()
             owner = owners.get(tensor)
             stepped = owner is not None and id(owner) in self._stepped
-            kind = found_as or (_Kind.AFTER if stepped else _Kind.BEFORE)
+            kind = found_as or (Kind.AFTER if stepped else Kind.BEFORE)
             if kind > self._copied.get(tensor, 0) and found_as is None:
                 self._uncopied.add(tensor)
             if kind > self._kinds.get(tensor, 0):

@@ -27,7 +27,8 @@ from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
 from swift_ft.checkpoint.step.library_objects import LibraryObjects
 from swift_ft.checkpoint.step.noted import NotedVariables
 from swift_ft.checkpoint.step.outside import Outside
-from swift_ft.checkpoint.step.parameters import ParameterCopies, ParameterWatch
+from swift_ft.checkpoint.step.parameter_copies import ParameterCopies
+from swift_ft.checkpoint.step.parameters import ParameterWatch
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.script_hooks import NotedHooks, ScriptHooks
 from swift_ft.checkpoint.training_state import TrainingState

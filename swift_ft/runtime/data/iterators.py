@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, Sampler
 
-from swift_ft.checkpoint.completeness import is_companion
+from swift_ft.checkpoint.companions import is_companion
 from swift_ft.data.loader import LoaderBatches
 from swift_ft.errors import UsageError
 from swift_ft.program.loop_frame import loop_frame
