@@ -452,7 +452,7 @@ class Assembly(Foundations):
     def _layers_moved(self) -> None:
         """Drop references to tensors that left this worker: they keep them alive, or bring them back."""
         self._rollback.forget()
-        self._replicas.forget_updates()
+        self._replicas.updates.forget()
 
     def _new_replays(self, pipeline: LoggedPipeline) -> Replays:
         return Replays(

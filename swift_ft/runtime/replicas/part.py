@@ -77,15 +77,15 @@ class ReplicasPart(Part):
     def interrupted(self, interruption: Interruption) -> None:
         self._replicas.drain()
         if interruption.in_step:
-            self._status.dirty = self._replicas.updated_again()
+            self._status.dirty = self._replicas.updates.updated_again()
 
     def put_back(self, interruption: Interruption) -> None:
         if not interruption.in_step:
             return
-        self._status.updated = self._replicas.updated()  # less those that copies have put back
-        self._status.dirty = self._status.dirty or self._replicas.refused()
+        self._status.updated = self._replicas.updates.updated()  # less those that copies have put back
+        self._status.dirty = self._status.dirty or self._replicas.updates.refused()
         if interruption.caught:
-            self._status.dirty = self._status.dirty or self._replicas.updated_apart()
+            self._status.dirty = self._status.dirty or self._replicas.updates.updated_apart()
 
     def report(self, report: StatusReported) -> StatusReported:
         replicas = self._replicas
@@ -93,9 +93,9 @@ class ReplicasPart(Part):
             replicas.attached and not replicas.equal_buffers and self._rollback.has_statistics(replicas.model)
         )
         report = replace(report, holds=self._holds(), own_statistics=own_statistics, rounds=self._rounds)
-        report = replicas.report_undo(report) if self._may_undo else report
+        report = replicas.updates.report_undo(report) if self._may_undo else report
         changed = report.updated or report.undoable
-        return replace(report, undoes_exactly=replicas.undoes_exactly) if changed else report
+        return replace(report, undoes_exactly=replicas.updates.undoes_exactly) if changed else report
 
     def why_checkpoint(self, committed: int | None) -> str:
         rounded = self._rounded_before > (committed or 0)
@@ -104,7 +104,7 @@ class ReplicasPart(Part):
     @property
     def _rounds(self) -> bool:
         """Whether messages are logged that an undo, which rounds, would not lead to again."""
-        return self._pipelined and not self._by_layer and not self._replicas.undoes_exactly
+        return self._pipelined and not self._by_layer and not self._replicas.updates.undoes_exactly
 
     @property
     def _may_undo(self) -> bool:
@@ -115,7 +115,7 @@ class ReplicasPart(Part):
         of a completed step: there are no others to wait for.
         """
         replicas, status = self._replicas, self._status
-        by_others = replicas.attached or self._by_layer or replicas.undoes_exactly
+        by_others = replicas.attached or self._by_layer or replicas.updates.undoes_exactly
         waited_for = self._pipelined or replicas.sharded
         return by_others and waited_for and status.known and not status.updated
 
@@ -147,7 +147,7 @@ class ReplicasPart(Part):
             self._status.iteration, self._status.updated = task.begin, task.undo
         # The parameters are reported as updated until all replicas are equal: an undo rounds, so they are not
         # the original.
-        self._replicas.undo(task)
+        self._replicas.updates.undo(task)
         self._rollback.undone()
 
     def join(self, round: Round) -> str | None:

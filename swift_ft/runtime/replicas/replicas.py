@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,14 +23,12 @@ from swift_ft.checkpoint.state_payload import (
 from swift_ft.checkpoint.step.carried import Place
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import store_keys
-from swift_ft.errors import RecoveryError, SwiftError, UndoError, UsageError
-from swift_ft.optim import UndoableOptimizer
-from swift_ft.recovery.events import StatusReported
-from swift_ft.recovery.plan import Task
+from swift_ft.errors import RecoveryError, SwiftError
 from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.own_variables import OwnVariables
 from swift_ft.runtime.replicas.payloads import parameters_payload, put_parameters, whole_payload
 from swift_ft.runtime.replicas.transfer import Link, receive, send
+from swift_ft.runtime.replicas.updates import Updates
 from swift_ft.runtime.state_proof import StateProof
 from swift_ft.torch_adapters.communication import device_of
 from swift_ft.torch_adapters.ddp import DataParallelHook
@@ -41,18 +38,9 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_adapters.step_failures import step_failures
 from swift_ft.torch_adapters.versions.buffer_sync import BUFFER_SYNC
 from swift_ft.torch_core.module_hooks import OwnHook
-from swift_ft.torch_core.tensors import version_of
 
 _DRAIN_S = 2.0
 """For an all-reduce to notice that its connections are closed."""
-
-
-@dataclass(frozen=True)
-class _Updates:
-    """The optimizers that made a step in a completed iteration."""
-
-    iteration: int
-    optimizers: set[str]
 
 
 class Replicas:
@@ -67,6 +55,7 @@ class Replicas:
         rank: this worker.
 
     Attributes:
+        updates: of the running iteration and the last one.
         own_variables: compares the script's variables with those of replicas.
         same_stage: ranks of this worker and those that have the same stage in other pipelines of a
             LayerStack, whose scripts keep the same variables.
@@ -84,6 +73,7 @@ class Replicas:
     ) -> None:
         self._rank = self.first = rank
         self._state = state
+        self.updates = Updates(state)
         self._rendezvous = rendezvous
         self._run_keys = run_keys
         self._group = group
@@ -94,12 +84,6 @@ class Replicas:
         self._sharded: nn.Module | None = None
         self._holders: list[int] = []  # ranks of those that have the same state or shards, with this worker
         self._iteration = 0
-        self._windows: dict[str, int] = {}
-        self._undone: set[int] = set()
-        self._versions: dict[nn.Parameter, int] = {}  # of parameters that no optimizer has
-        self._grouped: list[int] = []  # parameters of optimizers as the step began, by id()
-        self._last: _Updates | None = None  # of the last completed iteration; None if it cannot be taken back
-        self._wait_free: list[tuple[UndoableOptimizer, set[torch.Tensor]]] = []
         self._prepared: StatePayload | None = None
         self.own_variables: OwnVariables | None = None  # the session gives it
         self.same_stage: Sequence[int] = ()  # so does it this
@@ -116,9 +100,9 @@ class Replicas:
         """See :meth:`swift_ft.Session.attach_ddp`. Returns the module within DDP."""
         self._hook = DataParallelHook(
             model,
-            self._reduced,
+            self.updates.reduced,
             on_layout=self._publish_layout,
-            on_backward_ended=self._backward_ended,
+            on_backward_ended=self.updates.backward_ended,
         )
 
         # Asked once: in a recovery there is no group, and who the replicas are stays known.
@@ -215,18 +199,9 @@ class Replicas:
         """The step of an iteration begins."""
         self._iteration = iteration
         self._prepared = None
-        self._undone.clear()
-        # Asked in each step: a script may wrap its optimizer, in place, at any time.
-        self._wait_free = [
-            (optimizer, {p for group in optimizer.param_groups for p in group["params"]})
-            for optimizer in self._undoable().values()
-            if optimizer.wait_free
-        ]
+        self.updates.begin(iteration)
         if self._hook is not None:
-            self._hook.begin(iteration, updates_early=bool(self._wait_free))
-        self._versions = {p: version_of(p) for p in self._state.unowned_parameters()}
-        self._grouped = [id(parameter) for _, parameter in self._state.parameters]
-        self._note_windows()
+            self._hook.begin(iteration, updates_early=self.updates.come_early)
 
     def compare_variables(self, iteration: int) -> None:
         """Before a live step: see :meth:`OwnVariables.begin`."""
@@ -256,116 +231,17 @@ class Replicas:
         if self._hook is not None:
             self._hook.drain(_DRAIN_S)
 
-    def updated(self) -> tuple[int, ...]:
-        """Indices of the parameters that this iteration has updated so far, and that can be undone."""
-        tagged: set[torch.Tensor] = set()
-        for name, optimizer in self._undoable().items():
-            if optimizer.windows_opened != self._windows.get(name):  # else the tags are the last iteration's
-                tagged.update(optimizer.updated)
-        return self._indices(tagged)
-
-    def updated_again(self) -> str | None:
-        """Why this iteration cannot be undone, if it is that an optimizer stepped more than once."""
-        for name, optimizer in self._undoable().items():
-            if (steps := optimizer.windows_opened - self._windows.get(name, 0)) > 1:
-                return (
-                    f"communication failed after {steps} {name}.step() in the body of the step, of which "
-                    "only the last can be undone; keep communication before the second one"
-                )
-        return None
-
-    def updated_apart(self) -> str | None:
-        """Why this iteration cannot be undone, if the script went on when communication had failed.
-
-        Each replica may have updated with gradients of its own, and an undo that rounds would leave each with
-        roundings of its own.
-        """
-        if not self.updated() or self.undoes_exactly:
-            return None
-        return (
-            "communication failed, and the script caught the error and updated its parameters; "
-            "let the error leave `with step:`, or wrap the optimizer with exact=True"
-        )
-
-    def refused(self) -> str | None:
-        """Why updates of this iteration, less those that copies have put back, cannot be undone; or None."""
-        opened = {n: o for n, o in self._undoable().items() if o.windows_opened != self._windows.get(n)}
-        return next((o.refuses_undo for o in opened.values() if o.refuses_undo and o.updated), None)
-
     def completed(self) -> None:
-        """The step is complete. From now on the optimizers' tags are the last iteration's.
-
-        An optimizer that made no step has a window of an earlier iteration, which nothing can take back now.
-        No undo brings back an average of the model (EMA), which changes with each update. Nor is a step
-        undone that has changed which parameters optimizers have: a plan's indices would mean others then.
+        """The step is complete.
 
         Raises:
             UsageError: a wait-free optimizer has updated parameters, and its step was skipped.
         """
-        optimizers = self._undoable()
-        if skipped := [name for name, optimizer in optimizers.items() if optimizer.waits_for_step]:
-            raise UsageError(
-                f"wrap_optimizer(wait_free=True) has updated parameters within the backward pass, and no "
-                f"{skipped[0]}.step() followed, as where a GradScaler skips one: leave wait_free out.",
-                alike=True,
-            )
-        stepped = {name for name, o in optimizers.items() if o.windows_opened != self._windows.get(name)}
-        for name in optimizers.keys() - stepped:
-            optimizers[name].close_undo_window()
-        averaged = any(version_of(p) != version for p, version in self._versions.items())
-        plain = len(optimizers) < len(self._state.optimizers)
-        regrouped = self._grouped != [id(parameter) for _, parameter in self._state.parameters]
-        final = averaged or plain or regrouped or self.updated_again() or self.refused()
-        self._last = None if final else _Updates(self._iteration, stepped)
-        self._note_windows()
+        self.updates.completed()
         if self._hook is not None and not self._hook.buffers.due and not self._own_buffers_published:
             # In a pipeline DDP synchronises in its very first forward pass only, and must not do so again.
             self._rendezvous.set(self._own_buffers_key, str(self._iteration + 1))
             self._own_buffers_published = True
-
-    def undoable(self, completed: int) -> tuple[int, ...] | None:
-        """Indices of the parameters that the last iteration updated; None if that cannot be undone.
-
-        Args:
-            completed: iterations that the state has completed.
-        """
-        if self._last is None or self._last.iteration != completed - 1:
-            return None
-        tagged: set[torch.Tensor] = set()
-        for name, optimizer in self._undoable().items():
-            closed = name in self._last.optimizers and not optimizer.window_open
-            if closed or optimizer.windows_opened != self._windows.get(name):
-                return None
-            tagged.update(optimizer.updated)
-        return self._indices(tagged)
-
-    def report_undo(self, report: StatusReported) -> StatusReported:
-        """A report that says whether, and how, this worker can take back the last iteration."""
-        undoable = self.undoable(report.iteration or 0)
-        return replace(report, undoable=undoable or (), no_update=undoable == ())
-
-    @property
-    def undoes_exactly(self) -> bool:
-        """Whether an undo gives back the very bits of all parameters."""
-        optimizers = self._undoable().values()
-        return len(optimizers) == len(self._state.optimizers) and all(o.exact for o in optimizers)
-
-    def undo(self, task: Task) -> None:
-        """Undo the updates that the plan names, except those that an earlier, interrupted plan undid.
-
-        Raises:
-            RecoveryError: if an update cannot be undone.
-        """
-        self._last = None
-        indices = [index for index in task.undo if index not in self._undone]
-        chosen = [self._state.parameters[index] for index in indices]
-        for optimizer in {id(o): o for o, _ in chosen}.values():
-            assert isinstance(optimizer, UndoableOptimizer)
-            try:
-                optimizer.undo([p for owner, p in chosen if owner is optimizer])
-            except UndoError as error:
-                raise RecoveryError(f"the last update cannot be undone: {error}") from error
-        self._undone.update(indices)
 
     def reset(self, iteration: int) -> None:
         """Continue with the current group, from the buckets that are in use at an iteration.
@@ -442,7 +318,7 @@ class Replicas:
             kept = self._state.buffers(self.model)
             for name, buffers in kept.items():
                 filled["models"][name].update(buffers)
-        self._close_windows()
+        self.updates.forget()
         self._state.take_over(filled, plain)
         if self._proof.on and (names := self._state.differing_from(filled)):
             raise RecoveryError(
@@ -475,40 +351,6 @@ class Replicas:
         )
 
     # --------------------------------------------------------------------------------- DDP's buckets
-
-    def _reduced(self, parameters: Sequence[torch.Tensor]) -> None:
-        """All replicas have contributed to these gradients.
-
-        So none of them is before this iteration any more, and the undo window of the last one closes. A
-        wait-free optimizer updates these parameters now.
-        """
-        for name, optimizer in self._undoable().items():
-            if optimizer.windows_opened == self._windows.get(name):
-                optimizer.close_undo_window()
-        for optimizer, own in self._wait_free:
-            optimizer.update([p for p in parameters if p in own])
-
-    def _backward_ended(self) -> None:
-        for optimizer, _ in self._wait_free:
-            optimizer.backward_ended()
-
-    def _undoable(self) -> dict[str, UndoableOptimizer]:
-        return {n: o for n, o in self._state.optimizers.items() if isinstance(o, UndoableOptimizer)}
-
-    def _note_windows(self) -> None:
-        self._windows = {name: optimizer.windows_opened for name, optimizer in self._undoable().items()}
-
-    def _indices(self, parameters: set[torch.Tensor]) -> tuple[int, ...]:
-        return tuple(i for i, (_, p) in enumerate(self._state.parameters) if p in parameters)
-
-    def forget_updates(self) -> None:
-        """The parameters are others from now on: no update before can be undone any more."""
-        self._close_windows()
-
-    def _close_windows(self) -> None:
-        self._last = None
-        for optimizer in self._undoable().values():
-            optimizer.close_undo_window()
 
     def _publish_layout(self, layout: Layout) -> None:
         """A replacement must add gradients up in the same order, in this iteration and after it."""

@@ -20,6 +20,7 @@ from swift_ft.recovery.reconcile import Transfer
 from swift_ft.runtime.replicas.part import ReplicasPart
 from swift_ft.runtime.replicas.replicas import Replicas
 from swift_ft.runtime.replicas.state_sync import StateSync
+from swift_ft.runtime.replicas.updates import Updates
 from swift_ft.runtime.state_part import LocalState
 from swift_ft.runtime.worker.part import Interruption
 from swift_ft.runtime.worker.status import WorkerStatus
@@ -27,25 +28,12 @@ from swift_ft.runtime.worker.status import WorkerStatus
 MODEL = object()
 
 
-class Updates:
-    """As much of what replicas have in common as needs no group."""
-
-    begin, updated, undo, _undoable = Replicas.begin, Replicas.updated, Replicas.undo, Replicas._undoable
-    _note_windows, _indices = Replicas._note_windows, Replicas._indices
-    attached = False
-
-    def __init__(self, state: TrainingState) -> None:
-        self._state, self._hook, self.own_variables = state, None, None
-        self._windows: dict[str, int] = {}
-        self._undone: set[int] = set()
-
-
 def test_an_update_is_undone_once() -> None:
     """The plan after an interrupted one names it again, since it is no longer the original."""
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
-    replicas: Any = Updates(TrainingState({"model": model, "optimizer": optimizer}))
+    replicas = Updates(TrainingState({"model": model, "optimizer": optimizer}))
     for _ in range(2):
         before = [p.detach().clone() for p in model.parameters()]
         replicas.begin(0)
@@ -65,9 +53,7 @@ def test_no_update_is_undone_that_an_average_holds(averaged: bool) -> None:
     average = AveragedModel(model)
     optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
     state = TrainingState({"model": model, "ema": average, "optimizer": optimizer})
-    nothing: Any = None
-    replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
-    replicas._hook = SimpleNamespace(begin=lambda *_, **__: None, buffers=SimpleNamespace(due=True))
+    replicas = Updates(state)
     replicas.begin(0)
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
@@ -110,7 +96,7 @@ def test_no_plan_undoes_what_step_hooks_have_changed_before_there_was_a_copy(hoo
         assert (status.dirty is not None) == refused
         replicas.completed()
         optimizer.zero_grad()
-        reported = replicas.report_undo(replace(report, iteration=iteration + 1))
+        reported = replicas.updates.report_undo(replace(report, iteration=iteration + 1))
         assert reported.undoable == (() if refused else (0, 1))
         assert not reported.no_update
 
@@ -140,8 +126,7 @@ def test_only_the_last_iteration_is_taken_back() -> None:
     first, second = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     optimizers = [wrap_optimizer(torch.optim.SGD(m.parameters(), lr=0.5)) for m in (first, second)]
     state = TrainingState({"a": first, "b": second, "one": optimizers[0], "two": optimizers[1]})
-    nothing: Any = None
-    replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
+    replicas = Updates(state)
     assert replicas.undoable(0) is None
     for iteration, (stepping, undoable) in enumerate(
         [(2, (0, 1, 2, 3)), (1, (0, 1)), (0, ()), (2, (0, 1, 2, 3))]
@@ -165,8 +150,7 @@ def test_a_step_that_regroups_parameters_is_not_taken_back(kind: str, place: str
     model, head = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
     optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), exact=True)
     state = TrainingState({"model": model, "head": head, "optimizer": optimizer})
-    nothing: Any = None
-    replicas: Any = Replicas(state, nothing, nothing, nothing, nothing, 0)
+    replicas = Updates(state)
 
     def regroup() -> None:
         if kind == "added":
