@@ -2,8 +2,8 @@
 
 Each topology is trained once undisturbed, then with random plans of one to three faults (machines, workers or
 agents killed or stopped, connections broken, in steps, at checkpoints and in recoveries). The last checkpoint
-of each run is compared with that of the undisturbed one, bit for bit. 500 plans take one to two hours on two
-cores. With --keep, a campaign that was interrupted goes on where it was.
+of each run is compared with that of the undisturbed one, bit for bit. 500 plans take an hour on two cores.
+With --keep, a campaign that was interrupted goes on where it was.
 
 With ``--faults all`` (``make chaos``) all kinds of faults are drawn: errors of the store, damaged files, slow
 and frozen processes, clocks that jump, and, where this host allows them, networks that are cut.
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from pathlib import Path
 
 from benchmarks.lib.results import Target, argument_parser, record, table, target_table
 from examples.commands import EXAMPLES, ROOT
-from swift_ft.faults import Fault
+from swift_ft.faults import Fault, parse_faults
 from swift_ft.host.networks import lacking
 from swift_ft.testing.chaos.campaign import Campaign
 from swift_ft.testing.chaos.forked_launchers import ForkServer
@@ -44,10 +44,14 @@ _SHARDED = str(ROOT / "benchmarks" / "recovery" / "scripts" / "sharded.py")
 _OUTCOMES = "outcomes.jsonl"
 _EXECUTED = 20
 """One seed in so many, and each undisturbed run, begins in a new interpreter. All others are forked."""
+_APART = 1_000_000
+"""Between the first seeds of two topologies: with the same ones, all would meet the same faults."""
 _MANY_SPARES, _WITH_MANY, _OF_THESE = 3, 10, 3
 """Spares of one seed in ten, those that end in a 3. All others have as many as their plan can use."""
 _COSTS = ("attempts", "spent_s", "cpu_s")
 """Fields of a trial that say what its seed has cost."""
+_LISTS = ("missed", "ways")
+"""Fields of a trial that are lists: its faults that did not strike, and how it has recovered."""
 _BAD = tuple(outcome for outcome in Outcome if not outcome.is_good and outcome != Outcome.NOT_STRUCK)
 
 
@@ -63,6 +67,7 @@ class Topology:
         microbatches: of the script.
         copies: it has memory checkpoints.
         domains: failure domains of machines and spares, in this order; empty if it has none.
+        spares: machines that wait for a loss; None for as many as a plan has faults.
     """
 
     machines: int
@@ -72,9 +77,11 @@ class Topology:
     microbatches: int = 4
     copies: bool = False
     domains: tuple[str, ...] = ()
+    spares: int | None = None
 
     def launch(self, spares: int) -> tuple[str, ...]:
-        """The flags of swift-run, with so many machines that wait for a loss."""
+        """The flags of swift-run, with so many machines that wait for a loss, unless it has its own."""
+        spares = spares if self.spares is None else self.spares
         domains = ",".join(self.domains[: self.machines + spares])
         return (
             *("--machines", str(self.machines), "--nproc-per-node", str(self.workers)),
@@ -102,8 +109,14 @@ def _sharded(machines: int, *domains: str) -> Topology:
     )
 
 
+def _of_shards(name: str) -> tuple[str, ...]:
+    """An example that has memory checkpoints of its shards."""
+    return _example(name, "--microbatches=4", "--snapshot-every=2")
+
+
 _PIPELINE = _example("train_swift.py", "--microbatches=8")
 _REPLICAS = _example("train_ddp.py", "--microbatches=4")
+_LAYERS = _example("train_elastic.py", "--microbatches=8", "--exact")
 _NO_HELPERS = ("--helpers", "0")
 
 TOPOLOGIES = {
@@ -115,6 +128,14 @@ TOPOLOGIES = {
     "replicas 2x1": Topology(2, 1, _REPLICAS),
     "replicas 2x2, wait-free": Topology(2, 2, (*_REPLICAS, "--wait-free", "--exact")),
     "hybrid 4x1": Topology(4, 1, _example("train_hybrid.py", "--microbatches=4")),
+    "layers 4x1": Topology(4, 1, _LAYERS, microbatches=8),
+    "layers 4x1, no spare": Topology(4, 1, _LAYERS, microbatches=8, spares=0),
+    "two-way 2x1": Topology(2, 1, (*_PIPELINE, "--schedule=DualPipeV"), microbatches=8),
+    "tensor parallel 2x2": Topology(2, 2, _example("train_tensor_parallel.py", "--microbatches=4")),
+    "HSDP 4x1": Topology(4, 1, _example("train_hsdp.py", "--microbatches=4")),
+    "experts 4x1": Topology(4, 1, _of_shards("train_moe.py"), copies=True),
+    "context parallel 4x1": Topology(4, 1, _of_shards("train_context_parallel.py"), copies=True),
+    "pipeline 4x1, audited": Topology(4, 1, _PIPELINE, ("--audit",), 8),
     "sharded 2x1, copies": _sharded(2),
     "sharded 4x1, copies in two domains": _sharded(4, *"aabbaba"),
 }
@@ -149,7 +170,7 @@ def main() -> int:
                 name: _run(
                     name,
                     folder,
-                    args.seed,
+                    args.seed + _APART * list(TOPOLOGIES).index(name),
                     args.plans * (i + 1) // len(names) - args.plans * i // len(names),
                     args.parallel,
                     args.faults,
@@ -272,6 +293,7 @@ def _earlier(place: Path, seeds: range) -> dict[int, Trial]:
         seed = facts.get("seed", seeds.start + number)
         trial = Trial(facts["plan"], Outcome(facts["outcome"]), facts["code"], facts["reason"], {}, place)
         known = {key: facts[key] for key in _COSTS if key in facts}
+        known |= {key: tuple(facts[key]) for key in _LISTS if key in facts}
         found[seed] = replace(trial, seed=seed, **known)
     return found
 
@@ -294,15 +316,51 @@ def report(found: dict[str, list[Trial]], seed: int, minutes: float, asked: int 
     ended = Counter(t.reason for trials in found.values() for t in trials if t.outcome == Outcome.ENDED)
     lines = [f"- {count} ended with: {reason}" for reason, count in ended.most_common()]
     head = ["topology", "plans", "faults", *(outcome.lower() for outcome in Outcome)]
-    said = f"Seeds from {seed} on; the last sitting took {minutes:.0f} minutes."
-    return "\n\n".join(
-        [said, table(head, rows), *(["\n".join(lines)] if lines else []), target_table(targets)]
+    said = (
+        f"Seeds from {seed} on, those of each further topology {_APART:,} later. The last sitting took "
+        f"{minutes:.0f} minutes."
     )
+    trials = [*chain(*found.values())]
+    return "\n\n".join(
+        [
+            said,
+            table(head, rows),
+            *(["\n".join(lines)] if lines else []),
+            *_what_struck(trials),
+            target_table(targets),
+        ]
+    )
+
+
+def _what_struck(trials: Sequence[Trial]) -> list[str]:
+    """How many faults of each kind, and at each point, have struck of those drawn; and by which ways back."""
+    kinds: dict[str, list[bool]] = defaultdict(list)
+    points: dict[str, list[bool]] = defaultdict(list)
+    for trial in trials:
+        missed = Counter(trial.missed)
+        for text in filter(None, trial.plan.split("; ")):
+            (fault,) = parse_faults(text)
+            struck = not missed[text]
+            if not struck:
+                missed[text] -= 1  # the same one may be in a plan twice
+            kinds[fault.action].append(struck)
+            points[fault.point].append(struck)
+    ways = Counter(chain(*(trial.ways for trial in trials)))
+    return [
+        f"Struck of those that were drawn, by kind: {_counted(kinds)}.",
+        f"By point: {_counted(points)}.",
+        f"Recoveries: {', '.join(f'{way} {count}' for way, count in ways.most_common()) or 'none'}.",
+    ]
+
+
+def _counted(struck: dict[str, list[bool]]) -> str:
+    ordered = sorted(struck.items(), key=lambda item: (-sum(item[1]), item[0]))
+    return ", ".join(f"{name} {sum(each)}/{len(each)}" for name, each in ordered)
 
 
 def _facts(trial: Trial) -> dict[str, object]:
     told = {"plan": trial.plan, "outcome": trial.outcome, "code": trial.code, "reason": trial.reason}
-    return {**told, "seed": trial.seed, **{key: getattr(trial, key) for key in _COSTS}}
+    return {**told, "seed": trial.seed, **{key: getattr(trial, key) for key in (*_COSTS, *_LISTS)}}
 
 
 if __name__ == "__main__":

@@ -155,13 +155,66 @@ def parsed(training: Training) -> Namespace:
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_each_run_has_a_spare_for_each_fault(name: str, runs: Runs, tmp_path: Path) -> None:
-    """One in ten has three, whatever its plan. Each machine has its own failure domain in all of them."""
+    """One in ten has three, whatever its plan. Each machine has its own failure domain in all of them.
+
+    Where a topology says how many it has, all runs have these.
+    """
     plans = {trial.seed: trial.plan for trial in _run(name, tmp_path, 40, 10, 2, "kill", 1e9)}
     found = {seed: parsed(training).spares for seed, training in runs.trainings.items()}
     assert found.pop(None) == 0
+    if (own := TOPOLOGIES[name].spares) is not None:
+        assert {*found.values()} == {own}
+        return
     assert found.pop(43) == 3
     assert found == {seed: plan.count(";") + 1 for seed, plan in plans.items() if seed != 43}
     assert {1, 2, 3} == {*found.values()}
+
+
+def test_topologies_meet_unlike_faults(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the same seeds, first faults would be alike in all of them. One alone has its own, too."""
+    everywhere = ["campaign", "--plans", str(3 * len(TOPOLOGIES)), "--keep", str(tmp_path), "--json"]
+    monkeypatch.setattr("sys.argv", everywhere)
+    benchmark.main()
+    found = json.loads(capsys.readouterr().out)
+    seeds = {name: [trial["seed"] for trial in trials] for name, trials in found.items()}
+    assert seeds.keys() == TOPOLOGIES.keys()
+    assert len({*chain(*seeds.values())}) == 3 * len(TOPOLOGIES)
+    monkeypatch.setattr("sys.argv", [*everywhere[:2], "3", "--keep", str(tmp_path / "one"), "--only", NAME])
+    benchmark.main()
+    assert sorted(line["seed"] for line in lines(tmp_path / "one")) == seeds[NAME]
+
+
+def test_a_report_says_what_has_struck(tmp_path: Path) -> None:
+    """By kind and by point. A fault that is in a plan twice may have struck once."""
+    kill, flip = "kill machine=1 iteration=3 point=forward", "flip worker=0 iteration=any point=load"
+    trials = [
+        Trial("; ".join(plan), Outcome.IDENTICAL, 0, "", {}, tmp_path, missed=missed, ways=ways)
+        for plan, missed, ways in [
+            ((kill, flip), (flip,), ("replay", "restart")),
+            ((kill, kill), (kill,), ("replay",)),
+        ]
+    ]
+    said = benchmark.report({NAME: trials}, 0, 1.0)
+    assert "by kind: kill 2/3, flip 0/1." in said
+    assert "By point: forward 2/3, load 0/1." in said
+    assert "Recoveries: replay 2, restart 1." in said
+    assert "Recoveries: none." in benchmark.report({NAME: []}, 0, 1.0)
+
+
+def test_outcomes_say_what_has_not_struck(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read again."""
+
+    def run_trial(*given: Any, **options: Any) -> Trial:
+        trial = runs(*given, **options)
+        return replace(trial, missed=(trial.plan,), ways=("replay",)) if trial.plan else trial
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    found = [(trial.missed, trial.ways) for trial in run(tmp_path, 3)]
+    assert found == [((trial.plan,), ("replay",)) for trial in run(tmp_path, 3)]
 
 
 def test_no_plan_begins_after_the_time(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from swift_ft.testing.chaos.comparison import (
     loads,
 )
 from swift_ft.testing.chaos.endings import beyond_faults
-from swift_ft.testing.chaos.run_folder import read_report
+from swift_ft.testing.chaos.run_folder import output_of, read_report
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 from swift_ft.testing.chaos.unstable import FILE, variable_of
 
@@ -32,6 +32,8 @@ _OF_STEPS = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON, ""))
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _DIGESTS = f".plain.bytes.{STORED_AS}."
 """Of digests that workers have compared: all values of which they are stand beside them."""
+_KEPT = "for itself: this worker keeps its own"
+"""The words of swift_ft.runtime.replicas.own_variables."""
 
 
 @dataclass(slots=True)
@@ -134,6 +136,8 @@ def _compared(
         return Outcome.IDENTICAL, ""
     # No bound is known of what a script makes of its values, and writes into a file.
     if not any(map(_is_file, differ)):
+        if _are_its_own(folder, report, expected, differ):
+            return Outcome.BOUNDED, "what a lost replica had for itself is as in its last checkpoint"
         urls = training.store_of(folder), training.store_of(expected.folder)
         if within := _bound(*urls, report.get("recoveries", ()), differ):
             return Outcome.BOUNDED, within
@@ -168,6 +172,17 @@ def _bound(url: str, other_url: str, recoveries: Sequence[Mapping[str, Any]], na
 def _has_rounded(recoveries: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an update was undone by an optimizer that does not bring back each bit."""
     return any(len(one["undone"]) > len(one["undone_exactly"]) for one in recoveries)
+
+
+def _are_its_own(folder: Path, report: Mapping[str, Any], expected: Trial, names: Sequence[str]) -> bool:
+    """Whether values are variables that each replica has for itself, of workers that came after all steps.
+
+    No step sets them any more, and nobody else had them (docs/step.md). The worker has said so.
+    """
+    recoveries = [one for one in report.get("recoveries", ()) if one["resume"] == expected.iterations]
+    workers = tuple(f"worker {rank}." for one in recoveries for rank in one.get("restored", ()))
+    own = all(name.startswith(workers) and any(kind in name for kind in _OF_STEPS) for name in names)
+    return own and bool(workers) and _KEPT in output_of(folder).read_text(errors="replace")
 
 
 def _came_after_all(report: Mapping[str, Any], expected: Trial) -> bool:

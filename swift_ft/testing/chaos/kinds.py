@@ -97,7 +97,8 @@ def weights_of(names: Sequence[str], *, networks: bool = False) -> dict[Action, 
     for name in (one for group in names for one in sorted(_GROUPS.get(group, {group}))):
         if name == "all":
             there = [Action(kind.name) for kind in known.values() if not kind.missing]
-            found.update((action, 1) for action in there if networks or action not in OF_NETWORKS)
+            there = [action for action in there if networks or action not in OF_NETWORKS]
+            found.update((action, WEIGHTS.get(action, 1)) for action in there)
         elif name not in known:
             raise UsageError(f"there is no fault {name!r}: --list-faults shows all")
         elif known[name].missing:

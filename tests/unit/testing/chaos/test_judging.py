@@ -19,7 +19,7 @@ from swift_ft.faults import parse_faults
 from swift_ft.testing.chaos import judging
 from swift_ft.testing.chaos.comparison import files_of, last_state
 from swift_ft.testing.chaos.judging import End, judged, judged_again
-from swift_ft.testing.chaos.run_folder import new_own, report_of
+from swift_ft.testing.chaos.run_folder import new_own, output_of, report_of
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 from swift_ft.testing.chaos.unstable import Unstable
 from tests.unit.testing.chaos.saved import save, state_of
@@ -206,6 +206,33 @@ def test_a_variable_that_a_step_makes_and_nobody_can_save_is_not_there_without_o
     whole = {**kept, **carried(function, batch=value)}
     assert judge_state(tmp_path, kept, whole, recovery) == outcome
     assert judge_state(tmp_path, whole, kept, recovery) == Outcome.WRONG
+
+
+SAID = (
+    "[machine 0] swift_ft: each replica has (loop).loss for itself: this worker keeps its own, as it was in"
+)
+
+
+@pytest.mark.parametrize(
+    ("function", "recovery", "said", "outcome"),
+    [
+        ("(loop)", {**AFTER_ALL, "restored": [0]}, SAID, Outcome.BOUNDED),
+        ("", {**AFTER_ALL, "restored": [1, 0]}, SAID, Outcome.BOUNDED),
+        ("(loop)", {**AFTER_ALL, "restored": [1]}, SAID, Outcome.WRONG),
+        ("(loop)", {**PLAINLY, "restored": [0]}, SAID, Outcome.WRONG),
+        ("(loop)", {**AFTER_ALL, "restored": [0]}, "", Outcome.WRONG),
+        ("(epochs)", {**AFTER_ALL, "restored": [0]}, SAID, Outcome.WRONG),
+    ],
+)
+def test_a_variable_that_each_replica_has_for_itself_is_lost_with_the_last_step(
+    tmp_path: Path, function: str, recovery: dict[str, Any], said: str, outcome: Outcome
+) -> None:
+    new_own(tmp_path)
+    output_of(tmp_path).write_text(said)
+    found, expected = carried(function, loss=5.4), carried(function, loss=5.2)
+    assert judge_state(tmp_path, found, expected, recovery) == outcome
+    other = digests_of({"weight": 1.0}, "worker 0.model"), digests_of({"weight": 2.0}, "worker 0.model")
+    assert judge_state(tmp_path, {**found, **other[0]}, {**expected, **other[1]}, recovery) == Outcome.WRONG
 
 
 def test_digests_that_workers_have_compared_are_told_from_values() -> None:
