@@ -13,6 +13,8 @@ from swift_ft.units import named
 
 MOST_FRAMES = 6
 """Of the stack of a worker that does not wait for others. Notes of many workers share a key of the store."""
+MOST_FRAMES_OF_WAITS = 3
+"""Of one that does. As a rule these are all workers but one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +30,11 @@ class Group:
     stand: Stand
 
     def in_words(self) -> str:
-        """One sentence."""
+        """One sentence, with the stack of its first worker."""
         several = len(self.ranks) > 1
         waits = f", and wait{'s' * (not several)} for other workers" if self.stand.waits else ""
-        return f"{named('worker', self.ranks)} {'are' if several else 'is'} {self.stand.place}{waits}"
+        stack = f": {' < '.join(self.stand.stack)}" if len(self.stand.stack) > 1 else ""
+        return f"{named('worker', self.ranks)} {'are' if several else 'is'} {self.stand.place}{waits}{stack}"
 
 
 def grouped(progress: Mapping[int, Mapping[str, Any]], iteration: int) -> list[Group]:
@@ -57,7 +60,7 @@ def _oddness(group: Group) -> tuple[bool, bool, int, tuple[int, ...]]:
 
 
 def in_words(groups: Sequence[Group], workers: int) -> str:
-    """All of them, and the stack of the first, which the others most likely wait for.
+    """All of them; the others most likely wait for the first.
 
     Args:
         groups: see :func:`grouped`.
@@ -72,8 +75,6 @@ def _sentences(groups: Sequence[Group], workers: int) -> Iterator[str]:
     known = {rank for group in groups for rank in group.ranks}
     if unknown := [rank for rank in range(workers) if rank not in known]:
         yield _capitalized(f"{named('worker', unknown)} said nothing of a wait")
-    if groups and len(groups[0].stand.stack) > 1:
-        yield f"Worker {groups[0].ranks[0]}: {' < '.join(groups[0].stand.stack)}"
 
 
 def _capitalized(sentence: str) -> str:

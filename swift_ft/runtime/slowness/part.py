@@ -17,7 +17,7 @@ from swift_ft.costs.slow_links import LinkSample
 from swift_ft.errors import RendezvousLostError, first_line
 from swift_ft.observe.waits import FIRST_S, Announcements
 from swift_ft.runtime.script.script_line import frames_of, lines_of, place_of
-from swift_ft.runtime.slowness.hang_report import MOST_FRAMES, grouped, in_words
+from swift_ft.runtime.slowness.hang_report import MOST_FRAMES, MOST_FRAMES_OF_WAITS, grouped, in_words
 from swift_ft.runtime.worker.part import Part, StepInfo
 from swift_ft.torch_adapters.comm_errors import is_backward, is_communication
 from swift_ft.torch_adapters.link_times import LinkTimes
@@ -116,7 +116,7 @@ class StallWatch:
         if frame is None:
             return
         waits = _waits_for_others(frame)
-        stack = () if waits else tuple(islice(lines_of(frame), MOST_FRAMES))
+        stack = tuple(islice(lines_of(frame), MOST_FRAMES_OF_WAITS if waits else MOST_FRAMES))
         # Long before it is announced: the worker that says where all are reads it in that same look.
         self._tell(Stand(current.number, place_of(frame), waits, stack, is_backward(frame.f_code.co_name)))
         if so_far_s < current.limit_s or (waits and so_far_s < _FOR_OTHERS_S):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from swift_ft.coordination.progress import STANDS, Stand
 from swift_ft.runtime.slowness.hang_report import grouped, in_words
@@ -22,10 +22,18 @@ def test_the_one_that_all_others_wait_for_is_first() -> None:
     groups = grouped(progress(WAITS, WAITS, LOADS, WAITS), 7)
     assert [group.ranks for group in groups] == [(2,), (0, 1, 3)]
     assert in_words(groups, 4) == (
-        "Worker 2 is at data.py:12 (load), in time.sleep. Workers 0, 1 and 3 are at train.py:40 (main), in "
-        "torch.distributed.all_reduce, and wait for other workers. Worker 2: data.py:12 (load) < train.py:31 "
-        "(main)"
+        "Worker 2 is at data.py:12 (load), in time.sleep: data.py:12 (load) < train.py:31 (main). Workers 0, "
+        "1 and 3 are at train.py:40 (main), in torch.distributed.all_reduce, and wait for other workers"
     )
+
+
+def test_each_group_has_a_stack() -> None:
+    """One is in another collective than all others, and both have called the same helper."""
+    waits = [replace(WAITS, stack=("comm.py:9 (meet)", f"train.py:{line} (main)")) for line in (40, 52)]
+    one, other = waits[0], replace(waits[1], place="at train.py:52 (main), in torch.distributed.barrier")
+    said = in_words(grouped(progress(one, other, one), 7), 3).split(". ")
+    assert said[0].endswith("and waits for other workers: comm.py:9 (meet) < train.py:52 (main)")
+    assert said[1].endswith("and wait for other workers: comm.py:9 (meet) < train.py:40 (main)")
 
 
 def test_of_those_who_wait_the_smaller_group_is_first() -> None:
