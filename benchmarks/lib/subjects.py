@@ -205,6 +205,7 @@ SUBJECTS = {
     # --------------------------------------------------------------------------------------- correctness
     "campaign": Subject("A campaign of random faults", "benchmarks.recovery.campaign"),
     "orders": Subject("Orders of failures", "benchmarks.proof.orders"),
+    "mutants": Subject("Faults planted in the protocol", "make mutants"),
     "chaos": Subject("Random faults of all kinds", "benchmarks.recovery.campaign --faults all", ("wrong",)),
     "changes-chaos": Subject("Changes of a running job, and faults", "make chaos-changes"),
     "soak": Subject("A failure each half minute", "benchmarks.recovery.soak", ("counts that grow",)),

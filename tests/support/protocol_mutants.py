@@ -10,7 +10,6 @@ A fault that nobody finds changes nothing that counts (:data:`SAME` says why), o
 
 from __future__ import annotations
 
-import argparse
 import ast
 import importlib.abc
 import importlib.machinery
@@ -19,12 +18,13 @@ import random
 import signal
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from benchmarks.lib.results import Target, argument_parser, finish, table, target_table
 from tests.support.mutants import Mutant, mutants
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +50,9 @@ MODULES = (
 SEEDS = 12
 """Of each kind of job."""
 LIMIT_S = 400
+_ASKED = 150
+_KINDS = ("a scenario", "a simulated job", UNIT, "the same", "survived")
+"""What becomes of a fault."""
 SAME: dict[str, str] = {}
 """Faults after which all is the same, by module and name, and why."""
 
@@ -144,10 +147,8 @@ def kind_of(by: str) -> str:
 
 def main() -> int:
     """Plant some, and say which nobody finds. Returns 1 if there are such."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--count", type=int, default=150, help="drawn from all, default: %(default)s")
+    parser = argument_parser(__doc__, repetitions=1)
+    parser.add_argument("--count", type=int, default=_ASKED, help="drawn from all, default: %(default)s")
     parser.add_argument("--seed", type=int, default=0, help="of the draw, default: %(default)s")
     parser.add_argument(
         "--modules", nargs="+", choices=MODULES, default=MODULES, metavar="NAME", help="default: all"
@@ -158,21 +159,48 @@ def main() -> int:
             parser.error(f"{by} fails without any fault")
     faults = planted(args.modules)
     drawn = random.Random(args.seed).sample(faults, min(args.count, len(faults)))
-    ways, survivors = Counter[str](), []
+    ways: dict[str, Counter[str]] = {}
+    survivors: list[str] = []
     for number, (module, mutant) in enumerate(drawn, 1):
         by = found_by(module, mutant)
         name = f"{module.removeprefix('swift_ft.')}: {mutant.name}"
         kind = kind_of(by)
         if not by and name in SAME:
             kind = "the same"
-        ways[kind] += 1
+        ways.setdefault(module, Counter())[kind] += 1
         if kind == "survived":
             survivors.append(name)
-        print(f"{number} of {len(drawn)}  {name}: {by or kind}", flush=True)
-    print(f"{len(drawn)} of {len(faults)} faults: {', '.join(f'{n} {kind}' for kind, n in ways.items())}")
-    for name in survivors:
-        print(f"survived: {name}")
-    return int(bool(survivors))
+        print(f"{number} of {len(drawn)}  {name}: {by or kind}", file=sys.stderr, flush=True)
+    facts = {"ways": ways, "survivors": survivors}
+    return finish("mutants", report(ways, survivors, len(faults)), facts, args, well=not survivors)
+
+
+def report(ways: Mapping[str, Mapping[str, int]], survivors: Sequence[str], there: int) -> str:
+    """The tables.
+
+    Args:
+        ways: by module, the number of faults that each kind of test has found.
+        survivors: those that nobody has found.
+        there: the number of faults from which they were drawn.
+    """
+    rows = [
+        [module, str(sum(found.values())), *(str(found.get(kind, 0)) for kind in _KINDS)]
+        for module, found in sorted(ways.items())
+    ]
+    drawn = sum(sum(found.values()) for found in ways.values())
+    targets = [
+        Target("planted faults", f">= {_ASKED}", str(drawn), drawn >= _ASKED),
+        Target("survived", "0", str(len(survivors)), not survivors),
+    ]
+    lines = [f"- survived: {name}" for name in survivors]
+    return "\n\n".join(
+        [
+            f"Drawn from {there} faults.",
+            table(["module", "faults", *(f"found by {kind}" for kind in _KINDS[:3]), *_KINDS[3:]], rows),
+            *(["\n".join(lines)] if lines else []),
+            target_table(targets),
+        ]
+    )
 
 
 if __name__ == "__main__":
