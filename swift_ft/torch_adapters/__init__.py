@@ -27,7 +27,8 @@ forks.py                                what gloo's groups wait for as they end 
 directed_group.py                       methods of a group                          test_directed_group.py
 present_members.py                      how a batch begins and ends on a group      test_batches.py
 abortable_waits.py                      the wait of all schedules                   test_abortable_waits.py
-ddp.py                                  DDP's reducer, its callbacks                test_ddp.py
+ddp.py                                  DDP's reducer                               test_ddp.py
+ddp_passes.py                           its forward, callbacks of the engine        test_ddp.py
 ddp_buckets.py                          how DDP chooses buckets                     test_ddp.py
 ddp_construction.py                     which parameters DDP averages               test_ddp.py
 accepted_ddp.py                         whether DDP has a hook, or DTensors         test_ddp.py

@@ -29,7 +29,7 @@ _WAITS = frozenset(
         *("_wait_batch_p2p", "_batch_p2p", "_distributed_broadcast_coalesced"),  # torch's
         # swift_ft.torch_adapters.abortable_waits
         *("wait_for_works", "call_or_abort", "_ended_or_lost", "raise_if_aborted"),
-        "end_backward",  # swift_ft.torch_adapters.ddp
+        "end_backward",  # swift_ft.torch_adapters.ddp_passes
     }
 )
 _BROKEN = (

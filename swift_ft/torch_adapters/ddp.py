@@ -8,18 +8,13 @@ Private parts used (tested on torch 2.11 to 2.14):
 - of a DDP model: ``_build_debug_param_to_name_mapping``, ``_ddp_init_helper``, ``parameters_to_ignore``,
   ``_has_rebuilt_buckets``, ``_comm_hooks``, ``reducer``, ``require_forward_param_sync``, ``static_graph``,
   ``bucket_bytes_cap``, ``bucket_bytes_cap_list``.
-- ``_sync_buffers`` of a DDP model, in which its buffers travel, and ``_pre_forward``, in which its choice of
-  buckets does.
-- ``Variable._execution_engine.queue_callback``, as DDP's own end of a backward pass is queued: such a
-  callback may queue another one.
 
-Buffers: see :mod:`swift_ft.torch_adapters.ddp_buffers`.
+Buffers: see :mod:`swift_ft.torch_adapters.ddp_buffers`. Its forward and backward passes:
+:mod:`swift_ft.torch_adapters.ddp_passes`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +34,7 @@ from swift_ft.torch_adapters.comm_errors import is_broken_communication
 from swift_ft.torch_adapters.ddp_buckets import Layout, assigned, predicted
 from swift_ft.torch_adapters.ddp_buffers import BufferSync
 from swift_ft.torch_adapters.ddp_construction import averaged
+from swift_ft.torch_adapters.ddp_passes import after_backward, end_when, note_failed_forwards
 from swift_ft.torch_adapters.lasting_group import beginning
 from swift_ft.torch_adapters.lasting_work import unlogged_future
 from swift_ft.torch_adapters.step_failures import step_failures
@@ -48,10 +44,6 @@ from swift_ft.torch_core.outputs import Output
 from swift_ft.torch_core.tensors import sparse_indices, sparse_values
 
 _abandoned: list[dist.ProcessGroup] = []
-
-_LEAST_APART = 6
-_MOST_CALLS = 16
-"""At most 16 parameters look whether their backward was aborted, and no more than every sixth one."""
 
 _BUFFERS = -1
 """Among the numbers of buckets, stands for the module's buffers."""
@@ -86,7 +78,7 @@ class DataParallelHook:
         on_backward_ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.model = model = accepted_ddp(model)
-        _note_failed_forwards()
+        note_failed_forwards()
         self.broken: str | None = None
         self.group: dist.ProcessGroup = model.process_group
         self.buffers = BufferSync(model)
@@ -101,7 +93,7 @@ class DataParallelHook:
         self._choice = averaged(model)
         with self._choice.as_constructed(model):  # torch takes no hook on a frozen parameter
             self._handles = self._watch_order()
-            _end_when(self._aborted, self.model)
+            end_when(self._aborted, self.model)
         self._failure: Exception | None = None
         self._under_way: set[int] = set()  # buckets
         self._awaited: dict[int, torch.futures.Future[None]] = {}  # who completes one takes it out first
@@ -243,7 +235,7 @@ class DataParallelHook:
             if index == 0:  # the first in every backward
                 self._share_buffers()
                 if self._updates_early:
-                    _after_backward(self._on_backward_ended)
+                    after_backward(self._on_backward_ended)
             gradients = bucket.buffer()
             gradients.mul_(1.0 / self.group.size())
             if outputs.are_watched():
@@ -286,7 +278,7 @@ class DataParallelHook:
         work, self._buffers_arrival = self.buffers.begin(self.group), None
         if work is None:
             return
-        _after_backward(self.buffers.adopt)
+        after_backward(self.buffers.adopt)
         if _needs_waking(self.buffers.flat):
             self._buffers_arrival = self._arrival(_BUFFERS, unlogged_future(work), lambda: None)
 
@@ -402,33 +394,6 @@ class DataParallelHook:
         ]
 
 
-@functools.cache
-def _note_failed_forwards() -> None:
-    """Let all DDP models note what fails where they communicate themselves, past the script's groups.
-
-    Their reducer sends the first replica's choice of buckets before the second forward, and so in C++.
-    """
-    ddp: Any = DistributedDataParallel
-    ddp._sync_buffers = _noting_failures(ddp._sync_buffers, within=beginning)
-    ddp._pre_forward = _noting_failures(ddp._pre_forward)
-
-
-def _noting_failures(
-    function: Callable[..., Any],
-    within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
-) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        try:
-            with within():
-                return function(*args, **kwargs)
-        except RuntimeError as error:
-            step_failures.note(error, is_over=is_broken_communication(error))
-            raise
-
-    return noting
-
-
 def _refuse_early_updates(model: DistributedDataParallel, group: dist.ProcessGroup) -> None:
     """On a device, an average counts as there when it is enqueued: an abort may leave anything in it."""
     on_device = any(parameter.device.type != "cpu" for parameter in model.parameters())
@@ -448,52 +413,6 @@ def _refuse_unused(model: DistributedDataParallel) -> None:
             "by gradients of 0: leave out wait_free, or find_unused_parameters=True.",
             alike=True,
         )
-
-
-def _end_when(aborted: threading.Event, model: torch.nn.Module) -> None:
-    """Let a backward end soon after an abort: it would compute all gradients before it waits for any.
-
-    A call from autograd takes some microseconds, so few parameters make one.
-    """
-
-    def look(_: torch.Tensor) -> None:
-        if aborted.is_set():
-            end_backward()
-
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in parameters[:: max(_LEAST_APART, -(-len(parameters) // _MOST_CALLS))]:
-        parameter.register_post_accumulate_grad_hook(look)
-
-
-def end_backward() -> None:
-    """Fail, as a broken connection does. `comm_errors` recognizes it by this function's name."""
-    step_failures.broken(cause := "the group was aborted in a backward")
-    raise RuntimeError(cause)
-
-
-def _after_backward(act: Callable[[], None]) -> None:
-    """Within a backward pass: call a function when DDP has finished it. Not called if the pass fails.
-
-    DDP queues its own callback after its last hook. So this one queues another one, which comes behind it.
-    """
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(lambda: engine.queue_callback(act))
-
-
-@contextlib.contextmanager
-def trial_forward(module: torch.nn.Module) -> Iterator[None]:
-    """Within the block, a forward pass of a DDP model leaves no trace in it.
-
-    A pipeline learns shapes from one. DDP would expect a backward then, and average the first microbatch's
-    gradients alone: with other roundings than in a repeated or resumed iteration, which needs no shapes.
-    """
-    if not isinstance(module, DistributedDataParallel):
-        yield
-        return
-    sync_buffers = module.require_forward_param_sync
-    with module.no_sync():
-        yield
-    module.require_forward_param_sync = sync_buffers
 
 
 def _needs_waking(gradients: torch.Tensor) -> bool:

@@ -24,7 +24,7 @@ from torch.distributed.pipelining.schedules import (
 from torch.distributed.pipelining.stage import PipelineStage, _PipelineStage, _PipelineStageBase
 
 from swift_ft.errors import UnsupportedError
-from swift_ft.torch_adapters.ddp import trial_forward
+from swift_ft.torch_adapters.ddp_passes import trial_forward
 from swift_ft.torch_adapters.lasting_group import unintercepted
 from swift_ft.torch_adapters.versions.first_messages import connect_to_others_only
 from swift_ft.torch_adapters.versions.stage_shapes import described, fresh, prepare

@@ -21,8 +21,9 @@ from swift_ft.faults import failpoints
 from swift_ft.faults.failpoints import Point
 from swift_ft.torch_adapters import ddp
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
-from swift_ft.torch_adapters.ddp import DataParallelHook, _after_backward, trial_forward
+from swift_ft.torch_adapters.ddp import DataParallelHook
 from swift_ft.torch_adapters.ddp_construction import construct_within
+from swift_ft.torch_adapters.ddp_passes import after_backward, trial_forward
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
 
@@ -390,7 +391,7 @@ def test_after_a_backward_pass_ddp_has_finished_it() -> None:
 
     def first(bucket: Any) -> Any:
         if bucket.index() == 0:
-            _after_backward(lambda: found.append(all(p.grad is not None for p in model.parameters())))
+            after_backward(lambda: found.append(all(p.grad is not None for p in model.parameters())))
         return reduce(bucket)
 
     hook._reduce = first  # type: ignore[method-assign]
