@@ -1,4 +1,4 @@
-"""What optimizers have updated in the running iteration and the last one, and the undo of it (paper §3)."""
+"""The updates of the running iteration and the last one by optimizers, and their undo (paper §3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Completed:
 
 
 class Updates:
-    """Which updates can be taken back, and takes them back.
+    """Knows which updates can be taken back, and takes them back.
 
     Args:
         state: what the session protects.
