@@ -75,6 +75,35 @@ def test_half_uploaded_parts_are_swept_with_their_checkpoint(seaweed: SeaweedSer
     assert half_uploads(client, name) == []
 
 
+def test_half_uploaded_first_files_of_killed_workers_are_swept(seaweed: SeaweedServer) -> None:
+    """No object shows their checkpoints. A worker that lives may upload; before a run begins, none does."""
+    name = uuid.uuid4().hex
+    client = seaweed.client()
+    folder = CheckpointFolder(Store(f"s3://{BUCKET}/{name}"))
+    killed, living, left = (folder.part(30, rank, 2) for rank in (0, 1, 4))
+    for part in (killed, living, left, "log/rank-00000"):
+        half_uploaded(client, f"{name}/{part}/__0_0.distcp")
+    folder.tidy({0: 3, 1: 2}, workers=4)
+    assert sorted(half_uploads(client, name)) == [f"{living}/__0_0.distcp", "log/rank-00000/__0_0.distcp"]
+    folder.sweep()
+    assert half_uploads(client, name) == ["log/rank-00000/__0_0.distcp"]
+
+
+def test_an_upload_may_end_while_it_is_looked_at(
+    seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that live upload while worker 0 tidies."""
+    name = uuid.uuid4().hex
+    store = Store(f"s3://{BUCKET}/{name}")
+    half_uploaded(seaweed.client(), f"{name}/log/segment")
+    files: Any = store.files
+    listed = files._uploads(f"{BUCKET}/{name}")
+    store.abort_uploads("")
+    monkeypatch.setattr(files, "_uploads", lambda directory: listed)
+    assert store.abandoned_uploads("") == {}
+    store.abort_uploads("")
+
+
 def test_a_bucket_is_created_on_request_only(seaweed: SeaweedServer) -> None:
     """A mistyped name must not make one."""
     bucket = f"mistyped-{uuid.uuid4().hex[:8]}"
