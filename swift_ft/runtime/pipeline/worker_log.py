@@ -268,19 +268,21 @@ class WorkerLog:
     def close(self) -> None:
         """Training is over, and no worker reads the log any more.
 
-        What is not in the store is deleted, unless the log stays: then it is waited for.
+        What is not in the store, and not on its way there, is deleted, unless the log stays: then it is
+        waited for.
         """
         self._close()
         self.withdraw()
         if self._tier is not None:
+            until = time.monotonic() + self._context.config.flush_timeout_s
             if self._stays:
-                self._upload_rest(self._tier)
-            self._tier.close()
+                self._upload_rest(self._tier, until)
+            self._tier.close(self._flush_s(until))
             self._tier = None
 
-    def _upload_rest(self, tier: SegmentUploader) -> None:
+    def _upload_rest(self, tier: SegmentUploader, until: float) -> None:
         try:
-            tier.flush(self._context.config.flush_timeout_s)
+            tier.flush(self._flush_s(until))
         except LogTimeoutError as error:
             _logger.warning(
                 "The end of the log of worker %d is lost: %s",
