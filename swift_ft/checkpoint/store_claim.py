@@ -169,7 +169,7 @@ def delete_left_logs(store: Store, workers: int, *, keep: bool) -> None:
     them, and its workers ended in the middle of what they wrote.
 
     Args:
-        workers: of the job.
+        workers: their number in the job.
         keep: complete segments stay, for a replay without the job.
     """
     # No listing shows a log of which not even the first segment was complete.

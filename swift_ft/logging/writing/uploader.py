@@ -55,9 +55,9 @@ class Spool:
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        place = parent or Path(tempfile.gettempdir())
+        place = spool_place(parent)
         place.mkdir(parents=True, exist_ok=True)
-        _sweep(place)
+        sweep_spools(place)
         new = Path(tempfile.mkdtemp(prefix="swift-ft-new-", dir=place))
         # The system releases the lock however this process ends.
         self._lock = (new / "lock").open("w")
@@ -72,7 +72,13 @@ def _remove(folder: Path, lock: TextIO, owner: int) -> None:
     lock.close()
 
 
-def _sweep(place: Path) -> None:
+def spool_place(parent: Path | None = None) -> Path:
+    """The folder in which a :class:`Spool` is made."""
+    return parent or Path(tempfile.gettempdir())
+
+
+def sweep_spools(place: Path) -> None:
+    """Remove the folders there of processes that were killed."""
     for folder in place.glob(f"{_PREFIX}*"):
         # Suppressed: it is another user's, is in use, or another process just removed it.
         with contextlib.suppress(OSError), (folder / "lock").open("r+") as lock:

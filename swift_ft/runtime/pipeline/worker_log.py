@@ -27,6 +27,7 @@ from swift_ft.logging import (
     SegmentSource,
     SegmentUploader,
 )
+from swift_ft.logging.writing.uploader import spool_place
 from swift_ft.network.peer_server import LOGS, files
 from swift_ft.runtime.metrics import LogMetrics
 from swift_ft.runtime.peer_files import PeerFiles
@@ -92,6 +93,8 @@ class WorkerLog:
         place = store.local_path(log_directory(context.rank))
         if place is not None:
             tell_agent(log=str(place))  # a job that is stopped gives this worker no time to tidy up
+        if options.two_tiers(store):
+            tell_agent(spools=str(spool_place(options.local)))  # a killed worker's may be of many GB
 
     def _new_messages(self) -> MessageLog:
         return MessageLog(self._options, self.stats, in_doubt=self._in_doubt)
