@@ -125,6 +125,7 @@ MEANINGS = {
     "replay_together": "Workers replay together because of what a line of the script communicates.",
     "log_not_kept": "The end of a log that stays is not in the store: no replay without the job can read it.",
     "loop_left": "The script has left its loop before the end. The iteration that it was in does not count.",
+    "log_upload_cut_off": "A log's last upload hung at the end of a run. What it began may stay.",
     "log_not_uploaded": "A log is not in the store yet. Its writer serves it while it lives.",
     "part_copy_unusable": "A near copy of a file of a checkpoint cannot be used. Another place is asked.",
     "part_not_copied": "The local disk took no copy of a checkpoint's file. It is in the store.",

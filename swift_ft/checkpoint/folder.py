@@ -210,11 +210,17 @@ class CheckpointFolder:
             dead = [name for name in parts if is_dead(name)]
             for path in [folder] if dead == parts else [f"{folder}/{name}" for name in dead]:
                 self.store.delete(path, recursive=True)
+        # No listing shows a part of which not even the first file was complete.
+        uploads = self.store.abandoned_uploads(_ROOT)
+        for part in sorted({path.rpartition("/")[0] for path in uploads}):
+            if is_dead(part.rpartition("/")[2]):
+                self.store.abort_uploads(f"{_ROOT}/{part}")
 
     def sweep(self) -> None:
         """Delete all that belongs to no committed checkpoint. Only a run that has not begun may do this."""
         for path in self.uncommitted():
             self.store.delete(path, recursive=True)
+        self.store.abort_uploads(_ROOT)  # also where no listing shows a folder
         for iteration in self.committed():
             self._delete_orphans(iteration)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -35,6 +36,7 @@ from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 _logger = logging.getLogger(__name__)
 
 _LOG_ROOT = "log"
+_LOG = re.compile(r"rank-(\d{5,})")
 _JOURNAL = "journal"
 _SEEN_WITHIN_S = 10.0
 
@@ -158,6 +160,28 @@ def tidy_store(store: Store) -> None:
     sweep_records(store)
     for run in store.list(RUNS):
         store.sweep(f"{RUNS}/{run}/{_JOURNAL}")
+
+
+def delete_left_logs(store: Store, workers: int, *, keep: bool) -> None:
+    """When all workers are done: delete the logs of ranks that the job has no longer.
+
+    Whoever has a rank tidies up its log as it opens it. These ranks are nobody's: a world that was larger had
+    them, and its workers ended in the middle of what they wrote.
+
+    Args:
+        workers: their number in the job.
+        keep: complete segments stay, for a replay without the job.
+    """
+    # No listing shows a log of which not even the first segment was complete.
+    uploading = (path.partition("/")[0] for path in store.abandoned_uploads(_LOG_ROOT))
+    for name in sorted({*store.list(_LOG_ROOT), *uploading}):
+        found = _LOG.fullmatch(name)
+        if found is None or int(found[1]) < workers:
+            continue
+        if keep:
+            store.sweep(f"{_LOG_ROOT}/{name}")
+        else:
+            store.delete(f"{_LOG_ROOT}/{name}", recursive=True)
 
 
 def _decide(
@@ -293,6 +317,7 @@ def _take_over_logs(store: Store, known: set[str]) -> None:
         for name in segments[:1]:
             _check_owner(store, f"{directory}/{name}", known)
         store.delete(directory, recursive=True)
+    store.abort_uploads(_LOG_ROOT)  # also where no listing shows a folder
 
 
 def _check_owner(store: Store, path: str, known: set[str]) -> None:

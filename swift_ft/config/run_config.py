@@ -292,8 +292,8 @@ class RunConfig:
     )
     flush_timeout_s: float = _timeout(
         120.0,
-        "seconds to flush queued log messages after a failure, and to wait for a log segment that a replay "
-        "needs",
+        "seconds to flush queued log messages after a failure, to wait for a log segment that a replay "
+        "needs, and for the log's last upload at the end of a run",
     )
     checkpoint_timeout_s: float = _timeout(
         3600.0, "seconds to wait for the last checkpoint at the end of a run"

@@ -151,6 +151,7 @@ def run_machine(job: MachineJob) -> Verdict:
         if endpoint is not None:
             endpoint.close()
         standby.close()
+        run_end.sweep_spools(settings.shutdown_s)
     return agent.verdict or Verdict(False, "the agent ended without a verdict", 1)
 
 

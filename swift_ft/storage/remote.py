@@ -158,15 +158,17 @@ class S3Files(RemoteFiles):
         found = {}
         prefix = f"{self.fs.split_path(directory)[1]}/".lstrip("/")
         for upload in self._uploads(directory):
-            parts = self.fs.call_s3("list_parts", **upload).get("Parts", [])
-            found[upload["Key"].removeprefix(prefix)] = sum(int(part["Size"]) for part in parts)
+            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                parts = self.fs.call_s3("list_parts", **upload).get("Parts", [])
+                found[upload["Key"].removeprefix(prefix)] = sum(int(part["Size"]) for part in parts)
         return found
 
     def abort_abandoned_uploads(self, directory: str) -> int:
         """Aborts multipart uploads that were never completed."""
         uploads = self._uploads(directory)
         for upload in uploads:
-            self.fs.call_s3("abort_multipart_upload", **upload)
+            with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+                self.fs.call_s3("abort_multipart_upload", **upload)
         return len(uploads)
 
     def _uploads(self, directory: str) -> builtins.list[dict[str, str]]:

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from swift_ft.cli.recover.main import main
-from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster
+from tests.support.cluster import ClusterRun, assert_clean, assert_identical, run_cluster, training
 from tests.support.waiting import wait_until
 
 LONG = ("--iterations", "120")
+OWN_DISKS = Path(__file__).parent / "scripts" / "own_disks.py"
 
 
 class Running(threading.Thread):
@@ -38,7 +39,8 @@ class Running(threading.Thread):
 
 
 def test_a_machine_is_drained(tmp_path: Path, references: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    running = Running(tmp_path, 1)
+    script = [*training(tmp_path, OWN_DISKS), *LONG]
+    running = Running(tmp_path, 1, script=script)
     assert main(["drain", "1", "--rdzv-endpoint", running.endpoint]) == 0
     told = capfd.readouterr().out.splitlines()
     assert told[0].endswith(" waits for a checkpoint")
@@ -54,6 +56,8 @@ def test_a_machine_is_drained(tmp_path: Path, references: Any, capfd: pytest.Cap
     assert recovery["replayed_iterations"]["1"] <= 10  # the checkpoint was saved for this
     assert "] machine 1 is asked to leave by " in run.output
     assert "] machine 1 leaves: it was drained" in run.output
+    assert len(list((tmp_path / "disks").iterdir())) == 5
+    assert not list((tmp_path / "disks").glob("*/swift-ft-spool-*")), "no other worker has these disks"
 
 
 @pytest.mark.thorough

@@ -107,6 +107,7 @@ def test_layers_in_wrappers_are_dealt_anew(changed: Any, references: Any) -> Non
     assert [world.world_size for world in worlds_of(run)] == [2]
     assert_identical(run, references("train_elastic", 2))
     assert_clean(run)
+    assert not (run.store / "log/rank-00002").exists(), "nobody has this rank any more"
 
 
 @pytest.mark.thorough

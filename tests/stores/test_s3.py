@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.lib.seaweed import BUCKET, SECRET_KEY, SeaweedServer
+from swift_ft.checkpoint import store_claim
 from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.store_claim import delete_left_logs, log_directory
 from swift_ft.cli.recover.main import main
 from swift_ft.errors import StoreNotWritableError
 from swift_ft.storage.digest import sealed
@@ -73,6 +75,49 @@ def test_half_uploaded_parts_are_swept_with_their_checkpoint(seaweed: SeaweedSer
     assert half_uploads(client, name) == [f"{folder.part(30, 0, 1)}/__0_0.distcp"]
     folder.store.delete_all()
     assert half_uploads(client, name) == []
+
+
+def test_half_uploaded_first_files_of_killed_workers_are_swept(seaweed: SeaweedServer) -> None:
+    """No object shows their checkpoints. A worker that lives may upload; before a run begins, none does."""
+    name = uuid.uuid4().hex
+    client = seaweed.client()
+    folder = CheckpointFolder(Store(f"s3://{BUCKET}/{name}"))
+    killed, living, left = (folder.part(30, rank, 2) for rank in (0, 1, 4))
+    for part in (killed, living, left, "log/rank-00000"):
+        half_uploaded(client, f"{name}/{part}/__0_0.distcp")
+    folder.tidy({0: 3, 1: 2}, workers=4)
+    assert sorted(half_uploads(client, name)) == [f"{living}/__0_0.distcp", "log/rank-00000/__0_0.distcp"]
+    folder.sweep()
+    assert half_uploads(client, name) == ["log/rank-00000/__0_0.distcp"]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_half_uploaded_first_segments_are_swept(keep: bool, seaweed: SeaweedServer) -> None:
+    """At a good end those of ranks that the job has no longer, and all before a resumed run begins."""
+    name = uuid.uuid4().hex
+    client, store = seaweed.client(), Store(f"s3://{BUCKET}/{name}")
+    present, gone = (f"{log_directory(rank)}/g00001-s000000.arrow" for rank in (1, 2))
+    for path in (present, gone):
+        half_uploaded(client, f"{name}/{path}")
+    delete_left_logs(store, 2, keep=keep)
+    assert half_uploads(client, name) == [present]
+    store_claim._take_over_logs(store, set())
+    assert half_uploads(client, name) == []
+
+
+def test_an_upload_may_end_while_it_is_looked_at(
+    seaweed: SeaweedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers that live upload while worker 0 tidies."""
+    name = uuid.uuid4().hex
+    store = Store(f"s3://{BUCKET}/{name}")
+    half_uploaded(seaweed.client(), f"{name}/log/segment")
+    files: Any = store.files
+    listed = files._uploads(f"{BUCKET}/{name}")
+    store.abort_uploads("")
+    monkeypatch.setattr(files, "_uploads", lambda directory: listed)
+    assert store.abandoned_uploads("") == {}
+    store.abort_uploads("")
 
 
 def test_a_bucket_is_created_on_request_only(seaweed: SeaweedServer) -> None:

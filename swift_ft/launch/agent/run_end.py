@@ -15,6 +15,7 @@ from swift_ft.checkpoint.store_claim import store_of_run
 from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.coordination.archive import JournalArchive, end_of
 from swift_ft.errors import first_line
+from swift_ft.logging.writing.uploader import sweep_spools
 from swift_ft.recovery.entries import Entry
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.snapshot import JournalSnapshot
@@ -57,8 +58,9 @@ class RunEnd:
         self._on_passed = on_passed
         self._lock = threading.Lock()
         self._tail: deque[Entry] = deque(maxlen=_TAIL)  # guarded by the lock
-        # Owner of these three: the agent's thread, until the run is over.
+        # Owner of these four: the agent's thread, until the run is over.
         self._logs: set[Path] = set()  # where workers of this machine wrote their logs
+        self._spools: set[Path] = set()  # where they kept them until they were uploaded
         self._passed: set[str] = set()
         self._store = ""  # its URL, once a worker of this machine has claimed it
 
@@ -76,6 +78,8 @@ class RunEnd:
         """Note what a worker says about its store and its log, and pass on where faults may strike."""
         if "log" in message:
             self._logs.add(Path(message["log"]))
+        if "spools" in message:
+            self._spools.add(Path(message["spools"]))
         if "store" in message:
             self._store = message["store"]
             self._on_store(self._store)
@@ -107,6 +111,22 @@ class RunEnd:
     def archive(self, limit_s: float) -> None:
         """The journal is lost, and with it the job: archive what this machine has read of it."""
         _within(limit_s, lambda: self._archive(limit_s))
+
+    def sweep_spools(self, limit_s: float) -> None:
+        """Remove what killed workers have left of their logs on the local disk.
+
+        Otherwise the next worker that keeps its log there does, of any run, and there may be none.
+
+        Args:
+            limit_s: a disk may hang for ever.
+        """
+
+        def sweep() -> None:
+            for place in self._spools:
+                sweep_spools(place)
+
+        if self._spools:
+            _within(limit_s, sweep, "removed from the local disk")
 
     def _sweep_logs(self) -> None:
         for folder in self._logs:
@@ -148,13 +168,14 @@ class RunEnd:
             )
 
 
-def _within(limit_s: float, action: Callable[[], None]) -> None:
+def _within(limit_s: float, action: Callable[[], None], done: str = "archived in its store") -> None:
     thread = threading.Thread(target=action, name="swift-run-end", daemon=True)
     thread.start()
     thread.join(limit_s)
     if thread.is_alive():
         _logger.warning(
-            "The end of the run could not be archived in its store within %g s (--shutdown-timeout).",
+            "The end of the run could not be %s within %g s (--shutdown-timeout).",
+            done,
             limit_s,
             extra={"event": "archive_failed"},
         )

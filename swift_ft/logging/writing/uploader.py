@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -29,6 +30,8 @@ from swift_ft.logging.writing.codec_policy import CodecPolicy
 from swift_ft.logging.writing.disk_budget import DiskBudget
 from swift_ft.observe.waits import waiting
 from swift_ft.storage.store import Store
+
+_logger = logging.getLogger(__name__)
 
 _PREFIX = "swift-ft-spool-"
 _RETRY_S = 1.0  # the store's own retries come before this wait
@@ -52,9 +55,9 @@ class Spool:
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        place = parent or Path(tempfile.gettempdir())
+        place = spool_place(parent)
         place.mkdir(parents=True, exist_ok=True)
-        _sweep(place)
+        sweep_spools(place)
         new = Path(tempfile.mkdtemp(prefix="swift-ft-new-", dir=place))
         # The system releases the lock however this process ends.
         self._lock = (new / "lock").open("w")
@@ -69,7 +72,13 @@ def _remove(folder: Path, lock: TextIO, owner: int) -> None:
     lock.close()
 
 
-def _sweep(place: Path) -> None:
+def spool_place(parent: Path | None = None) -> Path:
+    """The folder in which a :class:`Spool` is made."""
+    return parent or Path(tempfile.gettempdir())
+
+
+def sweep_spools(place: Path) -> None:
+    """Remove the folders there of processes that were killed."""
     for folder in place.glob(f"{_PREFIX}*"):
         # Suppressed: it is another user's, is in use, or another process just removed it.
         with contextlib.suppress(OSError), (folder / "lock").open("r+") as lock:
@@ -199,15 +208,36 @@ class SegmentUploader:
             self._changed.notify_all()
         return dropped
 
-    def close(self) -> None:
-        """Ends the thread and removes the local tier, with all segments that were not uploaded."""
+    def close(self, timeout_s: float) -> None:
+        """Ends the thread and removes the local tier, with all segments that wait to be uploaded.
+
+        An upload that is under way may end. Cut off, it would leave what nobody looks for after the run.
+
+        Args:
+            timeout_s: for that; one that hangs in the store ends with the process.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout=_RETRY_S)  # one that hangs in the store ends by itself, or with the process
+        with waiting(f"the last upload of its log to {self._store.url}", timeout_s):
+            self._thread.join(max(timeout_s, _RETRY_S))
+        if self._thread.is_alive():
+            _logger.warning(
+                "The last upload of %s to %s did not end within %g s. What it has begun may stay there: "
+                "swift-recover gc deletes it.",
+                self._directory,
+                self._store.url,
+                timeout_s,
+                extra={"event": "log_upload_cut_off"},
+            )
         self._spool.close()
 
     def _run(self) -> None:
+        self._upload_until_closed()
+        with contextlib.suppress(Exception):  # of uploads that failed; who waits for this has no more time
+            self._store.at_once().sweep(self._directory)
+
+    def _upload_until_closed(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._due)

@@ -220,7 +220,7 @@ class LogWriter:
         # It has nothing left to write, unless it hangs in the store.
         self._thread.join(_TRY_AGAIN_S if self.gap.reason else timeout_s)
         if self._uploader and self._owns_tier:
-            self._uploader.close()
+            self._uploader.close(timeout_s)
 
     def drop_before(self, iteration: int, generation: int | None = None) -> list[str]:
         """Deletes committed segments that hold nothing of ``iteration`` or later.

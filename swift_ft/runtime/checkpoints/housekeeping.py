@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.part_files import LocalParts
-from swift_ft.checkpoint.store_claim import tidy_store
+from swift_ft.checkpoint.store_claim import delete_left_logs, tidy_store
 from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.errors import first_line
 from swift_ft.observe.waits import waiting
@@ -203,6 +203,8 @@ class Housekeeping:
                 machines = {*state.membership.slots, *state.membership.spares}
                 # Workers of a next world have ranks of their own, until it is given up with the run.
                 workers = len(ranks) if state.worlds.change is None else None
+                if workers is not None:
+                    delete_left_logs(self._folder.store, workers, keep=self._keep_logs is KeepLogs.ALL)
                 self._folder.tidy(of_ranks, workers)
                 WorkerFiles(self._folder.store, self._run_id).sweep(of_ranks, machines, workers)
         except Exception as error:

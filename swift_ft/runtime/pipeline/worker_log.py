@@ -27,6 +27,7 @@ from swift_ft.logging import (
     SegmentSource,
     SegmentUploader,
 )
+from swift_ft.logging.writing.uploader import spool_place
 from swift_ft.network.peer_server import LOGS, files
 from swift_ft.runtime.metrics import LogMetrics
 from swift_ft.runtime.peer_files import PeerFiles
@@ -92,6 +93,8 @@ class WorkerLog:
         place = store.local_path(log_directory(context.rank))
         if place is not None:
             tell_agent(log=str(place))  # a job that is stopped gives this worker no time to tidy up
+        if options.two_tiers(store):
+            tell_agent(spools=str(spool_place(options.local)))  # a killed worker's may be of many GB
 
     def _new_messages(self) -> MessageLog:
         return MessageLog(self._options, self.stats, in_doubt=self._in_doubt)
@@ -268,19 +271,21 @@ class WorkerLog:
     def close(self) -> None:
         """Training is over, and no worker reads the log any more.
 
-        What is not in the store is deleted, unless the log stays: then it is waited for.
+        What is not in the store, and not on its way there, is deleted, unless the log stays: then it is
+        waited for.
         """
         self._close()
         self.withdraw()
         if self._tier is not None:
+            until = time.monotonic() + self._context.config.flush_timeout_s
             if self._stays:
-                self._upload_rest(self._tier)
-            self._tier.close()
+                self._upload_rest(self._tier, until)
+            self._tier.close(self._flush_s(until))
             self._tier = None
 
-    def _upload_rest(self, tier: SegmentUploader) -> None:
+    def _upload_rest(self, tier: SegmentUploader, until: float) -> None:
         try:
-            tier.flush(self._context.config.flush_timeout_s)
+            tier.flush(self._flush_s(until))
         except LogTimeoutError as error:
             _logger.warning(
                 "The end of the log of worker %d is lost: %s",

@@ -54,6 +54,7 @@ def _join(line: Line, _: State) -> list[ev.Event]:
     slot = line.option("slot")
     preferred = None if slot is None else int(slot)
     setup, host, identity = _setup(line), line.option("on") or "", line.option("identity") or ""
+    domain = line.option("domain") or ""
     return [
         ev.MachineJoined(
             machine=m,
@@ -62,6 +63,7 @@ def _join(line: Line, _: State) -> list[ev.Event]:
             setup=setup,
             host=host,
             identity=identity,
+            domain=domain,
         )
         for m in line.rest()
     ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from immutables import Map
 
 from swift_ft.launch.agent import run_end
 from swift_ft.launch.agent.run_end import RunEnd
+from swift_ft.logging.writing.uploader import Spool
 from swift_ft.recovery.job_state import JobShape, Phase, State, Verdict
 from swift_ft.recovery.membership import Membership
 
@@ -63,3 +65,31 @@ def test_a_store_that_hangs_is_told(
     answers.set()
     assert not done
     assert [record.event for record in caplog.records] == ["archive_failed"]  # type: ignore[attr-defined]  # ours
+
+
+def test_logs_of_killed_workers_leave_the_local_disk_with_the_agent(tmp_path: Path) -> None:
+    """No other worker may ever keep its log on this machine."""
+    living = Spool(tmp_path)
+    killed = tmp_path / "swift-ft-spool-killed"
+    killed.mkdir()
+    (killed / "lock").touch()
+    (killed / "segment").write_bytes(b"x")
+    end = RunEnd("run")
+    end.hear({"spools": str(tmp_path)})
+    end.sweep_spools(60.0)
+    assert list(tmp_path.iterdir()) == [living.path]
+    living.close()
+
+
+def test_a_local_disk_that_hangs_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(run_end, "sweep_spools", lambda place: answers.wait())
+    end = RunEnd("run")
+    end.sweep_spools(0.0)  # no worker has kept anything there
+    assert not caplog.records
+    end.hear({"spools": str(tmp_path)})
+    end.sweep_spools(0.01)
+    answers.set()
+    assert "could not be removed from the local disk within 0.01 s" in caplog.text

@@ -211,6 +211,25 @@ def test_an_error_of_a_disk_that_passes(number: int, tmp_path: Path, monkeypatch
     assert len(tried) == 2
 
 
+@pytest.mark.parametrize("in_opposite", [True, False])
+def test_memory_that_does_not_keep_a_pattern(
+    in_opposite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit of one word flips: in the pattern, or in the opposite of its bits."""
+    owner, name = (torch.Tensor, "bitwise_not") if in_opposite else (torch, "arange")
+    write, flips = getattr(owner, name), [1 << 7]
+
+    def written(*args: Any, **options: Any) -> torch.Tensor:
+        words: torch.Tensor = write(*args, **options)
+        words[1000] ^= flips.pop() if flips else 0
+        return words
+
+    monkeypatch.setattr(owner, name, written)
+    assert checks.memory(facts(tmp_path)) == "1 words of memory of cpu are not what was written"
+    assert not flips
+    assert checks.memory(facts(tmp_path)) == ""
+
+
 def test_a_disk_that_keeps_something_else_is_not_asked_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,10 +19,11 @@ import torch
 from swift_ft.errors import SwiftError
 from swift_ft.logging import CodecPolicy, LogBudget, LogOptions, LogReader, LogWriter, SegmentUploader, Ship
 from swift_ft.logging.reading.prefetcher import Prefetcher
+from swift_ft.logging.writing import uploader
 from swift_ft.logging.writing.uploader import LogTimeoutError, Spool
 from swift_ft.storage.store import Store
 from tests.support.disks import mounted_disk
-from tests.support.log import LOG, RUN, identity, key
+from tests.support.log import LOG, RUN, events_of, identity, key
 
 
 class FailingStore(Store):
@@ -39,6 +40,26 @@ class FailingStore(Store):
         if self.broken:
             raise PermissionError(13, "Permission denied")
         super().upload(local, path)
+
+
+class SlowStore(Store):
+    """An upload writes a temporary file, and goes on once ``open_gate`` is set; unless it fails then."""
+
+    def __init__(self, url: str, *, fails: bool = False) -> None:
+        super().__init__(url)
+        self.fails = fails
+        self.begun, self.open_gate = threading.Event(), threading.Event()
+
+    def upload(self, local: Path, path: str) -> None:
+        temporary = Path(self.root, f"{path}.0.tmp")
+        temporary.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        self.begun.set()
+        assert self.open_gate.wait(60)
+        if self.fails:  # without a chance to tidy up
+            raise ConnectionError("the store is away")
+        super().upload(local, path)
+        temporary.unlink()
 
 
 def writer_for(store: Store, tmp_path: Path, ship: Ship = Ship.ALWAYS) -> LogWriter:
@@ -96,6 +117,41 @@ def test_segments_that_a_checkpoint_covers_are_no_longer_uploaded(url: str, tmp_
     assert iterations_in(store, 5) == [3, 4]
 
 
+@pytest.mark.parametrize(("fails", "dropped"), [(False, False), (False, True), (True, False)])
+def test_an_upload_that_is_under_way_at_the_end_leaves_nothing_begun(
+    fails: bool, dropped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process ends right afterwards, and nobody tidies up after it."""
+    monkeypatch.setattr(uploader, "_RETRY_S", 0.01)
+    store = SlowStore(str(tmp_path / "store"), fails=fails)
+    writer, tier = keeping(store, tmp_path)
+    append(writer, range(2))
+    writer.close(60, uploaded=False)
+    assert store.begun.wait(60)
+    if dropped:
+        tier.drop(lambda name: True)
+    gate = threading.Timer(0.2, store.open_gate.set)
+    gate.start()
+    tier.close(60)
+    assert store.list(LOG) == ([] if fails or dropped else tier.names()[:1])
+    gate.join()
+
+
+def test_an_upload_that_hangs_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(uploader, "_RETRY_S", 0.01)
+    store = SlowStore(str(tmp_path / "store"))
+    writer, tier = keeping(store, tmp_path)
+    append(writer, range(1))
+    writer.close(60, uploaded=False)
+    assert store.begun.wait(60)
+    tier.close(0.01)
+    assert events_of(caplog) == ["log_upload_cut_off"]
+    assert list((tmp_path / "local").iterdir()) == []
+    store.open_gate.set()
+
+
 def keeping(store: Store, tmp_path: Path, disk_bytes: int | None = None) -> tuple[LogWriter, SegmentUploader]:
     """Uploaded segments stay on the local disk, too; a writer uses that."""
     options = LogOptions(LogBudget(150_000, disk_bytes), local=tmp_path / "local")
@@ -124,7 +180,7 @@ def test_copies_are_kept_until_a_checkpoint(store: Store, tmp_path: Path) -> Non
     assert [is_here(tier, name) for name in tier.names()] == [True]
     assert writer.metrics().disk_bytes == tier.local.size(f"{LOG}/{tier.names()[0]}")
     writer.close(60)
-    tier.close()
+    tier.close(60)
     assert list((tmp_path / "local").iterdir()) == []
 
 
@@ -142,7 +198,7 @@ def test_a_tier_outlives_its_writers(url: str, tmp_path: Path) -> None:
     second.close(60)
     assert iterations_in(store, 4) == [0, 1, 2, 3]
     assert [is_here(tier, name) for name in tier.names()] == [True] * 4
-    tier.close()
+    tier.close(60)
 
 
 def test_copies_are_evicted_when_the_budget_needs_their_room(store: Store, tmp_path: Path) -> None:
@@ -157,7 +213,7 @@ def test_copies_are_evicted_when_the_budget_needs_their_room(store: Store, tmp_p
     assert here[-1] is True
     assert here == sorted(here)  # the oldest went first
     assert iterations_in(store, 8) == list(range(8))
-    tier.close()
+    tier.close(60)
 
 
 def test_copies_take_at_most_as_much_disk_as_stays_free(
@@ -174,7 +230,7 @@ def test_copies_take_at_most_as_much_disk_as_stays_free(
     writer.flush(60)
     assert [is_here(tier, name) for name in tier.names()] == [False, False, True, True]
     writer.close(60)
-    tier.close()
+    tier.close(60)
 
 
 def test_a_tier_opens_nothing_but_segments_of_the_log(store: Store, tmp_path: Path) -> None:
@@ -188,7 +244,7 @@ def test_a_tier_opens_nothing_but_segments_of_the_log(store: Store, tmp_path: Pa
             tier.find(other)
     assert tier.find(name).is_file()
     writer.close(60)
-    tier.close()
+    tier.close(60)
 
 
 def test_the_sequence_goes_on_after_what_is_in_the_store(store: Store, tmp_path: Path) -> None:
@@ -264,7 +320,7 @@ def test_copies_make_room_on_a_full_disk(small_disk: Path, store: Store) -> None
         writer.flush(60)
     assert iterations_in(store, 8) == list(range(8))
     writer.close(60)
-    tier.close()
+    tier.close(60)
 
 
 def test_a_disk_that_stays_full_is_an_error(small_disk: Path) -> None:

@@ -18,7 +18,8 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.errors import StoreInUseError
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.handlers.audits import checkpoints_doubted
-from swift_ft.recovery.job_state import Checkpoints, Phase, SavedPart, State
+from swift_ft.recovery.job_state import Checkpoints, JobShape, Phase, SavedPart, State
+from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeping, KeepLogs
@@ -45,6 +46,27 @@ def test_which_logs_stay(keep: KeepLogs, oldest: int) -> None:
         housekeeping = Housekeeping(1, "run", *cast(Any, (None, log)), keep_logs=keep, background=background)
         housekeeping.on_change(state)
     assert log.dropped == [(oldest, 4)]
+
+
+@pytest.mark.parametrize("keep", list(KeepLogs))
+def test_logs_of_ranks_that_the_job_has_no_longer_are_tidied_up(keep: KeepLogs, tmp_path: Path) -> None:
+    """A world that was larger had them, and its workers ended while they wrote."""
+    store = Store(tmp_path)
+    for rank in (1, 2, 10):
+        for name in ("g00001-s000000-i00000000-00000003.arrow", "g00001-s000001.01.tmp"):
+            store.write_json(f"log/rank-{rank:05d}/{name}", {})
+    shape, membership = (
+        JobShape(machines=2),
+        Membership(members=Map({0: "a", 1: "b"}), started_in=Map({0: 1, 1: 1})),
+    )
+    with ThreadPoolExecutor(1) as background:
+        parts = cast(Any, (CheckpointFolder(store), Log()))
+        housekeeping = Housekeeping(0, "A", *parts, keep_logs=keep, background=background)
+        housekeeping.on_change(State(shape=shape, membership=membership))
+        housekeeping.drain(60.0)
+    whole = ["g00001-s000000-i00000000-00000003.arrow"] if keep is KeepLogs.ALL else []
+    assert [store.list(f"log/rank-{rank:05d}") for rank in (2, 10)] == [whole, whole]
+    assert len(store.list("log/rank-00001")) == 2, "its worker may be writing"
 
 
 # ------------------------------------------------------------------------------------- what may be wrong
