@@ -15,7 +15,7 @@ from swift_ft.faults.failpoints import Point, hit
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, SavedPart, State
-from swift_ft.recovery.orders import WorkerOrder, commit_due
+from swift_ft.recovery.orders import WorkerOrder, commit_due, is_complete
 from swift_ft.recovery.topology import replica_sets
 from swift_ft.runtime.checkpoints.ownership import end_if_taken_over
 from swift_ft.storage.retry import is_outage, is_transient, retry
@@ -71,10 +71,7 @@ class Commits:
         """
 
         def over(state: State) -> bool:
-            return (
-                _is_committed(state, iteration)
-                or len(state.checkpoints.parts.get(iteration, {})) < state.world_size
-            )
+            return _is_committed(state, iteration) or not is_complete(state, iteration)
 
         state = self._participant.wait_for(over, timeout_s)
         if state is None or not _is_committed(state, iteration):
