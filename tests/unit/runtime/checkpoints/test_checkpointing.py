@@ -224,11 +224,14 @@ def test_a_commit_is_waited_for_while_it_can_come(
         (State(phase=Phase.ENDED), False),
     ],
 )
-def test_who_leaves_the_loop_waits_for_a_commit_that_can_come(state: State, waits: bool) -> None:
+def test_who_leaves_the_loop_waits_for_a_commit_that_can_come(
+    state: State, waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     participant = Participant(replace(state, generation=state.generation or 3))
     commits = Commits(*cast(Any, (participant, None, None)), keep=2)
     commits.wait_while_others_save(40, 3, 7.0)
     assert participant.waiting == waits
+    assert ("of iteration 40, is not committed" in caplog.text) == (state.checkpoints.committed != 40)
 
 
 def test_a_marker_is_tried_for_as_long_as_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
