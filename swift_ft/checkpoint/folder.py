@@ -196,6 +196,20 @@ class CheckpointFolder:
         """
         for iteration in self.committed():
             self._delete_orphans(iteration)
+        self.delete_dead(started_in, workers)
+        for folder in self.uncommitted():
+            if not self.store.list(folder):
+                self.store.delete(folder, recursive=True)
+
+    def delete_dead(self, started_in: Mapping[int, int], workers: int | None = None) -> None:
+        """Delete parts of killed processes from checkpoints that were never committed. For worker 0 only.
+
+        Other workers may be saving there.
+
+        Args:
+            started_in: as for :meth:`tidy`.
+            workers: likewise.
+        """
 
         def is_dead(name: str) -> bool:
             found = _PART.fullmatch(name)
@@ -206,10 +220,8 @@ class CheckpointFolder:
             return left or int(found["generation"]) < started_in.get(rank, 0)
 
         for folder in self.uncommitted():
-            parts = self.store.list(folder)
-            dead = [name for name in parts if is_dead(name)]
-            for path in [folder] if dead == parts else [f"{folder}/{name}" for name in dead]:
-                self.store.delete(path, recursive=True)
+            for name in filter(is_dead, self.store.list(folder)):
+                self.store.delete(f"{folder}/{name}", recursive=True)
         # No listing shows a part of which not even the first file was complete.
         uploads = self.store.abandoned_uploads(_ROOT)
         for part in sorted({path.rpartition("/")[0] for path in uploads}):

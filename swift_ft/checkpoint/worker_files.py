@@ -38,6 +38,17 @@ def of_rank(rank: int, what: str) -> str:
     return f"rank-{rank:05d}.{what}.json"
 
 
+def write_for_tools(store: Store, path: str, content: dict[str, Any]) -> None:
+    """Write or replace a file of a worker that only tools read: once more if worker 0 deletes it meanwhile.
+
+    At the end that deletes what is begun and may be a killed process's: not all names say whose they are.
+    """
+    try:
+        store.write_json(path, content)
+    except FileNotFoundError:
+        store.write_json(path, content)
+
+
 class WorkerFiles:
     """The files of one run. From any thread.
 
@@ -64,7 +75,7 @@ class WorkerFiles:
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write or replace a file."""
-        self._store.write_json(self.path(name), sealed(content))
+        write_for_tools(self._store, self.path(name), sealed(content))
 
     def read(self, kind: type[T], name: str) -> T:
         """An object of a dataclass from a file that was written with its ``asdict()``.
@@ -104,7 +115,7 @@ class WorkerFiles:
             rank = int(found[1])
             if workers is not None and rank >= workers:
                 return True
-            # Such a name does not say of which process the file is.
+            # Such a name does not say of which process the file is: one that lives writes it once more.
             return started_in.get(rank, 1) > 1 if of_any else int(found[2]) < started_in.get(rank, 0)
 
         self._store.sweep(self.folder, is_dead)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from swift_ft.checkpoint.worker_files import write_for_tools
 from swift_ft.plain import from_plain
 from swift_ft.storage.store import Store
 
@@ -48,7 +49,7 @@ class WorkerRecord:
 
 def write_record(store: Store, rank: int, record: WorkerRecord) -> None:
     """Write or replace a worker's record."""
-    store.write_json(record_path(rank), asdict(record))
+    write_for_tools(store, record_path(rank), asdict(record))
 
 
 def read_record(store: Store, rank: int) -> WorkerRecord | None:

@@ -43,6 +43,24 @@ def why_incomplete(state: State, what: str, reason: str) -> str:
     return lost + _how_to_go_on(state)
 
 
+def why_in_doubt_at_the_end(state: State, reason: str) -> str:
+    """Why the job ends if what it has computed is found to be wrong when nobody can go back any more.
+
+    Empty as long as all workers can.
+
+    Args:
+        state: without the checkpoints that are in doubt.
+        reason: what was wrong.
+    """
+    if not (state.all_finished or why_too_early(state)):
+        return ""
+    return (
+        f"{reason}. That was found when the loop was over, so nobody goes back: what follows the checkpoint "
+        f"at iteration {state.checkpoints.committed} may be wrong, and so may results of the script. "
+        f"{_how_to_go_on(state)}"
+    )
+
+
 def why_not_saved(state: State) -> str:
     """Why a job has failed all of whose scripts have succeeded. Empty if it has not.
 

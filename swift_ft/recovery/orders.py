@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from swift_ft.recovery.guests import leaving
 from swift_ft.recovery.handlers.worlds import all_offered
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import Phase, SavedPart, State
 from swift_ft.recovery.pauses import kept_out_s
 
 WATCHED_EACH = 3
@@ -197,9 +197,22 @@ def commit_due(state: State, rank: int) -> int | None:
     """
     if rank != 0:
         return None
-    complete = [i for i, parts in state.checkpoints.parts.items() if len(parts) == state.world_size]
+    complete = [iteration for iteration in state.checkpoints.parts if is_complete(state, iteration)]
     # Only the newest: a commit forgets all that lies before it.
     return max(complete, default=None)
+
+
+def is_complete(state: State, iteration: int) -> bool:
+    """Whether all parts of a checkpoint that workers name are durable.
+
+    A worker whose replica saves for it names that part at once. If both save again, in a later generation, an
+    earlier part of the replica may still count: it is another one.
+    """
+    parts: Mapping[int, SavedPart] = state.checkpoints.parts.get(iteration, {})
+    if len(parts) < state.world_size:
+        return False
+    durable = {part.path for part in parts.values() if part.digest}
+    return all(part.path in durable for part in parts.values())
 
 
 def saves_again(state: State, rank: int) -> bool:

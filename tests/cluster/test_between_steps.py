@@ -79,6 +79,17 @@ def test_a_loss_between_two_steps(kind: str, die: str, tmp_path: Path, undisturb
         assert int(at) not in lines
 
 
+def test_a_checkpoint_has_nothing_from_before_they_are_done_again(tmp_path: Path) -> None:
+    """Worker 1 is lost while it saves the last checkpoint, which all others have saved."""
+    inject = "kill worker=1 iteration=8 point=checkpoint"
+    run = run_between(tmp_path, "--checkpoint-every", "4", kind="pipeline", machines=3, inject=inject)
+    assert run.code == 0, run.output[-3000:]
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]
+    marker = run.store / "checkpoints" / "00000008" / "committed.json"
+    named = {path[-1] for path in json.loads(marker.read_text())["parts"].values()}
+    assert named == {"2"}, "the generation in which each part was saved"
+
+
 @pytest.mark.parametrize("kind", ["ddp", "pipeline"])
 def test_early_stopping(kind: str, tmp_path: Path) -> None:
     """All workers end after the same iteration, also the one that was lost there."""

@@ -37,6 +37,10 @@ first to write spares the others the work.
 _PATIENCE = 0.5
 """With a store that is away, as a part of the limit: there must be time left to say so."""
 
+_NOT_ARCHIVED = "The end of the run could not be archived in its store"
+_NOT_TIDIED = "The end of the run could not be tidied in its store"
+_STILL_COMMITTED = "Checkpoints that may be wrong are still in the store: do not --resume this run"
+
 
 class RunEnd:
     """Removes begun files of this machine's workers, and archives the last entries of the journal.
@@ -103,8 +107,10 @@ class RunEnd:
             self._sweep_logs()
             if archives:  # first: only this tells how the run ended
                 self._archive(limit_s)
+            if archives and state.checkpoints.doubts:
+                self._in_store(lambda store: self._withdraw(store, state), limit_s, _STILL_COMMITTED)
             if not succeeded and ranks:
-                self._in_store(lambda store: self._sweep_drafts(store, state, ranks), limit_s, "tidied")
+                self._in_store(lambda store: self._sweep_drafts(store, state, ranks), limit_s, _NOT_TIDIED)
 
         _within(limit_s, tidy)
 
@@ -134,6 +140,11 @@ class RunEnd:
                 with contextlib.suppress(OSError):
                     leftover.unlink()
 
+    def _withdraw(self, store: Store, state: State) -> None:
+        """Worker 0 does so while it lives: its script may have ended before it read of it."""
+        for doubt in state.checkpoints.doubts:
+            CheckpointFolder(store).withdraw(doubt.after, doubt.generation, self._run_id)
+
     def _sweep_drafts(self, store: Store, state: State, ranks: range) -> None:
         """Workers of other machines may be writing theirs."""
         CheckpointFolder(store).sweep_drafts(ranks)
@@ -141,7 +152,7 @@ class RunEnd:
         WorkerFiles(store, self._run_id).sweep(ended, state.membership.slots, state.world_size)
 
     def _archive(self, limit_s: float) -> None:
-        self._in_store(self._write_tail, limit_s, "archived")
+        self._in_store(self._write_tail, limit_s, _NOT_ARCHIVED)
 
     def _write_tail(self, store: Store) -> None:
         archive = JournalArchive(store, self._run_id)
@@ -151,8 +162,14 @@ class RunEnd:
         if new:
             archive.write(new)
 
-    def _in_store(self, act: Callable[[Store], None], limit_s: float, done: str) -> None:
-        """Do something in the run's store, which may be gone, or of another run by now."""
+    def _in_store(self, act: Callable[[Store], None], limit_s: float, otherwise: str) -> None:
+        """Do something in the run's store, which may be gone, or of another run by now.
+
+        Args:
+            act: what.
+            limit_s: for all that is done at the end.
+            otherwise: what to say if it cannot be done.
+        """
         if not self._store:
             return
         try:
@@ -161,8 +178,8 @@ class RunEnd:
                 act(store)
         except Exception as error:
             _logger.warning(
-                "The end of the run could not be %s in its store: %s",
-                done,
+                "%s: %s",
+                otherwise,
                 first_line(error),
                 extra={"event": "archive_failed"},
             )

@@ -17,8 +17,9 @@ from swift_ft.recovery.audit_orders import (
     open_claims,
 )
 from swift_ft.recovery.audits import MOST_MARKS, Audits, Finding, Interval, Judgement, Mark, Wrong, judge
+from swift_ft.recovery.early_ends import why_in_doubt_at_the_end
 from swift_ft.recovery.handlers.checkpoints import doubt_what_follows, give_up_checkpoint
-from swift_ft.recovery.handlers.generations import open_generation
+from swift_ft.recovery.handlers.generations import end_job, open_generation
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.maps import kept, without
 from swift_ft.recovery.values import replace
@@ -165,13 +166,15 @@ def _marked(state: State, audits: Audits, interval: Interval) -> Audits:
 
 
 def checkpoints_doubted(state: State, event: ev.CheckpointsDoubted) -> State:
-    """Give up all checkpoints after one. All workers go back to that one."""
+    """Give up all checkpoints after one. All workers go back to that one, or the job ends if some cannot."""
     if event.iteration not in state.checkpoints.kept:
         return state
     while state.checkpoints.committed != event.iteration:
         assert state.checkpoints.committed is not None
         state = give_up_checkpoint(state, state.checkpoints.committed, event.reason)
     state = doubt_what_follows(state, event.iteration)
+    if reason := why_in_doubt_at_the_end(state, event.reason):
+        return end_job(state, reason)
     marks = tuple(mark for mark in state.audits.marks if mark.until <= event.iteration)
     state = replace(state, audits=replace(state.audits, marks=marks))
     # Also where no checkpoint is given up: what came after it is in doubt, in memory as well.

@@ -223,7 +223,8 @@ def _vouches_until(
     its replacement has reached it. If later parts of workers that roll back counted, a checkpoint could mix
     two histories. Replicas that replay save again: all but one of them name a part that is yet to be written.
     So do replicas of a worker that did not complete the last iteration itself but received its state: it has
-    not saved it, and what it was to save for all may be incomplete.
+    not saved it, and what it was to save for all may be incomplete. So do all workers if the script's parts
+    before the consensus iteration are done again: the checkpoint follows them, and has what comes of them.
     """
     vouches = {}
     for replicas in replica_sets(statuses):
@@ -232,6 +233,8 @@ def _vouches_until(
             vouches[rank] = task.end if len(replicas) == 1 else _whole_at(plan, rank)
         if len(replicas) > 1 and _save_again(replicas, plan, statuses, checkpoints):
             vouches.update({rank: _whole_at(plan, rank) - 1 for rank in replicas})
+    if plan.parts_from is not None:
+        return {rank: min(until, plan.resume - 1) for rank, until in vouches.items()}
     return vouches
 
 

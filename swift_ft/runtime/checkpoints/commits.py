@@ -15,7 +15,7 @@ from swift_ft.faults.failpoints import Point, hit
 from swift_ft.observe.waits import waiting
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import Phase, SavedPart, State
-from swift_ft.recovery.orders import WorkerOrder, commit_due
+from swift_ft.recovery.orders import WorkerOrder, commit_due, is_complete
 from swift_ft.recovery.topology import replica_sets
 from swift_ft.runtime.checkpoints.ownership import end_if_taken_over
 from swift_ft.storage.retry import is_outage, is_transient, retry
@@ -71,21 +71,14 @@ class Commits:
         """
 
         def over(state: State) -> bool:
-            return (
-                _is_committed(state, iteration)
-                or len(state.checkpoints.parts.get(iteration, {})) < state.world_size
-            )
+            return _is_committed(state, iteration) or not is_complete(state, iteration)
 
-        state = self._participant.wait_for(over, timeout_s)
-        if state is None or not _is_committed(state, iteration):
-            _logger.warning(
-                "The last checkpoint, of iteration %d, is not committed.",
-                iteration,
-                extra={"event": "last_checkpoint_not_committed", "iteration": iteration},
-            )
+        _warn_unless_committed(self._participant.wait_for(over, timeout_s), iteration)
 
     def wait_while_others_save(self, iteration: int, generation: int, timeout_s: float) -> None:
         """Wait until a checkpoint is committed, or cannot be any more: a worker has ended without its part.
+
+        Logs a warning if it is not committed, as :meth:`wait` does.
 
         Args:
             iteration: its.
@@ -101,7 +94,8 @@ class Commits:
 
         what = f"the parts of others, and the commit of checkpoint {iteration}"
         with waiting(what, timeout_s, flag="--checkpoint-timeout"):
-            self._participant.wait_for(over, timeout_s)
+            state = self._participant.wait_for(over, timeout_s)
+        _warn_unless_committed(state, iteration)
 
     def _commit(self, iteration: int, state: State) -> None:
         """Write the marker, then append the event. Older logs may be deleted only after that."""
@@ -143,6 +137,16 @@ class Commits:
 def _is_committed(state: State, iteration: int) -> bool:
     """Of a run that is shorter than it takes to its first regular checkpoint none is waited for."""
     return iteration == 0 or state.checkpoints.covers(iteration)
+
+
+def _warn_unless_committed(state: State | None, iteration: int) -> None:
+    """Say that a wait, whose last state this is, was in vain. It is None if the wait took too long."""
+    if state is None or not _is_committed(state, iteration):
+        _logger.warning(
+            "The last checkpoint, of iteration %d, is not committed.",
+            iteration,
+            extra={"event": "last_checkpoint_not_committed", "iteration": iteration},
+        )
 
 
 def _saved_layers(state: State) -> dict[int, tuple[int, ...]]:

@@ -150,10 +150,16 @@ class Housekeeping:
             with self._lock:
                 self._withdrawn = None  # the next change begins another one
 
-    def drain(self, timeout_s: float) -> None:
-        """After the last iteration, wait for the clean-up. Logs a warning if that takes too long."""
+    def drain(self, timeout_s: float, *, others_train: bool = False) -> None:
+        """At the end, wait for the clean-up. Logs a warning if that takes too long.
+
+        Args:
+            timeout_s: how long at most.
+            others_train: this worker has left its loop, and others may not have: only what killed processes
+                have left of checkpoints is deleted, which nobody writes any more.
+        """
         if self._rank == 0:
-            self._background.submit(self._tidy)
+            self._background.submit(self._tidy, others_train)
         what = "the store to delete old files"
         try:
             with waiting(what, timeout_s, flag="--checkpoint-timeout"):
@@ -192,21 +198,26 @@ class Housekeeping:
             # Training comes first: the audit finds that its logs are gone, and takes a newer interval.
         self._log.drop_before(since, state.generation)
 
-    def _tidy(self) -> None:
+    def _tidy(self, others_train: bool) -> None:
+        state = self._state
         try:
             self._end_if_taken_over()
-            tidy_store(self._folder.store)
-            if (state := self._state) is not None:
-                per_machine, started_in = state.shape.workers_per_machine, state.membership.started_in
-                ranks = range(state.world_size)
-                of_ranks = {rank: started_in[rank // per_machine] for rank in ranks}
-                machines = {*state.membership.slots, *state.membership.spares}
-                # Workers of a next world have ranks of their own, until it is given up with the run.
-                workers = len(ranks) if state.worlds.change is None else None
-                if workers is not None:
-                    delete_left_logs(self._folder.store, workers, keep=self._keep_logs is KeepLogs.ALL)
-                self._folder.tidy(of_ranks, workers)
-                WorkerFiles(self._folder.store, self._run_id).sweep(of_ranks, machines, workers)
+            if not others_train:
+                tidy_store(self._folder.store)
+            if state is None:
+                return
+            per_machine, started_in = state.shape.workers_per_machine, state.membership.started_in
+            of_ranks = {rank: started_in[rank // per_machine] for rank in range(state.world_size)}
+            if others_train:
+                self._folder.delete_dead(of_ranks)
+                return
+            machines = {*state.membership.slots, *state.membership.spares}
+            # Workers of a next world have ranks of their own, until it is given up with the run.
+            workers = state.world_size if state.worlds.change is None else None
+            if workers is not None:
+                delete_left_logs(self._folder.store, workers, keep=self._keep_logs is KeepLogs.ALL)
+            self._folder.tidy(of_ranks, workers)
+            WorkerFiles(self._folder.store, self._run_id).sweep(of_ranks, machines, workers)
         except Exception as error:
             _logger.warning(
                 "Cleaning up after the last iteration failed: %s", error, extra={"event": "cleanup_failed"}

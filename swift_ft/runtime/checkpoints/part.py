@@ -132,6 +132,7 @@ class CheckpointsPart(Part):
     def leave(self, iteration: int) -> None:
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""
         self._saver.leave(iteration)
+        self._housekeeping.drain(self._context.config.checkpoint_timeout_s, others_train=True)
 
     def failure(self, error: SwiftError, generation: int) -> ev.Event:
         """See :class:`swift_ft.runtime.worker.ports.Checkpoints`."""

@@ -140,7 +140,7 @@ class Checkpoints(Protocol):
         """Ask for one of all workers before the regular one."""
 
     def leave(self, iteration: int) -> None:
-        """Wait for the commit of the last regular one, as long as it can come."""
+        """Wait for the commit of the last regular one, as long as it can come, and for the clean-up."""
 
     def failure(self, error: SwiftError, generation: int) -> ev.Event:
         """The event that says why this worker cannot do its task."""

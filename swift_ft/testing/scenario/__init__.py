@@ -20,10 +20,11 @@ of the world that was planned last.
                                                  [cut=4,5] [microbatches=8] [min-stages=2] [copies]
                                                  [takes-unlike]
                                                  [kept=15] [held=15] [held-of=1]
+                                                 [parts-due=1] [parts-done=0]
     ready R                                communication-failed R "why"
     replay-failed R ["why"] [diverged] [differs-at=20]
     request-layout R at 32 3,4,2           request-shares R at 32 4,8,12  stopped R at 32
-    persisted R at 20 [path=p]             committed 20                   request-checkpoint R at 22 ["why"]
+    persisted R at 20 [path=p] [named]     committed 20                   request-checkpoint R at 22 ["why"]
     plan-change M ... [world=1] [plan=p | plan=cuts:4,5@6/3,3,3@10] [command="train.py --wide"] ["why"]
     prepared R [world=1]                   request-switch R at 32 [world=1]
     offered R at 32 [from=R]               taken R [world=1]              given-up ["why"] [world=1]
@@ -57,6 +58,7 @@ of the world that was planned last.
     expect finished 0 1                    expect requested 22 | nothing  expect injected first second
     expect awaiting 0 1                    expect asked 2 3
     expect patience 2                      expect saves-again 0 1         expect stops-at 32 | nothing
+    expect parts-from 0 | nothing
     expect machine-patience 2              expect differed 1@29 0,1@39
     expect audit M 1 20..40 | nothing      expect marks 20 40:0,2         expect judged machine:1@29
     expect logs-needed 20 | nothing        expect clean 0 2

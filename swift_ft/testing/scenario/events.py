@@ -111,6 +111,7 @@ def _report(line: Line, state: State) -> list[ev.Event]:
     cut, microbatches = numbers(line.option("cut")), line.number("microbatches", 0)
     copies, takes_unlike = line.flag("copies"), line.flag("takes-unlike")
     min_stages = line.number("min-stages", 1)
+    parts_due, parts_done = line.number("parts-due", 0), line.option("parts-done")
     return [
         ev.StatusReported(
             rank=rank,
@@ -141,6 +142,8 @@ def _report(line: Line, state: State) -> list[ev.Event]:
             microbatches=microbatches,
             min_stages=min_stages,
             takes_unlike=takes_unlike,
+            parts_due=parts_due,
+            parts_done=None if parts_done is None else int(parts_done),
         )
         for rank in ranks
     ]
@@ -364,6 +367,7 @@ _FIELDS: dict[str, Callable[[Line, State], object]] = {
     "epoch": lambda line, state: line.number("epoch", state.checkpoints.epoch),
     "world": lambda line, state: line.number("world", state.worlds.planned),
     "path": lambda line, _: line.option("path") or "part",
+    "digest": lambda line, _: "" if line.flag("named") else "a digest",
     "keep": lambda line, _: line.number("keep", 1),
     "earlier": lambda line, _: numbers(line.option("earlier")),
     "ran_s": lambda line, _: line.number("ran", 0),
@@ -390,7 +394,7 @@ _READERS: dict[str, Callable[[Line, State], Sequence[ev.Event]]] = {
         "the file __0_0.distcp does not match its digest",
     ),
     "communication-failed": _said(ev.CommunicationFailed, "ranks generation", "connection reset"),
-    "persisted": _said(ev.PartPersisted, "ranks generation at iteration epoch path"),
+    "persisted": _said(ev.PartPersisted, "digest ranks generation at iteration epoch path"),
     "committed": _said(ev.CheckpointCommitted, "iteration epoch keep earlier"),
     "request-checkpoint": _said(
         ev.CheckpointRequested, "ranks generation at iteration", "its log is nearly full"

@@ -151,6 +151,7 @@ _VALUES: dict[str, tuple[Callable[[State], object], Callable[[Line], object]]] =
     ),
     "checkpoint-needed": (lambda state: list(leaves_after_checkpoint(state)), Line.rest),
     "commit-due": (lambda state: commit_due(state, 0), _number_or_none),
+    "parts-from": (lambda state: state.plan and state.plan.parts_from, _number_or_none),
     "layout": (lambda state: list(state.layouts.current), _numbers),
     "shares": (
         lambda state: [f"{since}:{_listed(samples)}" for since, samples in state.layouts.shares],

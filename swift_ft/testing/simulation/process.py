@@ -18,12 +18,13 @@ FENCED = 117
 
 @dataclass(slots=True)
 class Save:
-    """A part of a checkpoint that a background thread writes."""
+    """A part of a checkpoint that a background thread writes. One that a replica writes is only named."""
 
     content: Content
     epoch: int
     generation: int
     path: str
+    own: bool
     written: bool = False
 
 
@@ -245,15 +246,19 @@ class Process:
         return True
 
     def _continue_save(self, save: Save) -> None:
-        if not save.written:
+        if save.own and not save.written:
             self.world.store.write_part(save.path, save.content)
             save.written = True
             return
         self.saves.pop(0)
-        at = save.content.iteration
         self.append(
             ev.PartPersisted(
-                rank=self.rank, iteration=at, epoch=save.epoch, generation=save.generation, path=save.path
+                rank=self.rank,
+                iteration=save.content.iteration,
+                epoch=save.epoch,
+                generation=save.generation,
+                path=save.path,
+                digest="a digest" if save.own else "",
             )
         )
 
@@ -363,6 +368,5 @@ class Process:
         if state.checkpoints.committed is None or iteration > state.checkpoints.committed:
             owner = checkpoint_owner(self.rank, state.round.statuses)
             path = f"{iteration}/rank-{owner}.g{generation}"
-            self.saves.append(
-                Save(self.content, state.checkpoints.epoch, generation, path, written=owner != self.rank)
-            )
+            own = owner == self.rank
+            self.saves.append(Save(self.content, state.checkpoints.epoch, generation, path, own))

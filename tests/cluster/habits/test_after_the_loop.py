@@ -44,3 +44,4 @@ def test_a_checkpoint_that_is_on_its_way_is_committed(habit: str, tmp_path: Path
     assert run.code == 0, run.output[-3000:]
     assert run.events("CheckpointCommitted")[-1]["iteration"] == 6
     assert run.output.count("has left its loop in iteration 6, which does not count") == 2
+    assert "is not committed" not in run.output

@@ -415,6 +415,25 @@ def test_the_end_of_a_run_leaves_no_parts_of_killed_processes(tmp_path: Path) ->
     assert folder.store.list("checkpoints/00000040") == ["rank-00001.g00001", "rank-00002.g00003"]
 
 
+def test_parts_of_killed_processes_go_while_others_save(tmp_path: Path) -> None:
+    """A folder without any other part stays: another worker may be about to write there."""
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    committed = folder.part(20, rank=1, generation=1)  # a replacement's one may follow it at any time
+    folder.commit(20, {0: folder.part(20, rank=0, generation=2)}, "run", {})
+    dead, living = folder.part(40, rank=1, generation=1), folder.part(40, rank=0, generation=2)
+    alone = folder.part(50, rank=1, generation=1)
+    for part in (committed, dead, living, alone):
+        folder.store.write_json(f"{part}/digests.json.01.tmp", {})
+    folder.delete_dead({0: 1, 1: 2})
+    assert [folder.store.exists(part) for part in (committed, dead, living, alone)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    assert folder.store.list("checkpoints") == ["00000020", "00000040", "00000050"]
+
+
 def test_the_end_of_a_run_whose_number_of_workers_is_unknown(tmp_path: Path) -> None:
     folder = CheckpointFolder(Store(str(tmp_path)))
     part = folder.part(40, rank=4, generation=1)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from swift_ft.checkpoint.worker_files import WorkerFiles
+from swift_ft.checkpoint.worker_files import PROFILE, WorkerFiles, of_rank
 from swift_ft.checkpoint.worker_history import HISTORIES, GenerationWork, WorkerHistory
+from swift_ft.checkpoint.worker_record import WorkerRecord, read_record, sweep_records, write_record
 from swift_ft.errors import SwiftError
 from swift_ft.runtime.measures.worker_records import WorkerRecords
+from swift_ft.storage import files as storage_files
 from swift_ft.storage.digest import sealed, unsealed
 from swift_ft.storage.store import Store
 
@@ -70,6 +72,33 @@ def test_living_workers_may_write_while_others_leftovers_are_swept(
     assert {name for name, path in begun.items() if not path.exists()} == {"rank-00003.g0002"}
     assert len(files.names(HISTORIES)) == 2
     WorkerFiles(Store(tmp_path), "another").sweep({})
+
+
+@pytest.mark.parametrize("kind", ["profile", "record"])
+def test_what_a_living_worker_writes_as_others_leftovers_are_swept_is_written(
+    kind: str, files: WorkerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name does not say of which process it is."""
+    store, written = Store(tmp_path), storage_files._write_durably
+    swept: list[str] = []
+
+    def written_and_swept(path: str, data: bytes) -> None:
+        written(path, data)
+        if not swept:
+            swept.append(path)
+            files.sweep({3: 4})
+            sweep_records(store)
+
+    monkeypatch.setattr(storage_files, "_write_durably", written_and_swept)
+    if kind == "profile":
+        files.write(of_rank(3, PROFILE), {})
+        assert files.find(of_rank(3, PROFILE)) is not None
+    else:
+        record = WorkerRecord((3,), (), 0, 3, 4, {})
+        write_record(store, 3, record)
+        assert read_record(store, 3) == record
+    assert swept
+    assert not Path(swept[0]).exists()
 
 
 def test_what_workers_of_a_larger_world_were_writing_is_swept(files: WorkerFiles, tmp_path: Path) -> None:

@@ -23,7 +23,10 @@ LINES: dict[str, Sequence[ev.Event]] = {
         ev.CheckpointDamaged(rank=1, generation=1, iteration=20, reason="it is gone")
     ],
     "communication-failed 1": [ev.CommunicationFailed(rank=1, generation=1, reason="connection reset")],
-    "persisted all at 20 path=p": [
+    "persisted 2 at 20 path=p": [
+        ev.PartPersisted(rank=2, iteration=20, epoch=1, generation=1, path="p", digest="a digest")
+    ],
+    "persisted all at 20 path=p named": [
         ev.PartPersisted(rank=rank, iteration=20, epoch=1, generation=1, path="p") for rank in range(4)
     ],
     "committed 20 keep=2 earlier=5,10": [

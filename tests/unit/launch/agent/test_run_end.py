@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from immutables import Map
 
+from swift_ft.checkpoint.folder import CheckpointFolder
+from swift_ft.checkpoint.run_record import write_record
 from swift_ft.launch.agent import run_end
 from swift_ft.launch.agent.run_end import RunEnd
 from swift_ft.logging.writing.uploader import Spool
-from swift_ft.recovery.job_state import JobShape, Phase, State, Verdict
+from swift_ft.recovery.job_state import Checkpoints, Doubt, JobShape, Phase, State, Verdict
 from swift_ft.recovery.membership import Membership
+from swift_ft.storage.store import Store
 
 
 @pytest.fixture
@@ -93,3 +97,36 @@ def test_a_local_disk_that_hangs_is_told(
     end.sweep_spools(0.01)
     answers.set()
     assert "could not be removed from the local disk within 0.01 s" in caplog.text
+
+
+@pytest.mark.parametrize("slot", [None, 0, 3])
+def test_what_may_be_wrong_is_nothing_to_resume_from(
+    slot: int | None, done: list[str], tmp_path: Path
+) -> None:
+    """Worker 0 takes the markers back while it lives: its script has ended."""
+    store = Store(str(tmp_path))
+    write_record(store, {"run_id": "run", "topology": {}, "earlier": []})
+    folder = CheckpointFolder(store)
+    for iteration, generation in ((20, 1), (40, 1), (50, 2)):
+        folder.commit(iteration, {0: folder.part(iteration, 0, generation)}, "run", {})
+    members = Membership(members=Map({slot: f"m-{slot}" for slot in range(4)}))
+    state = replace(an_end(ok=False), membership=members, checkpoints=Checkpoints(doubts=(Doubt(20, 1),)))
+    end = RunEnd("run")
+    end.hear({"store": store.url})
+    end.tidy(state, slot, 60.0)
+    assert folder.committed() == ([20, 40, 50] if slot == 3 else [20, 50]), "a few machines do it"
+
+
+def test_what_may_be_wrong_and_stays_is_said(
+    done: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(*_: object) -> None:
+        raise OSError("down")
+
+    monkeypatch.setattr(run_end, "store_of_run", away)
+    end = RunEnd("run")
+    end.hear({"store": "memory://here"})
+    end.tidy(replace(an_end(ok=True), checkpoints=Checkpoints(doubts=(Doubt(20, 1),))), 0, 60.0)
+    assert (
+        "Checkpoints that may be wrong are still in the store: do not --resume this run: down" in caplog.text
+    )

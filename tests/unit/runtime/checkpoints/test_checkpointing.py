@@ -189,6 +189,7 @@ class Participant:
     [
         (40, {}, False),
         (20, {0: "a", 1: "b"}, True),  # worker 0 is about to write the marker
+        (20, {0: "a", 1: "named"}, False),  # the owner could not write what it saved again
         (20, {1: "b"}, False),  # its owner was lost
         (20, {}, False),
     ],
@@ -196,7 +197,7 @@ class Participant:
 def test_a_commit_is_waited_for_while_it_can_come(
     committed: int, parts: dict[int, str], waits: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saved = Map({rank: SavedPart(path) for rank, path in parts.items()})
+    saved = Map({rank: SavedPart(path, "" if path == "named" else "1") for rank, path in parts.items()})
     persisted = Map({40: saved}) if parts else Map()
     checkpoints = Checkpoints(committed=committed, parts=persisted)
     participant = Participant(State(shape=JobShape(machines=2), checkpoints=checkpoints))
@@ -223,11 +224,14 @@ def test_a_commit_is_waited_for_while_it_can_come(
         (State(phase=Phase.ENDED), False),
     ],
 )
-def test_who_leaves_the_loop_waits_for_a_commit_that_can_come(state: State, waits: bool) -> None:
+def test_who_leaves_the_loop_waits_for_a_commit_that_can_come(
+    state: State, waits: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     participant = Participant(replace(state, generation=state.generation or 3))
     commits = Commits(*cast(Any, (participant, None, None)), keep=2)
     commits.wait_while_others_save(40, 3, 7.0)
     assert participant.waiting == waits
+    assert ("of iteration 40, is not committed" in caplog.text) == (state.checkpoints.committed != 40)
 
 
 def test_a_marker_is_tried_for_as_long_as_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.runtime.checkpoints.commits import Commits
 from swift_ft.runtime.checkpoints.housekeeping import Housekeeping, KeepLogs
 from swift_ft.runtime.checkpoints.ownership import end_if_taken_over
+from swift_ft.runtime.checkpoints.part import CheckpointsPart
 from swift_ft.storage.store import Store
 
 
@@ -193,6 +194,39 @@ def test_a_doubt_begins_an_epoch_though_no_checkpoint_is_given_up(folder: Checkp
     assert job.state.checkpoints.committed == 30
     commit(folder, job, LIVE)
     assert folder.committed() == [10, 20, 30]
+
+
+# ------------------------------------------------------------------------------------- the end
+
+
+@pytest.mark.parametrize("others_train", [False, True])
+def test_who_leaves_the_loop_deletes_only_what_killed_processes_have_left(
+    others_train: bool, folder: CheckpointFolder
+) -> None:
+    """Others may be writing all else."""
+    dead, living = folder.part(40, rank=1, generation=1), folder.part(40, rank=0, generation=1)
+    writing = ("workers/rank-00001.json.01.tmp", "runs/A/workers/rank-00001.g0001.json.01.tmp")
+    for path in (f"{dead}/data.json.01.tmp", f"{living}/data.json.01.tmp", *writing):
+        folder.store.write_json(path, {})
+    job = JobShape(machines=2)
+    state = replace(
+        LIVE, shape=job, membership=Membership(started_in=Map({0: 1, 1: 2}), members=Map({0: "a", 1: "b"}))
+    )
+    with ThreadPoolExecutor(1) as background:
+        housekeeping = Housekeeping(0, "A", *cast(Any, (folder, Log())), background=background)
+        housekeeping.on_change(state)
+        checkpoints = CheckpointsPart.__new__(CheckpointsPart)
+        context = SimpleNamespace(config=RunConfig())
+        saver = SimpleNamespace(leave=lambda _: None, finish=lambda _: None)
+        vars(checkpoints).update(_saver=saver, _housekeeping=housekeeping, _context=context)
+        vars(checkpoints).update(_archiver=None, _status=SimpleNamespace(iteration=41))
+        if others_train:
+            checkpoints.leave(41)
+        else:
+            checkpoints.close()
+    assert not folder.store.exists(dead)
+    assert folder.store.exists(living)
+    assert [folder.store.exists(path) for path in writing] == [others_train] * 2
 
 
 # ------------------------------------------------------------------------------------- two runs in one store
