@@ -1,4 +1,4 @@
-"""What optimizers have updated in the running iteration and the last one, and the undo of it (paper §3)."""
+"""Updates that optimizers have made in the running iteration and the last one, and their undo (paper §3)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Completed:
 
 
 class Updates:
-    """Which updates can be taken back, and takes them back.
+    """Knows the updates that can be taken back, and takes them back.
 
     Args:
         state: what the session protects.
