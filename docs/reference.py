@@ -141,6 +141,7 @@ MEANINGS = {
     "log_resumed": "A suspended log can be written again. The next checkpoint covers its gap.",
     "log_suspended": "A log cannot be written. Training continues, and a loss now leads to the checkpoint.",
     "log_waits": "A log cannot be written at the moment, and is tried again.",
+    "step_not_verified": "A step that was to be verified has changed a large value that has no copy yet.",
     "log_whole_again": "A checkpoint covers the gap in a log.",
     "machine_failed": "The agent of a machine ended with an error.",
     "nothing_to_audit": "`--audit` was given to a training that gives no spare anything to compute again.",

@@ -40,7 +40,7 @@ from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained
 from swift_ft.torch_core.scalers import put_stages
 from swift_ft.torch_core.shards import local, rebuilt
-from swift_ft.torch_core.tensors import same_bits
+from swift_ft.torch_core.tensors import same_bits, tensors_in
 
 
 class Carried(Protocol):
@@ -144,6 +144,21 @@ class TrainingState:
             for field, value in optimizer.state.get(parameter, {}).items():
                 if isinstance(value, torch.Tensor):
                     found[f"{owners[id(optimizer)]}.{field} of {of}"] = value
+        return found
+
+    def inner_tensors(self) -> dict[str, torch.Tensor]:
+        """All others of the large state: parameters that no module has, tensors in lists and dictionaries."""
+        found: dict[str, torch.Tensor] = {}
+        names = {parameter: name for name, parameter in self.named_parameters().items()}
+        owners = {id(optimizer): name for name, optimizer in self.optimizers.items()}
+        for index, (optimizer, parameter) in enumerate(self.parameters):
+            if parameter not in names:
+                found[f"parameter {index}"] = parameter
+            of = names.get(parameter, f"parameter {index}")
+            for field, value in optimizer.state.get(parameter, {}).items():
+                if not isinstance(value, torch.Tensor):
+                    inner = enumerate(tensors_in(value))
+                    found |= {f"{owners[id(optimizer)]}.{field}[{n}] of {of}": one for n, one in inner}
         return found
 
     # -------------------------------------------------------------------------------------- small state

@@ -216,7 +216,8 @@ class Assembly(Foundations):
         layout, copy_of = self._layout_of(layers), self._in_memory.copy_of
         handover = Handover(self._context, self._state, self._peers, layout, copy_of)
         every, act = self._settings.verify_every, self._settings.on_corruption
-        verify = VerifyPart(self._context.rank, self._state, self._participant, epochs, every, act)
+        uncopied = self._rollback.uncopied
+        verify = VerifyPart(self._context.rank, self._state, self._participant, epochs, every, act, uncopied)
         parts.append(verify)
         own_gradients = self._new_own_gradients(lambda iteration: core.due(iteration))
         parts += [own_gradients] if own_gradients is not None else []

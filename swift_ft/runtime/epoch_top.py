@@ -19,7 +19,7 @@ import torch
 from swift_ft.checkpoint.stale_gradients import NotedGradients
 from swift_ft.checkpoint.step.carried import Arrived, CarriedVariables
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters, put_values
-from swift_ft.checkpoint.step.parameters import ParameterWatch
+from swift_ft.checkpoint.step.parameter_copies import Kind, ParameterCopies, owners_of
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import derive_seed, seed_host, seed_torch, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
@@ -88,8 +88,8 @@ class _Moment:
         self._buffers = BufferCopies(state.tree.modules()) if _BUFFERS in written else None
         named = state.named_parameters()
         self._gradients = NotedGradients(named.values())
-        copied = {name: named[name] for name in written if name in named}
-        self._parameters = ParameterWatch(state).begin(copied, {}, closely=False, whole=True)
+        copied: dict[torch.Tensor, Kind] = {named[name]: Kind.AFTER for name in written if name in named}
+        self._parameters = ParameterCopies(copied, owners_of(state.parameters))
 
     def put_back(self) -> None:
         """As it was. Random numbers on accelerators are seeded as a step begins."""

@@ -70,10 +70,9 @@ class LocalState(Part):
     def interrupted(self, interruption: Interruption) -> None:
         self._sharded.reset()
         if interruption.in_step:
-            if self._rollback.whole:  # whatever else it has changed, there is a copy
-                self._status.dirty = self._rollback.regrouped()
-            else:
-                self._status.dirty = self._rollback.dirty() or self._status.dirty
+            dirty = self._rollback.dirty()
+            # A step that is verified has copies of all: others' reasons against an undo do not matter then.
+            self._status.dirty = dirty if self._rollback.whole else dirty or self._status.dirty
 
     def put_back(self, interruption: Interruption) -> None:
         if interruption.in_step:

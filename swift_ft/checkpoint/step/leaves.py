@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import xxhash
+from torch.nn.parameter import is_lazy
 
+from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.step.containers import content_in, fill, items_in, plain, put_at, remove_at
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
@@ -24,7 +26,7 @@ from swift_ft.checkpoint.step.kinds import (
     write_state,
 )
 from swift_ft.torch_core.shards import local, note_changed
-from swift_ft.torch_core.tensors import same_bits, version_of, write_back
+from swift_ft.torch_core.tensors import bits_of, same_bits, version_of, write_back
 
 MOST_BYTES = 2**20
 """Of a tensor, an array or a bytearray that is copied."""
@@ -34,7 +36,7 @@ _MOST_IN_ALL = 2**18
 """Elements of all containers with more than :data:`MOST_ELEMENTS`, in each step."""
 MOST_BYTES_IN_ALL = 2**24
 """Of tensors and arrays that have never changed in place, in each step."""
-_FEW_BYTES = 2**12
+FEW_BYTES = 2**12
 """Of one that is copied nevertheless."""
 
 
@@ -54,17 +56,19 @@ class Leaves:
 
     Args:
         changing: tensors and arrays that are copied however many bytes there are, by ``id()``; None: all.
+        any_length: copy containers of any number of elements, too.
 
     Attributes:
         unnoted: containers that are too large to be copied, by ``id()``.
         beyond: tensors and arrays that are none of these, beyond the bytes that are copied in a step.
     """
 
-    def __init__(self, changing: Container[int] | None = None) -> None:
+    def __init__(self, changing: Container[int] | None = None, *, any_length: bool = False) -> None:
         self._found: dict[int, Leaf] = {}
         self._room = _MOST_IN_ALL
         self._bytes = MOST_BYTES_IN_ALL
         self._changing = changing
+        self._any_length = any_length
         self.unnoted: set[int] = set()
         self.beyond: list[Uncopied] = []
 
@@ -80,6 +84,21 @@ class Leaves:
             return
         if (leaf := self._leaf_of(value, most_bytes, once_changed=once_changed)) is not None:
             self._found[id(value)] = leaf
+
+    def add_large(self, value: Any, changing: Container[int]) -> None:
+        """Copy a tensor or an array of any size, if it is one of those; else note what is in it.
+
+        Args:
+            value: values of other kinds are left out, and files that are mapped as arrays.
+            changing: those that are known to change, by ``id()``.
+        """
+        if id(value) in self._found or not _changes_in_place(value):
+            return
+        is_sparse = isinstance(value, torch.Tensor) and value.layout != torch.strided
+        if id(value) not in changing or is_sparse:
+            self._found[id(value)] = Compared(value)
+        else:
+            self._found[id(value)] = _Tensor(value) if isinstance(value, torch.Tensor) else _Array(value)
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self._found.values())
@@ -105,7 +124,7 @@ class Leaves:
         return None
 
     def _without_copy(self, value: torch.Tensor | np.ndarray, once_changed: bool) -> Uncopied | None:
-        if value.nbytes <= _FEW_BYTES:
+        if value.nbytes <= FEW_BYTES:
             return None
         if not once_changed:
             self._bytes -= value.nbytes
@@ -117,6 +136,8 @@ class Leaves:
 
     def _takes(self, container: Any) -> bool:
         length = len(container)
+        if self._any_length:
+            return True
         if isinstance(container, bytearray):
             return length <= MOST_BYTES
         if length <= MOST_ELEMENTS:
@@ -124,6 +145,12 @@ class Leaves:
         fits = length <= min(MOST_NOTED, self._room)
         self._room -= length if fits else 0
         return fits
+
+
+def _changes_in_place(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.grad_fn is None and not value.is_meta and not is_lazy(value)
+    return isinstance(value, np.ndarray) and not isinstance(value, np.memmap) and value.flags.writeable
 
 
 class OfGraph:
@@ -157,16 +184,29 @@ class Uncopied:
 
     def __init__(self, value: torch.Tensor | np.ndarray) -> None:
         self.value: weakref.ref[Any] = weakref.ref(value)
-        self._fingerprint = fingerprint_of(value)
+        self._fingerprint = self._fingerprint_of(value)
 
     @property
     def changed(self) -> bool:
         """Whether it has changed in place, and is still there."""
         value = self.value()
-        return value is not None and fingerprint_of(value) != self._fingerprint
+        return value is not None and self._fingerprint_of(value) != self._fingerprint
 
     def put_back(self) -> None:
         """It stays as it is."""
+
+    def _fingerprint_of(self, value: Any) -> Any:
+        return fingerprint_of(value)
+
+
+class Compared(Uncopied):
+    """A tensor or an array of which all is read: a write through ``.data`` moves no count."""
+
+    def _fingerprint_of(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+            here = local(value)
+            return here.shape, tensor_digests({"": bits_of(here)})
+        return fingerprint_of(value)
 
 
 class _Tensor:

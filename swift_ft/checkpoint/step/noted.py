@@ -55,15 +55,15 @@ class NotedVariables:
     large: dict[str, torch.Tensor] = field(default_factory=dict)
     caches: list[Remembered] = field(default_factory=list)
 
-    def unaccounted(self) -> list[str]:
+    def changed_uncopied(self) -> list[Any]:
         """Tensors and arrays that have changed for the first time since, of which there is no copy."""
         found = {number: leaf for number, leaf in self.leaves.items() if isinstance(leaf, Uncopied)}
         changed = (leaf.value() for number, leaf in found.items() if leaf.changed and not is_counted(number))
-        return [
-            f"{type(one).__name__.lower()} of {format_bytes(one.nbytes)}"
-            for one in changed
-            if one is not None
-        ]
+        return [one for one in changed if one is not None]
+
+    def unaccounted(self) -> list[str]:
+        """As :meth:`changed_uncopied`, in words."""
+        return [in_words(one) for one in self.changed_uncopied()]
 
     def put_back(self) -> None:
         """As they were. What is of a kind that nothing is known of stays as it is."""
@@ -128,6 +128,11 @@ class NotedVariables:
         self.large = {}
 
 
+def in_words(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    """A tensor or an array as a user knows it."""
+    return f"{type(value).__name__.lower()} of {format_bytes(value.nbytes)}"
+
+
 def variables_in(frames: Mapping[str, FrameType]) -> dict[tuple[str, str], Any]:
     """The variables of the functions that run the loop, by function and name: no batches among them."""
     return {
@@ -146,23 +151,29 @@ def is_large_of_loop(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.nbytes > OF_LOOP_BYTES
 
 
-def noted_value(value: Any) -> Any:
-    """A value, or what stands for it in a note."""
+def noted_value(value: Any, *, large: bool = False) -> Any:
+    """A value, or what stands for it in a note.
+
+    Args:
+        value: a variable has it.
+        large: copy a tensor of any size that has its graph.
+    """
     if value is not MISSING and not is_understood(value):
         return OPAQUE
-    return understood_value(value)
+    return understood_value(value, large=large)
 
 
-def understood_value(value: Any) -> Any:
+def understood_value(value: Any, *, large: bool = False) -> Any:
     """As :func:`noted_value`, of a value that is understood, as those of :func:`variables_in` are."""
     if isinstance(value, torch.Tensor) and value.grad_fn is not None:
-        return OfGraph(value) if is_copied(value, MOST_BYTES) else OPAQUE
+        may = value.layout == torch.strided if large else is_copied(value, MOST_BYTES)
+        return OfGraph(value) if may else OPAQUE
     return value
 
 
-def noted_cells(cells: Iterable[tuple[CellType, Any]]) -> list[tuple[CellType, Any]]:
+def noted_cells(cells: Iterable[tuple[CellType, Any]], *, large: bool = False) -> list[tuple[CellType, Any]]:
     """Cells and what stands in a note for their values."""
-    noted = [(cell, noted_value(value)) for cell, value in cells if value is not MISSING]
+    noted = [(cell, noted_value(value, large=large)) for cell, value in cells if value is not MISSING]
     return [(cell, value) for cell, value in noted if value is not OPAQUE]
 
 

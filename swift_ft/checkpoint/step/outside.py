@@ -106,6 +106,7 @@ class Outside:
         changed = self._changed([*named.values()], samples)
         for (name, value), one in zip(named.items(), changed, strict=True):
             if one:
+                self._variables.note_changing([value])
                 self._say(name, format_bytes(value.nbytes))
 
     def _modules(self) -> Iterator[tuple[str, nn.Module]]:

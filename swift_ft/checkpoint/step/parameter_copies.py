@@ -5,14 +5,14 @@ A step that is lost gets them back. Which ones need a copy, :mod:`swift_ft.check
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from swift_ft.checkpoint.step.optimizer_copies import EntryCopy, OptimizerCopy
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import copy_all
 from swift_ft.torch_core.shards import local, note_changed
@@ -30,22 +30,18 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class _Copy:
-    """A parameter and what an optimizer keeps of it, at the beginning of a step."""
+    """A parameter and what optimizers keep of it, at the beginning of a step."""
 
     parameter: torch.Tensor
     data: torch.Tensor
     value: torch.Tensor
-    optimizer: Optimizer | None
-    state: dict[str, tuple[Any, Any]] | None
+    states: tuple[EntryCopy, ...]
 
     @classmethod
-    def of(cls, parameter: torch.Tensor, kind: Kind, optimizer: Optimizer | None) -> _Copy:
-        state = None
-        if kind == Kind.AFTER and optimizer is not None:
-            held = optimizer.state.get(parameter, {})
-            state = {key: (value, _copied(value)) for key, value in held.items()}
+    def of(cls, parameter: torch.Tensor, kind: Kind, optimizers: Iterable[Optimizer]) -> _Copy:
+        states = (EntryCopy(one, parameter) for one in optimizers) if kind == Kind.AFTER else ()
         # Not the values alone: `parameter.data = ...` also takes its memory from it.
-        return cls(parameter, local(parameter).detach(), torch.empty_like(local(parameter)), optimizer, state)
+        return cls(parameter, local(parameter).detach(), torch.empty_like(local(parameter)), (*states,))
 
     @torch.no_grad()
     def put_back(self) -> None:
@@ -57,28 +53,22 @@ class _Copy:
         else:
             write_back(self.data, self.value)
             self.parameter.data = self.data
-        if self.state is None or self.optimizer is None:
-            return
-        if not self.state:
-            self.optimizer.state.pop(self.parameter, None)
-            return
-        for value, copied in self.state.values():
-            if isinstance(value, torch.Tensor):
-                value.copy_(copied)
-            elif type(value) is list:  # L-BFGS keeps a history of tensors, which it does not write to
-                value[:] = copied
-        self.optimizer.state[self.parameter] = {key: value for key, (value, _) in self.state.items()}
+        for state in self.states:
+            state.put_back()
 
     def forget_update(self) -> None:
         """It needs no undo any more."""
-        if isinstance(self.optimizer, UndoableOptimizer):
-            self.optimizer.forget([self.parameter])
+        for state in self.states:
+            if isinstance(state.optimizer, UndoableOptimizer):
+                state.optimizer.forget([self.parameter])
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    return [*value] if type(value) is list else value
+def owners_of(parameters: Iterable[tuple[Optimizer, torch.Tensor]]) -> dict[torch.Tensor, list[Optimizer]]:
+    """The optimizers of each parameter: one may be in several."""
+    owners: dict[torch.Tensor, list[Optimizer]] = {}
+    for optimizer, parameter in parameters:
+        owners.setdefault(parameter, []).append(optimizer)
+    return owners
 
 
 class ParameterCopies:
@@ -86,11 +76,13 @@ class ParameterCopies:
 
     Args:
         kinds: when each of them changes.
-        owners: the optimizer that updates each; none where there is none.
+        owners: see :func:`owners_of`.
     """
 
-    def __init__(self, kinds: Mapping[torch.Tensor, Kind], owners: Mapping[torch.Tensor, Optimizer]) -> None:
-        self._copies = copies = [_Copy.of(p, kind, owners.get(p)) for p, kind in kinds.items()]
+    def __init__(
+        self, kinds: Mapping[torch.Tensor, Kind], owners: Mapping[torch.Tensor, Sequence[Optimizer]]
+    ) -> None:
+        self._copies = copies = [_Copy.of(p, kind, owners.get(p, ())) for p, kind in kinds.items()]
         copy_all([one.value for one in copies], [local(one.parameter) for one in copies])
 
     def put_back(self, updated: Collection[torch.Tensor], *, undo_follows: bool = False) -> None:
@@ -103,11 +95,38 @@ class ParameterCopies:
         for one in self._copies:
             if one.parameter not in updated:
                 one.put_back()
-            elif one.state is not None and not undo_follows:
+            elif one.states and not undo_follows:
                 one.put_back()
                 one.forget_update()
 
     def put_back_undone(self) -> None:
         """The updates are undone: what an undo rounds, or has begun from, is as it was, too."""
         for one in self._copies:
+            one.put_back()
+
+
+class WholeCopies(ParameterCopies):
+    """All parameters and all that optimizers keep: a step can be put back once it is complete.
+
+    Args:
+        parameters: those of modules, and of optimizers.
+        optimizers: all of them.
+    """
+
+    def __init__(self, parameters: Iterable[torch.Tensor], optimizers: Iterable[Optimizer]) -> None:
+        super().__init__(dict.fromkeys(parameters, Kind.BEFORE), {})
+        self._optimizers = [*map(OptimizerCopy, optimizers)]
+
+    def put_back(self, updated: Collection[torch.Tensor], *, undo_follows: bool = False) -> None:
+        """As they were, whatever was updated: no update is left to be undone."""
+        if undo_follows:  # which needs what there is now
+            return
+        for one in self._optimizers:
+            one.forget_update()
+        self.put_back_undone()
+
+    def put_back_undone(self) -> None:
+        """The updates are undone, or need no undo."""
+        super().put_back_undone()
+        for one in self._optimizers:
             one.put_back()

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.step.around_updates import AroundUpdates
 from swift_ft.checkpoint.step.optimizer_state import OptimizerState
-from swift_ft.checkpoint.step.parameter_copies import Kind, ParameterCopies
+from swift_ft.checkpoint.step.parameter_copies import Kind, ParameterCopies, WholeCopies, owners_of
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
@@ -70,7 +70,7 @@ class ParameterWatch:
         large: Mapping[str, torch.Tensor],
         *,
         closely: bool,
-        whole: bool = False,
+        whole: Iterable[Optimizer] | None = None,
     ) -> ParameterCopies:
         """A step begins.
 
@@ -79,7 +79,7 @@ class ParameterWatch:
             large: other tensors that are too large to copy without need.
             closely: look at all bits, and at each optimizer's step. Otherwise an interruption looks at a
             sample.
-            whole: copy all of them, with what optimizers keep of them.
+            whole: copy all of them, and all that the state's optimizers and these have and keep.
         """
         self._expected, self._digests = None, None  # nothing of an earlier step stays alive meanwhile
         if complete := self._complete:  # else one is repeated, and the one before it is the same as before
@@ -108,9 +108,14 @@ class ParameterWatch:
         self._around = AroundUpdates(self._expect([*self._names], closely=closely))
         if complete:
             self._between = self._expected
-        self._copied = dict.fromkeys(self._names, Kind.AFTER) if whole else {**self._kinds}
         self._uncopied = set()
-        return ParameterCopies(self._copied, self._owners() if self._copied else {})
+        if whole is not None:
+            optimizers = dict.fromkeys((*self._state.optimizers.values(), *whole))
+            held = (p for one in optimizers for group in one.param_groups for p in group["params"])
+            self._copied = dict.fromkeys((*self._names, *held), Kind.AFTER)
+            return WholeCopies(self._copied, optimizers)
+        self._copied = {**self._kinds}
+        return ParameterCopies(self._copied, owners_of(self._state.parameters) if self._copied else {})
 
     def look(self) -> None:
         """In the middle of a step: note what has changed.
@@ -299,13 +304,12 @@ class ParameterWatch:
             tensors: which ones. Those that no module has are left out.
             found_as: the kind; None if it depends on whether their optimizer has stepped.
         """
-        owners: dict[torch.Tensor, Optimizer] | None = None
+        owners: dict[torch.Tensor, list[Optimizer]] | None = None
         for tensor in tensors:
             if tensor not in self._names:
                 continue
-            owners = owners or self._owners()
-            owner = owners.get(tensor)
-            stepped = owner is not None and id(owner) in self._stepped
+            owners = owners or owners_of(self._state.parameters)
+            stepped = any(id(owner) in self._stepped for owner in owners.get(tensor, ()))
             kind = found_as or (Kind.AFTER if stepped else Kind.BEFORE)
             if kind > self._copied.get(tensor, 0) and found_as is None:
                 self._uncopied.add(tensor)
@@ -321,9 +325,6 @@ class ParameterWatch:
                         extra={"event": "parameter_copied", "parameter": self._names[tensor]},
                     )
                 self._kinds[tensor] = kind
-
-    def _owners(self) -> dict[torch.Tensor, Optimizer]:
-        return {parameter: optimizer for optimizer, parameter in self._state.parameters}
 
     @staticmethod
     def _all_bits(tensors: Sequence[torch.Tensor]) -> dict[str, int]:

@@ -56,6 +56,11 @@ class HeavyContainers:
                 seen[number] = None
         found.leaves = [one for one in found.leaves if id(one) not in heavy and not _is_large(one)]
 
+    @property
+    def large(self) -> list[Any]:
+        """The large tensors and arrays, as far as there are any of them left."""
+        return [one for one in (reference() for reference in self._large.values()) if one is not None]
+
     def noted(self, leaves: Mapping[int, Leaf]) -> None:
         """A note has leaves of them, by ``id()``."""
         for one in self.containers:

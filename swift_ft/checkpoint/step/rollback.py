@@ -25,7 +25,7 @@ from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
 from swift_ft.checkpoint.step.library_objects import LibraryObjects
-from swift_ft.checkpoint.step.noted import NotedVariables
+from swift_ft.checkpoint.step.noted import NotedVariables, in_words
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.parameter_copies import ParameterCopies
 from swift_ft.checkpoint.step.parameters import ParameterWatch
@@ -137,7 +137,8 @@ class Rollback:
         Args:
             iteration: which one.
             replayed: its gradients are added up in another way, in part by other workers.
-            whole: copy all parameters and the optimizers' state, so that the complete step can be put back.
+            whole: copy all parameters, all that optimizers keep, and what else is known to change, however
+                large, so that the complete step can be put back.
 
         Raises:
             IncompleteStateError: a module has changed that is not in the state.
@@ -155,15 +156,18 @@ class Rollback:
         self._steps += 1
         closely = self._looks_closely()
         modules, named = self._state.tree.content()
-        if closely or self._steps <= _FIRST_STEPS:
+        if whole or closely or self._steps <= _FIRST_STEPS:
             self._variables.look()
+        if closely or self._steps <= _FIRST_STEPS:
             self._outside.check()
         if self._steps <= _FIRST_STEPS:
             self._library_objects.check()
         if self._steps == 1:
             self.carried.steps_begin()
         self._gradients.begin({} if replayed else named, closely=closely)
-        variables = self._variables.note(named.values(), whole=whole)
+        # One within another one is not in the state where that saves both.
+        every_optimizer = [*self._variables.optimizers()] if whole else None
+        variables = self._variables.note(named.values(), whole=whole, large=whole)
         self._now = _Moment(
             iteration,
             GlobalModes(),
@@ -174,7 +178,7 @@ class Rollback:
             BufferCopies(modules, before),
             variables,
             self._script_hooks.note(named),
-            self._parameters.begin(named, variables.large, closely=closely, whole=whole),
+            self._parameters.begin(named, variables.large, closely=closely, whole=every_optimizer),
         )
 
     def completed(self) -> None:
@@ -193,21 +197,16 @@ class Rollback:
         self._gradients.forget()
         self._script_hooks.forget()
 
+    def uncopied(self) -> list[str]:
+        """Values that a :attr:`whole` step has changed without a copy, in words: the next one has copies."""
+        found = self._now.variables.changed_uncopied() if self._now is not None else []
+        self._variables.note_changing(found)
+        return [*map(in_words, found)]
+
     def dirty(self) -> str | None:
         """Why the interrupted step can neither be repeated nor counted as done; None if it can."""
-        if self._updated:
-            names = ", ".join(sorted(self._updated))
-            return (
-                f"communication failed after {names}.step() in the body of the step; "
-                "keep communication before the optimizer's step"
-            )
-        if reason := self.regrouped():
+        if not self.whole and (reason := self._beyond_undo()):
             return reason
-        if changed := self._parameters.unaccounted():
-            return (
-                f"the step has changed {listed(changed)} outside of an optimizer's step for the first time, "
-                "so there is no copy yet"
-            )
         if self._now is not None and (changed := self._now.variables.unaccounted()):
             return (
                 f"the step has changed {listed(changed)}, which the script keeps, in place for the first "
@@ -215,14 +214,26 @@ class Rollback:
             )
         return None
 
-    def regrouped(self) -> str | None:
-        """Why no plan can undo this step: groups go back first, and then lack what it has updated."""
+    def _beyond_undo(self) -> str | None:
+        """Why no plan can undo this step, and no copy helps."""
+        if self._updated:
+            names = ", ".join(sorted(self._updated))
+            return (
+                f"communication failed after {names}.step() in the body of the step; "
+                "keep communication before the optimizer's step"
+            )
+        # Groups go back first, and then lack what the step has updated.
         for optimizer, updated in self._parameters.updated_by().items():
             if self._now is not None and self._now.groups.lacks(optimizer, updated):
                 return (
                     f"the step has given the {type(optimizer).__name__} other parameters and updated them; "
                     "change an optimizer's groups after its step()"
                 )
+        if changed := self._parameters.unaccounted():
+            return (
+                f"the step has changed {listed(changed)} outside of an optimizer's step for the first time, "
+                "so there is no copy yet"
+            )
         return None
 
     def back(self) -> None:

@@ -18,9 +18,11 @@ from functools import partial
 from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
 from swift_ft.checkpoint.step.caches import Remembered
 from swift_ft.checkpoint.step.containers import content_in
@@ -29,10 +31,11 @@ from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
     CONTAINERS,
     FIXED_EXACTLY,
+    GENERATORS,
     MOST_ELEMENTS,
     is_namespace,
 )
-from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaves, Uncopied
+from swift_ft.checkpoint.step.leaves import FEW_BYTES, MOST_BYTES, MOST_NOTED, Leaves, Uncopied
 from swift_ft.checkpoint.step.noted import (
     OF_LOOP_BYTES,
     OPAQUE,
@@ -75,6 +78,8 @@ _MOST_NEW = 64
 _LOOKS_APART = 16
 """Steps between two looks for that reason."""
 _FIRST_NOTES = 3
+_DEEPEST = 3
+"""Containers in a container of many elements."""
 _MOST_MADE_SINCE = 10_000
 """Elements of new containers, as a batch may be, that are looked through in each step."""
 
@@ -134,12 +139,16 @@ class ScriptVariables:
         """The paths of all namespaces that were found."""
         return (namespace.path for namespace in self._reach.namespaces)
 
-    def note(self, parameters: Collection[nn.Parameter], *, whole: bool = True) -> NotedVariables:
+    def note(
+        self, parameters: Collection[nn.Parameter], *, whole: bool = True, large: bool = False
+    ) -> NotedVariables:
         """The present values of all variables of the objects that were found.
 
         Args:
             parameters: whose flags are noted, too.
             whole: copy as well what has never changed, however much there is.
+            large: note as well what is too large for the copies of each step: by copy if it is known to
+                change, else so that a change of it is seen.
         """
         if parameters:
             self._parameters = {*map(id, parameters), *map(id, self.in_no_module)}
@@ -172,38 +181,49 @@ class ScriptVariables:
         cells = [(cell, content_of(cell)) for _, cell in [*self.cells, *late.cells]]
         values = raw.copy()
         for index in others:
-            values[index] = noted_value(raw[index])
-        leaves = self._new_leaves(whole=whole)
+            values[index] = noted_value(raw[index], large=large)
+        leaves = self._new_leaves(whole=whole, large=large)
         in_place = [*(raw[index] for index in others), *(value for _, value in cells), *self._reach.leaves]
         in_place += [one for one in self._heavy.containers if id(one) not in results]
         self._copy([*in_place, *inner], MOST_BYTES, leaves)
         self._copy([*loop.values(), *late.leaves], OF_LOOP_BYTES, leaves)
-        large = [value for value in loop.values() if is_large_of_loop(value)]
-        self._copy(large, MOST_BYTES, leaves, once_changed=True)
-        self.unnoted, self._beyond = leaves.unnoted, leaves.beyond
+        large_of_loop = [value for value in loop.values() if is_large_of_loop(value)]
+        self._copy(large_of_loop, MOST_BYTES, leaves, once_changed=True)
+        of_modules = self._large_of([(*slots[index], raw[index]) for index in others])
+        if large:
+            apart = {*map(id, of_modules.values())}
+            held = [*in_place, *inner, *loop.values(), *late.leaves]
+            self._copy_large([one for one in held if id(one) not in apart], leaves)
+        else:
+            self.unnoted = leaves.unnoted
+        self._beyond = leaves.beyond
         self._heavy.noted(leaves.by_number)
         return NotedVariables(
             namespaces=[*self._reach.namespaces, *late.namespaces],
             slots=slots,
             values=values,
-            cells=noted_cells(cells),
-            loop={place: understood_value(value) for place, value in loop.items()},
+            cells=noted_cells(cells, large=large),
+            loop={place: understood_value(value, large=large) for place, value in loop.items()},
             codes={function: frame.f_code for function, frame in frames.items()},
             leaves=leaves.by_number,
-            large=self._large_of([(*slots[index], raw[index]) for index in others]),
+            large=of_modules,
             flags=[(parameter, parameter.requires_grad) for parameter in parameters],
             caches=[*map(Remembered, (*self._reach.caches, *late.caches))],
         )
 
-    def _new_leaves(self, *, whole: bool) -> Leaves:
+    def _new_leaves(self, *, whole: bool, large: bool) -> Leaves:
         """In the first notes all is copied, to see what changes: where there is much, only that later on."""
         self._notes += 1
         # Not by callbacks: an exception of the script's signal handler would be lost in one.
         self._changing = {number: one for number, one in self._changing.items() if one() is not None}
-        for one in self._beyond:
-            if one.changed and (value := one.value()) is not None:
-                self._changing[id(value)] = weakref.ref(value)
-        return Leaves(None if whole or self._notes <= _FIRST_NOTES else self._changing)
+        changed = (one.value() for one in self._beyond if one.changed)
+        self.note_changing(value for value in changed if value is not None)
+        known = None if whole or self._notes <= _FIRST_NOTES else self._changing
+        return Leaves(known, any_length=large)
+
+    def note_changing(self, values: Iterable[torch.Tensor | np.ndarray[Any, Any]]) -> None:
+        """Tensors and arrays were seen to change in place: notes that may copy them do so from now on."""
+        self._changing.update((id(value), weakref.ref(value)) for value in values)
 
     def _made_since(self, values: Iterable[Any]) -> tuple[Reach, list[Any]]:
         """Things that the script has made since the last look, such as a new meter, and what is in them.
@@ -236,6 +256,12 @@ class ScriptVariables:
             if (module := namespace.module) is not None:
                 yield namespace.path, module
 
+    def optimizers(self) -> Iterator[Optimizer]:
+        """The optimizers that were found, those of the state among them."""
+        for namespace in self._reach.namespaces:
+            if isinstance(namespace.owner, Optimizer):
+                yield namespace.owner
+
     def part_saves(self, path: str, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether the part of the state through which a path leads has copies of tensors in its own state."""
         part = self.state.small.get(root_of(path))
@@ -264,6 +290,15 @@ class ScriptVariables:
             if type(value) in FIXED_EXACTLY or (isinstance(value, torch.Tensor) and self.is_protected(value)):
                 continue
             leaves.add(value, most_bytes, once_changed=once_changed)
+
+    def _copy_large(self, values: Sequence[Any], leaves: Leaves) -> None:
+        """Of what a step can reach, all that is too large for a copy in each step."""
+        containers = [one for one in (*self._reach.seen.values(), *values) if isinstance(one, CONTAINERS)]
+        inner = [one for container in containers if len(container) > MOST_ELEMENTS for one in _in(container)]
+        self._copy(inner, FEW_BYTES, leaves)
+        for value in (*values, *self._heavy.large, *inner):
+            if isinstance(value, torch.Tensor | np.ndarray) and not self.is_protected(value):
+                leaves.add_large(value, self._changing)
 
     def is_protected(self, value: Any) -> bool:
         """Whether a value belongs to the large state, which is put back and travels in other ways.
@@ -420,6 +455,20 @@ def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
             if length > MOST_ELEMENTS or left < 0:
                 continue
         yield one
+
+
+def _in(container: Any, depth: int = 0) -> Iterator[Any]:
+    """Values that change in place in a container that is not looked into: those in objects are left out."""
+    if isinstance(container, bytearray) or len(container) > MOST_NOTED:
+        return
+    for one in container if isinstance(container, tuple) else content_in(container):
+        if isinstance(one, (tuple, *CONTAINERS)):
+            if not isinstance(one, tuple):
+                yield one
+            if depth < _DEEPEST:
+                yield from _in(one, depth + 1)
+        elif isinstance(one, (torch.Tensor, np.ndarray, *GENERATORS)):
+            yield one
 
 
 def _leads_on(value: Any, seen: Container[int]) -> bool:

@@ -141,6 +141,8 @@ class LogPart(Part):
 
     def completed(self, step: StepInfo) -> None:
         step.stats = self._log.messages.end_iteration()
+        if step.computation == 1:  # it counts although it was to be computed again
+            self._log.left_out(step.completed)
         if not step.replayed:
             # Not before: workers that are behind read what the script communicated only as they repeat it.
             self._log.withdraw()

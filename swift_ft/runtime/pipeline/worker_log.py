@@ -178,6 +178,11 @@ class WorkerLog:
                 extra={"event": "segments_not_deleted"},
             )
 
+    def left_out(self, completed: int) -> None:
+        """The last of so many completed iterations is not in the log: a checkpoint is to cover it."""
+        self._whole_from = completed
+        self.why_gap = f"iteration {completed - 1} was not logged"
+
     def gap_before(self, iteration: int) -> int:
         """The iteration before which the log has a gap, if it ends at this iteration; 0 if it has none."""
         suspended = self.writer is not None and self.writer.gap.reason

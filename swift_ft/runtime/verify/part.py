@@ -8,13 +8,16 @@ all compute the step a third time, which shows which of the first two was wrong.
                                          └▶ it counts                  the last computation stays
 
 The repetition is the one of a step that a loss has interrupted (`checkpoint/step/rollback.py`), but that
-parameters and the optimizer's state are copied when a verified step begins: nothing has to be undone.
+parameters and the optimizer's state are copied when a verified step begins: nothing has to be undone. If the
+step has changed something large that nobody knew to change, there is no copy to go back to, and it counts as
+it is.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable
+import logging
+from collections.abc import Callable, Hashable
 from dataclasses import asdict
 from enum import StrEnum
 from typing import Any, Protocol
@@ -42,6 +45,8 @@ from swift_ft.runtime.worker.ports import Job, Judgement
 from swift_ft.torch_adapters.exchange import any_of_all, texts_of_all
 from swift_ft.torch_core import outputs
 from swift_ft.units import named
+
+_logger = logging.getLogger(__name__)
 
 _COUNTS = Judgement()
 _AGAIN = Judgement(again=True)
@@ -80,12 +85,20 @@ class VerifyPart(Part):
         epochs: where it is among them.
         every: each so many iterations one is verified; 0 for none.
         act: what follows when a machine has computed something wrong.
+        uncopied: what the running step has changed, and cannot be put back.
     """
 
     name = "verify"
 
     def __init__(
-        self, rank: int, state: TrainingState, job: Job, epochs: Epochs, every: int, act: OnCorruption
+        self,
+        rank: int,
+        state: TrainingState,
+        job: Job,
+        epochs: Epochs,
+        every: int,
+        act: OnCorruption,
+        uncopied: Callable[[], list[str]],
     ) -> None:
         self._rank = rank
         self._state = state
@@ -93,6 +106,7 @@ class VerifyPart(Part):
         self._epochs = epochs
         self._every = every
         self._act = act
+        self._uncopied = uncopied
         self._runs: list[Evidence] = []
         self._proven = 0
         self._corrected: int | None = None  # completed iterations, with the last step that was put right
@@ -123,10 +137,11 @@ class VerifyPart(Part):
         outputs.listen(self.name, None)
         runs = self._runs
         runs[-1].end(self._tensors())
-        if len(runs) == 1:
-            return _AGAIN
-        hit(Point.VERIFY, step.iteration)
+        if len(runs) > 1:
+            hit(Point.VERIFY, step.iteration)
         try:
+            if len(runs) == 1:
+                return self._judge_first(step)
             if len(runs) == 2 and any_of_all(bool(differences(*runs))):
                 return _AGAIN
             verdict = self._verdict() if len(runs) > 2 else None
@@ -139,13 +154,29 @@ class VerifyPart(Part):
             self._tell(step, verdict)
         return _COUNTS
 
+    def _judge_first(self, step: StepInfo) -> Judgement:
+        """Once more, unless a worker cannot go back: a value that is changed twice is another one."""
+        changed = self._uncopied()
+        if not any_of_all(bool(changed)):
+            return _AGAIN
+        self._runs.clear()
+        if changed:
+            _logger.warning(
+                "Iteration %d is not verified: it has changed %s in place for the first time, so there is no "
+                "copy yet from which it could be computed again. Later ones are verified.",
+                step.iteration,
+                listed(changed),
+                extra={"event": "step_not_verified", "iteration": step.iteration},
+            )
+        return _COUNTS
+
     def _tensors(self) -> dict[str, Any]:
         buffers = {
             f"{part}.{name}": buffer
             for part, module in self._state.modules.items()
             for name, buffer in module.named_buffers()
         }
-        return {**buffers, **self._state.named_tensors()}
+        return {**buffers, **self._state.named_tensors(), **self._state.inner_tensors()}
 
     def _verdict(self) -> Verdict:
         """Of all workers together: they exchange what differs, and then who is at fault."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -23,7 +24,9 @@ from swift_ft.network import JobSecret
 from swift_ft.network.peer_server import LOGS
 from swift_ft.runtime.peer_files import PeerFiles
 from swift_ft.runtime.pipeline import worker_log
+from swift_ft.runtime.pipeline.part import LogPart
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
+from swift_ft.runtime.worker.part import StepInfo
 from swift_ft.storage.store import Store
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from tests.support.log import events_of
@@ -164,6 +167,21 @@ def test_a_log_that_can_be_read_nowhere_has_a_gap(
     assert not lonely.log.why_checkpoint(1)
     assert "log_whole_again" in events_of(caplog)
     lonely.log.messages.writer = None
+
+
+def test_a_step_that_counts_although_it_was_not_logged_leaves_a_gap(writer: Worker) -> None:
+    """Its computation was to be repeated, and only the last one is logged."""
+    part = LogPart(writer.log, 0, lambda: False)
+    for iteration, computation in enumerate((0, 2, 1)):
+        step = StepInfo(iteration, 1)
+        step.computation = computation
+        part.begin(step)
+        writer.log.messages.sent(replace(KEY, iteration=iteration), TENSOR)
+        part.completed(step)
+        assert writer.log.gap_before(iteration + 1) == (3 if computation == 1 else 0)
+    assert writer.log.why_gap == "iteration 2 was not logged"
+    assert part.why_checkpoint(2) == "the log has a gap"
+    assert part.why_checkpoint(3) == writer.log.why_gap == ""
 
 
 def test_a_log_is_waited_for_no_longer_than_others_wait_for_the_report(

@@ -57,7 +57,8 @@ class Training:
         self.every, self.rollback = every, Rollback(self.state)
         self.job = Job()
         self.epochs = Epochs()
-        self.verify = VerifyPart(0, self.state, cast("Any", self.job), self.epochs, every, act)
+        job, uncopied = cast("Any", self.job), self.rollback.uncopied
+        self.verify = VerifyPart(0, self.state, job, self.epochs, every, act, uncopied)
         self._numbers = itertools.count()  # an iterator, since numbers are put back with the step
         self.wrong: tuple[int, ...] = ()  # of the computations so far, from 0
 
