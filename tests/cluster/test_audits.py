@@ -147,6 +147,18 @@ def test_a_machine_that_was_wrong_is_named_and_leaves(
     assert f"machine {rank} was wrong" in status["wrong"][0]
 
 
+def test_a_link_that_was_wrong_is_no_machine_s_fault(audited: Callable[..., ClusterRun]) -> None:
+    """The sender's log has what it was to carry, and the receiver has computed with something else."""
+    run = audited("--on-corruption", "drain", waits="all", what="link", rank=1, live=True)
+    assert run.code == 0, run.output[-3000:]
+    found = [event for event in run.events("AuditEnded") if event["iteration"] is not None]
+    sent = [(event["slot"], event["rank"], event["iteration"], event["changed"]) for event in found]
+    assert sorted(sent) == [(0, 0, 5, True), (0, 0, 5, True), (1, 0, 5, True), (1, 0, 5, True)]
+    assert "what machine 0 has sent arrived as something else" in run.output
+    assert "has computed iteration 5 wrong" not in run.output
+    assert run.events("DrainRequested") == []
+
+
 def test_all_go_back_to_the_last_audited_checkpoint(
     audited: Callable[..., ClusterRun], unaudited: Reference
 ) -> None:
