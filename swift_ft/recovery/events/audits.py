@@ -55,6 +55,7 @@ class AuditEnded:
         changed: a message that the worker has sent has arrived as other bytes. What it has sent is what the
             spare has computed, or has computed with.
         problem: why it could not be computed again; empty if it could.
+        on_corruption: what is to follow if a judgement is made; empty for nothing.
     """
 
     machine: str
@@ -68,3 +69,4 @@ class AuditEnded:
     digest: str = ""
     changed: bool = False
     problem: str = ""
+    on_corruption: str = ""
