@@ -182,7 +182,7 @@ def last_audited(state: State, at_most: int | None = None) -> Mark | None:
 
 
 def due_after(state: State, judgement: Judgement, choice: str) -> Due | None:
-    """What is to follow from a judgement; None for nothing.
+    """All that is to follow from a judgement; None for nothing.
 
     Args:
         state: the one in which it was made.
@@ -207,12 +207,12 @@ def due_after(state: State, judgement: Judgement, choice: str) -> Due | None:
 
 
 def still_due(state: State) -> tuple[Due, ...]:
-    """What is not done yet of all that is due."""
+    """The part of what is due that is not done yet."""
     return tuple(due for due in state.audits.due if due.back_to is not None or _act(state, due) is not None)
 
 
 def next_act(state: State, machine: str) -> ev.Event | None:
-    """What a machine appends next because it is due after a judgement. One machine does all of it."""
+    """The event that a machine appends next because it is due after a judgement. One does so for all."""
     if state.phase == Phase.ENDED or machine != _acting(state):
         return None
     acts = (act for due in state.audits.due if (act := _act(state, due)) is not None)
