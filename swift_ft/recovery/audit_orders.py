@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.audits import Audits, Interval, Judgement, Mark, Wrong, judged_since
+from swift_ft.recovery.audits import Audits, Due, Interval, Judgement, Mark, Wrong
 from swift_ft.recovery.causes import Cause
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.topology import is_whole_model
@@ -160,11 +160,14 @@ def logs_needed_since(state: State) -> int | None:
 
 
 def pinned(state: State) -> set[int]:
-    """Checkpoints that stay: those of the interval that is audited, and the newest that was audited."""
+    """Checkpoints that stay: those of the interval that is audited, the newest that was audited, and those
+    to which all are to go back.
+    """
     interval = interval_of(state)
     own = {interval.begin, interval.until} if interval is not None and auditors(state) else set[int]()
     last = last_audited(state)
-    return own | ({last.right} if last is not None else set())
+    due = {one.back_to for one in state.audits.due if one.back_to is not None}
+    return own | due | ({last.right} if last is not None else set())
 
 
 def last_audited(state: State, at_most: int | None = None) -> Mark | None:
@@ -178,45 +181,71 @@ def last_audited(state: State, at_most: int | None = None) -> Mark | None:
     return next((m for m in reversed(found) if at_most is None or m.right <= at_most), None)
 
 
-def acts_on(before: State, after: State, ended: ev.AuditEnded, choice: str) -> list[ev.Event]:
-    """The events that follow from the judgements which an audit has just led to.
+def due_after(state: State, judgement: Judgement, choice: str) -> Due | None:
+    """All that is to follow from a judgement; None for nothing.
 
     Args:
-        before: a state from before its end was noted.
-        after: a state from after it. Other spares may have noted something in between, too.
-        ended: the audit.
+        state: the one in which it was made.
+        judgement: the newest one, or one of several.
         choice: ``--on-corruption``.
     """
-    if not choice or choice == "warn":
-        return []
-    made = judged_since(before.audits, after.audits)
-    own = [one for one in made if one.spares[-1] == ended.machine]
-    return [*dict.fromkeys(act for one in own for act in _acts_on(before, after, one, choice))]
-
-
-def _acts_on(before: State, after: State, judgement: Judgement, choice: str) -> list[ev.Event]:
-    if judgement.wrong in (Wrong.NOBODY, Wrong.UNDECIDED):
-        return []
-    asked_by = f"--on-corruption {choice}"
-    if judgement.wrong == Wrong.SPARE:
-        return [ev.DrainRequested(machine=_name_now(after, judgement.spares[0]), asked_by=asked_by)]
-    found: list[ev.Event] = []
+    if choice in ("", "warn") or judgement.wrong in (Wrong.NOBODY, Wrong.UNDECIDED):
+        return None
     reason = why_in_doubt(judgement)
+    if judgement.wrong == Wrong.SPARE:
+        return Due(choice, reason, leaves=_name_now(state, judgement.spares[0]))
     if choice == "stop":
-        return [ev.JobClosed(reason=reason, cause=Cause.MACHINE)]
-    if choice == "back" and not _has_gone_back_for(before, judgement):
-        found.append(
-            ev.CheckpointsDoubted(
-                generation=after.generation, iteration=_back_to(after, judgement), reason=reason
-            )
-        )
-    machine = judgement.machine
-    if judgement.wrong == Wrong.MACHINE and machine in after.membership.slots:
-        # All load the checkpoint anyway. A machine that trained on meanwhile would spoil what comes after it.
-        at_once = choice == "back" and after.membership.own_spares()
-        leaves = ev.MachineLost(machine=machine, reason=f"{asked_by}: {reason}", on_request=True)
-        found.append(leaves if at_once else ev.DrainRequested(machine=machine, asked_by=asked_by))
-    return found
+        return Due(choice, reason, ends=True)
+    back = choice == "back" and not _has_gone_back_for(state, judgement)
+    leaves = judgement.wrong == Wrong.MACHINE and judgement.machine in state.membership.slots
+    return Due(
+        choice,
+        reason,
+        back_to=_back_to(state, judgement) if back else None,
+        leaves=judgement.machine if leaves else "",
+    )
+
+
+def still_due(state: State) -> tuple[Due, ...]:
+    """The part of what is due that is not done yet."""
+    return tuple(due for due in state.audits.due if due.back_to is not None or _act(state, due) is not None)
+
+
+def next_act(state: State, machine: str) -> ev.Event | None:
+    """The event that a machine appends next because it is due after a judgement. One does so for all."""
+    if state.phase == Phase.ENDED or machine != _acting(state):
+        return None
+    acts = (act for due in state.audits.due if (act := _act(state, due)) is not None)
+    return next(acts, None)
+
+
+def _acting(state: State) -> str | None:
+    """One that is there, so that nothing is done twice: a spare, and one of the others once none is left."""
+    membership = state.membership
+    members = [machine for machine in membership.slots if machine not in membership.hosts]
+    return min(auditors(state) or members, default=None)
+
+
+def _act(state: State, due: Due) -> ev.Event | None:
+    """The next event of what is due; None if all is done, or cannot be done in this phase."""
+    asked_by, membership = f"--on-corruption {due.choice}", state.membership
+    if due.ends:
+        return ev.JobClosed(reason=due.reason, cause=Cause.MACHINE)
+    if due.back_to is not None:
+        return _return_to(state, due.back_to, due.reason) if state.phase == Phase.LIVE else None
+    if due.leaves not in {*membership.slots, *membership.spares} - {*membership.draining, *membership.fenced}:
+        return None
+    # All load the checkpoint anyway. A machine that trained on meanwhile would spoil what comes after it.
+    if due.choice == "back" and due.leaves in membership.slots and membership.own_spares():
+        return ev.MachineLost(machine=due.leaves, reason=f"{asked_by}: {due.reason}", on_request=True)
+    return ev.DrainRequested(machine=due.leaves, asked_by=asked_by)
+
+
+def _return_to(state: State, iteration: int, reason: str) -> ev.Event:
+    kept = [one for one in state.checkpoints.kept if one <= iteration]
+    if not kept:  # that one was damaged, and there was none before it
+        return ev.JobClosed(reason=f"no checkpoint is left from before: {reason}", cause=Cause.MACHINE)
+    return ev.CheckpointsDoubted(generation=state.generation, iteration=kept[-1], reason=reason)
 
 
 def _name_now(state: State, machine: str) -> str:

@@ -103,6 +103,28 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """All that is still to follow from a judgement (``--on-corruption``).
+
+    It is part of the state until it is done: whoever is to do it may die, and a loss may come in between.
+
+    Attributes:
+        choice: that option.
+        reason: the judgement, in words.
+        ends: the job is to end.
+        back_to: completed iterations of the checkpoint to which all are to go back; None once they have, and
+            if they need not.
+        leaves: the machine that is to leave; empty if none is.
+    """
+
+    choice: str
+    reason: str
+    ends: bool = False
+    back_to: int | None = None
+    leaves: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """The mark of an interval whose audit is done.
 
@@ -139,6 +161,7 @@ class Audits:
             (:meth:`swift_ft.recovery.membership.Membership.identity_of`).
         marks: of the intervals before, the newest last.
         judged: differences that are judged, the newest last.
+        due: what is still to follow from judgements, the newest last.
         saved_in: by checkpoint that counts, the generation in which it was committed, or in which all have
             gone back to it.
     """
@@ -152,7 +175,12 @@ class Audits:
     failed: Map[int, frozenset[str]] = field(default_factory=Map)
     marks: tuple[Mark, ...] = ()
     judged: tuple[Judgement, ...] = ()
+    due: tuple[Due, ...] = ()
     saved_in: Map[int, int] = field(default_factory=Map)
+
+    def between(self) -> Audits:
+        """All that stays when no interval is audited."""
+        return Audits(marks=self.marks, judged=self.judged, due=self.due, saved_in=self.saved_in)
 
     def is_done(self, slot: int) -> bool:
         """Whether a machine's audit in this interval has ended."""

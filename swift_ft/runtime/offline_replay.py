@@ -22,7 +22,7 @@ from swift_ft.checkpoint.worker_record import WorkerRecord, read_record
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import DivergenceError, GaveUpError, RecoveryError, SwiftError, UsageError
 from swift_ft.host.processor import why_other_bits
-from swift_ft.logging import LogReader, MessageKey, MessageLog, checksum_of
+from swift_ft.logging import Direction, LogReader, MessageKey, MessageLog, checksum_of
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.measures.work_history import WorkHistory
@@ -43,19 +43,22 @@ def part_name(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
-def note_difference(out: Path, rank: int, key: MessageKey, computed: int | None, *, changed: bool) -> None:
-    """Write down the first message that a worker has computed unlike the original.
+def note_difference(
+    out: Path, rank: int, key: MessageKey, computed: int | None, *, sender: int, changed: bool
+) -> None:
+    """Write down the first message that is unlike the original.
 
     Args:
         out: the folder of the replay.
-        rank: the worker.
+        rank: the worker that has found it, as the message's sender or receiver.
         key: the message's.
-        computed: its checksum; None if that is not known.
+        computed: its checksum in the replay; None if that is not known.
+        sender: the worker that has sent it in the original.
         changed: see :class:`swift_ft.recovery.events.AuditEnded`.
     """
     digest = "" if computed is None else str(computed)
     facts = {"iteration": key.iteration, "tensors": str(key), "digest": digest, "changed": changed}
-    (out / f"{part_name(rank)}.difference.json").write_text(json.dumps({"rank": rank, **facts}))
+    (out / f"{part_name(rank)}.difference.json").write_text(json.dumps({"rank": sender, **facts}))
 
 
 def check_auditable(here: str, there: str, *, exact: bool) -> None:
@@ -150,15 +153,18 @@ class OfflineAssembly(Assembly):
                 )
 
     def _note(self, error: DivergenceError) -> None:
-        """Note for an audit what this worker has computed unlike the original (`offline/audit.py`)."""
+        """Note for an audit which message is unlike the original (`offline/audit.py`)."""
         offline, key = self._context.offline, error.fields.get("key")
         assert offline is not None
         if not offline.audit or error.fields.get("computed_in") is None or not isinstance(key, MessageKey):
             return
-        own = self.log.read([self._context.rank], since=0, iteration=key.iteration)
-        computed = error.fields.get("computed")
-        changed = computed is not None and own.has(key) and checksum_of(own.read(key)) == computed
-        note_difference(Path(offline.out), self._context.rank, key, computed, changed=changed)
+        rank, pipeline, computed = self._context.rank, self.attached.pipeline, error.fields.get("computed")
+        assert pipeline is not None
+        of_script = key.direction == Direction.SCRIPT
+        sender = rank if of_script else pipeline.holders()[key.source_stage]
+        sent = self.log.read([sender], since=0, iteration=key.iteration)
+        changed = computed is not None and sent.has(key) and checksum_of(sent.read(key)) == computed
+        note_difference(Path(offline.out), rank, key, computed, sender=sender, changed=changed)
 
     def _save_elsewhere(self) -> None:
         """Save the state as the worker of the job would have saved its part of a checkpoint."""

@@ -128,7 +128,12 @@ def test_what_was_computed_right_is_marked(
         pytest.param({"what": "received", "rank": 1}, 1, "stage 1 -> 2", marks=pytest.mark.thorough),
         pytest.param({"what": "received", "rank": 2}, 2, "stage 2 -> 1", marks=pytest.mark.thorough),
         pytest.param({"what": "product", "rank": 2}, 2, "stage 2 -> 1", marks=pytest.mark.thorough),
-        pytest.param({"what": "parameter", "rank": 0}, 0, "", marks=pytest.mark.thorough),
+        pytest.param(
+            {"what": "parameter", "rank": 0},
+            0,
+            "models.model.0.embedding.token.weight",
+            marks=pytest.mark.thorough,
+        ),
     ],
 )
 def test_a_machine_that_was_wrong_is_named_and_leaves(
@@ -139,12 +144,25 @@ def test_a_machine_that_was_wrong_is_named_and_leaves(
     assert run.code == 0, run.output[-3000:]
     assert differences(run) == [(rank, 5)] * 2
     assert f"machine {rank} has computed iteration 5 wrong: " in run.output
-    assert places in run.output
+    found = [event["tensors"] for event in run.events("AuditEnded") if event["iteration"] is not None]
+    assert all(places in tensors for tensors in found), found
     (asked,) = run.events("DrainRequested")
     joined = {event["machine"]: event["preferred_slot"] for event in run.events("MachineJoined")}
     assert joined[asked["machine"]] == rank
     status = json.loads(recover("status", str(run.store), "--json").stdout)
     assert f"machine {rank} was wrong" in status["wrong"][0]
+
+
+def test_a_link_that_was_wrong_is_no_machine_s_fault(audited: Callable[..., ClusterRun]) -> None:
+    """The sender's log has what it was to carry, and the receiver has computed with something else."""
+    run = audited("--on-corruption", "drain", waits="all", what="link", rank=1, live=True)
+    assert run.code == 0, run.output[-3000:]
+    found = [event for event in run.events("AuditEnded") if event["iteration"] is not None]
+    sent = [(event["slot"], event["rank"], event["iteration"], event["changed"]) for event in found]
+    assert sorted(sent) == [(0, 0, 5, True), (0, 0, 5, True), (1, 0, 5, True), (1, 0, 5, True)]
+    assert "what machine 0 has sent arrived as something else" in run.output
+    assert "has computed iteration 5 wrong" not in run.output
+    assert run.events("DrainRequested") == []
 
 
 def test_all_go_back_to_the_last_audited_checkpoint(

@@ -186,7 +186,7 @@ class Report:
         return {outcome.value: self._counts[outcome] for outcome in Outcome if self._counts[outcome]}
 
     def _unstable(self) -> list[str]:
-        return sorted({name for reference in self._distinct for name in reference.unstable})
+        return sorted({name for reference in self._distinct for name in reference.unstable.names})
 
     def _outside(self) -> list[str]:
         return sorted({name for reference in self._distinct for name in reference.outside})

@@ -24,9 +24,9 @@ from swift_ft.launch.settings import AgentSettings
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import (
     AuditOrder,
-    acts_on,
     has_replicas,
     interval_of,
+    next_act,
     next_audit,
     open_claims,
     why_nothing_to_audit,
@@ -160,7 +160,8 @@ class Auditor:
         self._said = ""
 
     def look(self, state: State) -> None:
-        """Begin the audit that is due, and end one that is not."""
+        """Begin the audit that is due, and end one that is not. Also do what is due after a judgement."""
+        state = self._act(state)
         if not self._on:
             return
         self._look_first(state)
@@ -255,16 +256,26 @@ class Auditor:
         self._tell(order, result)
 
     def _tell(self, order: AuditOrder, result: AuditResult) -> None:
-        """Note the result in the journal, and what follows from it."""
-        follower, (interval, slot) = self._membership.follower, order
+        """Note the result in the journal."""
+        interval, slot = order
         facts: dict[str, Any] = asdict(result)
-        before = follower.state
         ended = ev.AuditEnded(
-            machine=self._membership.machine, slot=slot, begin=interval.begin, until=interval.until, **facts
+            machine=self._membership.machine,
+            slot=slot,
+            begin=interval.begin,
+            until=interval.until,
+            on_corruption=self._settings.config.on_corruption,
+            **facts,
         )
-        after = follower.append(ended)
-        for event in acts_on(before, after, ended, self._settings.config.on_corruption):
-            follower.append(event)
+        self._act(self._membership.follower.append(ended))
+
+    def _act(self, state: State) -> State:
+        """Do what is due after a judgement, if it is for this machine to do. Returns the state after it."""
+        done: ev.Event | None = None
+        while (act := next_act(state, self._membership.machine)) not in (None, done):
+            assert act is not None
+            state, done = self._membership.follower.append(act), act
+        return state
 
     def stop(self) -> None:
         """End what runs, at once."""

@@ -181,7 +181,8 @@ class NextWorld:
         code, rank = self.processes.exit_codes[local_rank], self.group.workers[local_rank].global_rank
         said = self.heard.failed.get(local_rank, {}).get("failed")
         why = f"was killed by {signal_name(-code)}" if code < 0 else said or f"ended with exit code {code}"
-        if signal_in(code) and (code < 0 or not said) and (kernel := self._oom_kills.why()):
+        number = signal_in(code) if code < 0 or not said else 0
+        if number and (kernel := self._oom_kills.why(killed=number == signal.SIGKILL)):
             why = f"{why}: {kernel}"
         return (
             f"worker {rank} of the next world on machine {self._membership.machine}: {without_secrets(why)}"

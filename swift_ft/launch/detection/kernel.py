@@ -45,7 +45,8 @@ def is_stopped(pid: int) -> bool:
 class OomKills:
     """Counts the kernel's kills among the processes of this one's control group.
 
-    Machines of one host that share a group share its count.
+    Machines of one host that share a group share its count. Where no group has one, that of the host counts,
+    which other jobs share.
 
     Args:
         proc: where the kernel tells of processes.
@@ -54,7 +55,7 @@ class OomKills:
 
     def __init__(self, proc: Path = PROC, groups: Path = GROUPS) -> None:
         self._group = next((g for g in memory_groups(proc, groups) if g.oom_kills is not None), None)
-        self._host = proc / "vmstat"  # whose own count it is where no group has one
+        self._host = proc / "vmstat"
         self._before = self._count()
         self._seen_at = -math.inf
 
@@ -64,10 +65,14 @@ class OomKills:
         if self._before > before:
             self._seen_at = time.monotonic()
 
-    def why(self) -> str:
-        """A message if the kernel has ended a process for memory just now; else empty."""
+    def why(self, *, killed: bool) -> str:
+        """A message if the kernel has ended a process for memory just now; else empty.
+
+        Args:
+            killed: that process may be the one that has ended. Else the host's count tells nothing of it.
+        """
         self.look()
-        if time.monotonic() - self._seen_at > timings.OOM_KILL_S:
+        if time.monotonic() - self._seen_at > timings.OOM_KILL_S or (self._group is None and not killed):
             return ""
         limit = self._group.limit_bytes if self._group is not None else None
         allowed = "" if limit is None else f", of which {format_bytes(limit)} are allowed"

@@ -29,7 +29,7 @@ _MOST_CHARACTERS = 200
 _KNOWN = {
     Cause.DEVICE: re.compile(r"NVRM: Xid|NVRM: GPU .* fallen off|amdgpu.*(GPU reset|ring \S+ timeout)"),
     Cause.MACHINE: re.compile(r"\[Hardware Error\]|[Mm]achine check|hardware memory corruption"),
-    Cause.MEMORY: re.compile(r"[Oo]ut of memory: Killed process"),
+    Cause.MEMORY: re.compile(r"[Oo]ut of memory: Kill(ed)? process"),  # in two words up to Linux 5.0
     Cause.NATIVE: re.compile(r"segfault at|general protection|trap invalid opcode|trap divide error"),
     Cause.NETWORK: re.compile(r"[Ll]ink (is )?[Dd]own|carrier lost|NETDEV WATCHDOG"),
     Cause.STORE: re.compile(r"I/O error|[Rr]emounting filesystem read-only|nfs: server \S+ not responding"),
@@ -150,6 +150,16 @@ class KernelLog:
             if cause in causes and not (_is_of_one(cause, text) and self._is_of_another(text, pid))
         ]
         return tuple(f"the kernel said: {text}" for text in found[-_MOST:])
+
+    def may_have_killed(self, pid: int) -> bool:
+        """Whether the kernel has ended a process for want of memory. True if that is not known.
+
+        Args:
+            pid: its number; 0 if it is not known.
+        """
+        if not pid or self._file < 0 or not self._same_numbers:
+            return True
+        return bool(self.evidence(pid, [Cause.MEMORY]))
 
     def hardware(self, pid: int, cause: Cause) -> Cause:
         """The cause of the end of a process by a signal: the device or the machine, where that shows.

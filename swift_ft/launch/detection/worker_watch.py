@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -108,10 +109,15 @@ class WorkerWatch:
                 )
             )
 
-    def _report_death(self, reason: str, cause: Cause, evidence: Sequence[str], pid: int) -> None:
-        """Report a loss by a signal, and whether it was the kernel's for want of memory."""
-        why = self.oom_kills.why()
-        if why:
+    def _report_death(
+        self, reason: str, cause: Cause, evidence: Sequence[str], pid: int, *, killed: bool
+    ) -> None:
+        """Report a loss by a signal, and whether it was the kernel's for want of memory.
+
+        Args:
+            killed: it may have been, by that signal and the kernel's messages.
+        """
+        if why := self.oom_kills.why(killed=killed):
             self.report_loss(f"{reason}: {why}", Cause.MEMORY, evidence)
         else:
             self.report_loss(reason, self._kernel_log.hardware(pid, cause), evidence)
@@ -148,12 +154,17 @@ class WorkerWatch:
             name = signal_name(number)
             how = f"was killed by {name}" if code < 0 else f"exited with code {code}, as after {name}"
             evidence = self._evidence(local_rank, said, pid)
-            self._report_death(f"worker {rank} {how}", cause_of_signal(name), evidence, pid)
+            # Of a command in a shell the kernel has another number.
+            killed = number == signal.SIGKILL and (code > 0 or self._kernel_log.may_have_killed(pid))
+            self._report_death(f"worker {rank} {how}", cause_of_signal(name), evidence, pid, killed=killed)
         elif (lost := self._heard.lost.get(local_rank)) is not None and lost.get("starts_again"):
             self.report_loss(f"worker {rank}: {lost['lost']}", starts_again=True)
         elif lost is not None:
             evidence = self._evidence(local_rank, said, pid)
-            self._report_death(f"worker {rank}: {lost['lost']}", Cause(lost["cause"]), evidence, pid)
+            cause = Cause(lost["cause"])  # of a process that the script had started
+            self._report_death(
+                f"worker {rank}: {lost['lost']}", cause, evidence, pid, killed=cause == Cause.SIGNAL
+            )
         elif self._has_lost_its_device(local_rank, pid):
             message = self._heard.failed[local_rank]
             evidence = (*message.get("at", ()), *self._progress(local_rank), *self._kernel_log.evidence(pid))

@@ -47,13 +47,15 @@ class AuditEnded:
         machine: the spare, as the next three are those of :class:`AuditBegun`.
         slots: all machines whose work was computed again: those that are rebuilt together. Empty if that was
             not possible, and may be so if a machine was rebuilt alone and differs.
-        rank: the worker on which the first difference is.
+        rank: the worker on which the first difference is; of a message, its sender.
         iteration: in which it is; None if there is none.
         tensors: in what, in words.
         digest: of what the spare has computed there: two audits that agree have the same one. Empty if it is
             not known.
-        changed: what the worker has sent is what the spare has computed; another worker received other bytes.
+        changed: a message that the worker has sent has arrived as other bytes. What it has sent is what the
+            spare has computed, or has computed with.
         problem: why it could not be computed again; empty if it could.
+        on_corruption: what is to follow if a judgement is made; empty for nothing.
     """
 
     machine: str
@@ -67,3 +69,4 @@ class AuditEnded:
     digest: str = ""
     changed: bool = False
     problem: str = ""
+    on_corruption: str = ""

@@ -10,11 +10,13 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import (
     auditors,
     candidate,
+    due_after,
     has_replicas,
     identities,
     interval_of,
     may_judge,
     open_claims,
+    still_due,
 )
 from swift_ft.recovery.audits import MOST_MARKS, Audits, Finding, Interval, Judgement, Mark, Wrong, judge
 from swift_ft.recovery.early_ends import why_in_doubt_at_the_end
@@ -33,7 +35,7 @@ def audit_begun(state: State, event: ev.AuditBegun) -> State:
     if (interval := interval_of(state)) is None:
         judged = (*audits.judged, *_left_undecided(state))[-MOST_MARKS:]
         interval = candidate(state)
-        audits = Audits(interval, marks=audits.marks, judged=judged, saved_in=audits.saved_in)
+        audits = replace(audits.between(), interval=interval, judged=judged)
     if interval is None or (event.begin, event.until) != (interval.begin, interval.until):
         return state
     claims = open_claims(state) if state.audits.interval == interval else {}
@@ -44,7 +46,10 @@ def audit_begun(state: State, event: ev.AuditBegun) -> State:
 
 
 def audit_ended(state: State, event: ev.AuditEnded) -> State:
-    """Note what came out. A difference waits for another replay, which decides."""
+    """Note what came out. A difference waits for another replay, which decides.
+
+    What is to follow from that is noted with it. Nothing that happens meanwhile can come between the two.
+    """
     audits, interval, slot = state.audits, interval_of(state), event.slot
     asked = event.begin, event.until
     if interval is None or asked != (interval.begin, interval.until):
@@ -60,18 +65,21 @@ def audit_ended(state: State, event: ev.AuditEnded) -> State:
     found, before = _finding(event), _to_judge(state, audits, event)
     if found is not None and not before:
         return replace(state, audits=replace(audits, findings=audits.findings.set(slot, found)))
+    made: list[Judgement] = []
     for first in before:
         wrong = _wrong(state, audits, first, found, event)
         if wrong != Wrong.SPARE:
             audits = replace(audits, differed=audits.differed.set(slot, None))
         spares = (first.machine, *([event.machine] if wrong != Wrong.UNDECIDED else []))
-        judgement = _judgement(state, interval, first, wrong, spares, {slot, *event.slots})
-        audits = replace(audits, judged=(*audits.judged, judgement)[-MOST_MARKS:])
+        made.append(_judgement(state, interval, first, wrong, spares, {slot, *event.slots}))
+    audits = replace(audits, judged=(*audits.judged, *made)[-MOST_MARKS:])
     if found is None and not event.problem:
         audits = _clean(audits, {slot, *event.slots})
     else:
         audits = _closed(audits, {slot, *event.slots})
-    return replace(state, audits=_marked(state, audits, interval))
+    state = replace(state, audits=_marked(state, audits, interval))
+    follows = [due for one in made if (due := due_after(state, one, event.on_corruption)) is not None]
+    return replace(state, audits=replace(state.audits, due=(*still_due(state), *follows)))
 
 
 def _to_judge(state: State, audits: Audits, event: ev.AuditEnded) -> Sequence[Finding]:
@@ -161,8 +169,7 @@ def _marked(state: State, audits: Audits, interval: Interval) -> Audits:
     clean = tuple(sorted(audits.clean))
     right = interval.begin if has_replicas(state) else interval.until
     mark = Mark(interval.begin, interval.until, clean, len(clean) == len(slots), right, interval.epoch)
-    marks = (*audits.marks, mark)[-MOST_MARKS:]
-    return Audits(marks=marks, judged=audits.judged, saved_in=audits.saved_in)
+    return replace(audits.between(), marks=(*audits.marks, mark)[-MOST_MARKS:])
 
 
 def checkpoints_doubted(state: State, event: ev.CheckpointsDoubted) -> State:
@@ -176,7 +183,11 @@ def checkpoints_doubted(state: State, event: ev.CheckpointsDoubted) -> State:
     if reason := why_in_doubt_at_the_end(state, event.reason):
         return end_job(state, reason)
     marks = tuple(mark for mark in state.audits.marks if mark.until <= event.iteration)
-    state = replace(state, audits=replace(state.audits, marks=marks))
+    due = tuple(
+        replace(one, back_to=None) if one.back_to is not None and one.back_to >= event.iteration else one
+        for one in state.audits.due
+    )
+    state = replace(state, audits=replace(state.audits, marks=marks, due=due))
     # Also where no checkpoint is given up: what came after it is in doubt, in memory as well.
     tries = replace(state.tries, fallback_reason=event.reason, memory_in_doubt=True)
     return open_generation(replace(state, tries=tries))

@@ -91,7 +91,8 @@ class LogInterceptor:
         retains: whether they are kept, to be sent again.
         inexact_from: the iteration from which a replay's messages may differ from the original's, because it
             adds up gradients in another order; None if they are identical.
-        expected: while an earlier iteration is resent, returns the checksum that was received with a key.
+        expected: while an earlier iteration is resent, and in an audit, returns the checksum that was
+            received with a key.
         computing: the iteration and the microbatch that a stage computes; None outside of steps.
     """
 
@@ -142,7 +143,7 @@ class LogInterceptor:
         self.log.bubble_begins()
 
     def on_received(self, message: Message) -> None:
-        """Log the checksum. While an iteration is resent, also compare it with the original's."""
+        """Log the checksum. Where it is known what the original has received, also compare it with that."""
         self.log.bubble_ends()
         if outputs.are_watched():
             outputs.show(Output(str(message.key), {"a message": message.tensor}, received=True))

@@ -262,6 +262,7 @@ class LoggedPipeline:
     def end_replay(self) -> None:
         """The replay is complete, or it cannot continue."""
         self._interceptor.source, self._interceptor.replay_group = None, ()
+        self._interceptor.expected = None
         self.shared_replay.end()
         if self.shared_layers is not None:
             self.shared_layers.completing = False
@@ -286,7 +287,11 @@ class LoggedPipeline:
         since = state.checkpoints.log_since
         # Only logs of survivors: members of the group send again what they had sent (decision 51).
         near = self._hook.neighbours(replayed, self.linked)
-        source = self._interceptor.source = self._log.read(near, since=since, iteration=task.begin)
+        offline = self._context.offline
+        own = [self._context.rank] if offline is not None and offline.audit else []
+        source = self._interceptor.source = self._log.read([*near, *own], since=since, iteration=task.begin)
+        # Else a message that was changed on its way would look like a mistake of the one that got it.
+        self._interceptor.expected = source.receipt if own else None
 
         def read(rank: int) -> LogReader:
             return source if rank in near else self._log.read([rank], since=since, iteration=task.begin)

@@ -261,9 +261,9 @@ class Reference:
         return trial
 
     @property
-    def unstable(self) -> frozenset[str]:
+    def unstable(self) -> Unstable:
         """Files and variables in which undisturbed runs differ, as far as that was looked at."""
-        return self._training.unstable.names
+        return self._training.unstable
 
     def look_again(self) -> None:
         """Find what undisturbed runs do not have in common: once. It is not compared from then on.

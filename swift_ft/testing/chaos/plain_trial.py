@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from swift_ft.testing.chaos.launchers import LAUNCHERS
 from swift_ft.testing.chaos.leftovers import end_processes
 from swift_ft.testing.chaos.run_folder import FOLDER, new_own, output_of, search_path, working_directory
 from swift_ft.testing.chaos.trial import Training
+from swift_ft.testing.chaos.unstable import FILE, State, Unstable
 
 _PLAIN = str(Path(__file__).with_name("plain.py"))
 
@@ -22,8 +22,8 @@ class Likeness:
     """The values and files of a script under torchrun, compared with those under swift-run.
 
     Attributes:
-        compared: how many values and files both have.
-        differ: the names of those that are not equal to the bit.
+        compared: how many values both have, and how many files one of them has.
+        differ: the names of those that are not equal to the bit, or that only one of them has.
     """
 
     compared: int
@@ -68,8 +68,8 @@ def plain_state(training: Training, folder: Path, workers: int) -> dict[str, str
     return found
 
 
-def likeness(plain: Mapping[str, str], undisturbed: Mapping[str, str], unstable: Collection[str]) -> Likeness:
-    """Compare what both runs have: values of the state, and files.
+def likeness(plain: State, undisturbed: State, unstable: Unstable) -> Likeness:
+    """Compare the values of the state that both runs have, and all files: one that is missing differs.
 
     Args:
         plain: digests of a run under torchrun.
@@ -79,7 +79,13 @@ def likeness(plain: Mapping[str, str], undisturbed: Mapping[str, str], unstable:
     Raises:
         SwiftError: there is nothing to compare.
     """
-    names = sorted((plain.keys() & undisturbed.keys()) - {*unstable})
-    if not names:
+    both = plain.keys() & undisturbed.keys()  # a variable of the script has no digest under torchrun
+    here, there = (
+        {name: digest for name, digest in state.items() if name in both or name.startswith(FILE)}
+        for state in (plain, undisturbed)
+    )
+    compared = unstable.compared(here, there)
+    differ = [name for name in unstable.differing(here, there) if name in both or name.startswith(FILE)]
+    if not compared and not differ:
         raise SwiftError("Plain torchrun left nothing that the run under swift-run has: omit --torchrun.")
-    return Likeness(len(names), tuple(name for name in names if plain[name] != undisturbed[name]))
+    return Likeness(len(compared), tuple(differ))

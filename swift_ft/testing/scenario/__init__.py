@@ -31,7 +31,7 @@ of the world that was planned last.
     awaiting R                             layout-declined R ["why"]      pace R 2900
     differed R | nothing at 29 ["each time"] [right]                      doubted 20 ["why"]
     audits M 1 20..40                      audited M 1 20..40 [slots=0,1] [rank=1] [changed] ["problem"]
-    audited M 1 20..40 at=29 [digest=x]
+    audited M 1 20..40 at=29 [digest=x]                                   [then=back]
     finished R                             exited M ... [rank=1] [at=12]
     script-failed M "why" [code=3] [after=27] [cause=device] [usage] [differs] [alike]
     deadline-passed M ... ["why"] [phase=agreeing]
@@ -61,7 +61,7 @@ of the world that was planned last.
     expect parts-from 0 | nothing
     expect machine-patience 2              expect differed 1@29 0,1@39
     expect audit M 1 20..40 | nothing      expect marks 20 40:0,2         expect judged machine:1@29
-    expect logs-needed 20 | nothing        expect clean 0 2
+    expect logs-needed 20 | nothing        expect clean 0 2               expect act M MachineLost | nothing
     expect layout 3 4 2                    expect layers 3 4 2            expect shares 32:4,8,12
     expect verdict ok | failed ["part of the text"] [code=1] | nothing
 """

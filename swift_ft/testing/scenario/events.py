@@ -238,6 +238,7 @@ def _audited(line: Line, _: State) -> list[ev.Event]:
     begin, until = map(int, line.take().split(".."))
     at, digest, changed = line.option("at"), line.option("digest") or "", line.flag("changed")
     slots, rank = numbers(line.option("slots")), line.number("rank", slot)
+    then = line.option("then") or ""
     return [
         ev.AuditEnded(
             machine=machine,
@@ -251,6 +252,7 @@ def _audited(line: Line, _: State) -> list[ev.Event]:
             digest=digest,
             changed=changed,
             problem=line.text(),
+            on_corruption=then,
         )
     ]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.audit_orders import logs_needed_since, next_audit
+from swift_ft.recovery.audit_orders import logs_needed_since, next_act, next_audit
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import (
@@ -266,6 +266,11 @@ def _check_audit(line: Line, state: State) -> None:
     _equal(found, words)
 
 
+def _check_act(line: Line, state: State) -> None:
+    act = next_act(state, line.take())
+    _equal(NOTHING if act is None else type(act).__name__, line.take())
+
+
 def _check_task(line: Line, state: State) -> None:
     ranks, idle, expected = ranks_of(state, line.take()), False, dict[str, object]()
     while line:
@@ -357,6 +362,7 @@ _CHECKS: dict[str, Callable[[Line, State], None]] = {
     "why-guests": _check_why_guests,
     "agent": _check_agent,
     "audit": _check_audit,
+    "act": _check_act,
     "task": _check_task,
     "undo": _check_undo,
     "back": _check_back,

@@ -19,11 +19,13 @@ import pytest
 
 from swift_ft.cli.chaos.main import _campaign, _plan, main, parser
 from swift_ft.cli.chaos.repeating import Repeats
+from swift_ft.errors import SwiftError
 from swift_ft.faults import Fault
 from swift_ft.testing.chaos import campaign
 from swift_ft.testing.chaos.launchers import LAUNCHERS
 from swift_ft.testing.chaos.plain_trial import Likeness, likeness
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
+from swift_ft.testing.chaos.unstable import Unstable
 
 PLAN = "kill machine=1 iteration=2 point=optimizer"
 STATE = {"iteration": "4", "worker 0.weight": "right"}
@@ -384,7 +386,33 @@ def test_files_that_differ_between_undisturbed_runs_are_not_compared_with_torchr
     assert sum(folder.name.startswith("undisturbed") for folder in folders) == 2
 
 
+ALL_STABLE = Unstable()
+
+
 def test_runs_that_are_alike_under_torchrun_need_no_second_look() -> None:
-    assert likeness({"a": "1", "b": "2"}, {"a": "1", "c": "3"}, ()) == Likeness(1, ())
-    assert likeness({"a": "1", "b": "2"}, {"a": "1", "b": "3"}, ()) == Likeness(2, ("b",))
-    assert likeness({"a": "1", "b": "2"}, {"a": "1", "b": "3"}, {"b"}) == Likeness(1, ())
+    assert likeness({"a": "1", "b": "2"}, {"a": "1", "c": "3"}, ALL_STABLE) == Likeness(1, ())
+    assert likeness({"a": "1", "b": "2"}, {"a": "1", "b": "3"}, ALL_STABLE) == Likeness(2, ("b",))
+    unstable = Unstable(unlike=frozenset({"b"}))
+    assert likeness({"a": "1", "b": "2"}, {"a": "1", "b": "3"}, unstable) == Likeness(1, ())
+
+
+def test_a_file_that_only_one_run_has_differs_from_torchrun() -> None:
+    """A script that is told apart by its launcher writes another file, or none."""
+    out = "file out.txt"
+    assert likeness({"a": "1", out: "2"}, {"a": "1"}, ALL_STABLE) == Likeness(2, (out,))
+    assert likeness({"a": "1"}, {"a": "1", out: "2"}, ALL_STABLE) == Likeness(2, (out,))
+    assert likeness({}, {out: "2"}, ALL_STABLE) == Likeness(1, (out,))
+    unlike = Unstable(unlike=frozenset({out, "worker 0.plain.bytes.carried.began"}))
+    assert likeness({"a": "1"}, {"a": "1", out: "2"}, unlike) == Likeness(1, (out,)), "whatever it holds"
+
+
+def test_a_file_s_name_may_hold_a_time_under_torchrun_too() -> None:
+    one, another = ({"a": "1", f"file log-{time}.txt": "x"} for time in (1, 2))
+    unstable = Unstable.between(one, another)
+    assert likeness({"a": "1", "file log-5.txt": "y"}, one, unstable) == Likeness(1, ())
+    assert likeness({"a": "1"}, one, unstable) == Likeness(1, ("file log-*.txt",)), "none at all"
+
+
+def test_nothing_to_compare_with_torchrun() -> None:
+    with pytest.raises(SwiftError, match="left nothing"):
+        likeness({"a": "1"}, {"b": "1"}, ALL_STABLE)

@@ -34,7 +34,7 @@ def test_a_difference_says_which_machines_were_rebuilt(
 
     def differs(replay: ReplayRequest) -> NoReturn:
         assert replay.limit_s == asked.limit_s
-        note_difference(replay.out, 2, KEY, computed, changed=False)
+        note_difference(replay.out, 2, KEY, computed, sender=2, changed=False)
         raise RecoveryError("worker 2: the replay diverged", machines=(0, 2))
 
     monkeypatch.setattr(audits, "replay_machine", differs)

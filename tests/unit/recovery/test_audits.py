@@ -11,10 +11,11 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import (
-    acts_on,
     last_audited,
+    next_act,
     next_audit,
     pinned,
+    still_due,
     why_nothing_to_audit,
 )
 from swift_ft.recovery.job_state import State
@@ -52,24 +53,27 @@ BEGIN = (
 )
 
 
-class Told(Scenario):
-    def __init__(self) -> None:
-        super().__init__()
-        self.states: list[tuple[State, ev.Event]] = []
-
-    def apply(self, event: ev.Event) -> None:
-        self.states.append((self.state, event))
-        super().apply(event)
-
-
 def acts(tmp_path: Path, last: str, choice: str, *before: str, begin: str = BEGIN) -> Sequence[ev.Event]:
     """The events that follow from the last line."""
-    scenario, path = Told(), tmp_path / "scenario.txt"
-    path.write_text("\n".join([begin, *before, last]))
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
+    path.write_text("\n".join([begin, *before, f"{last} then={choice}" if choice else last]))
     scenario.run(path)
-    state, event = scenario.states[-1]
-    assert isinstance(event, ev.AuditEnded)
-    return acts_on(state, scenario.state, event, choice)
+    return followed(scenario)
+
+
+def followed(scenario: Scenario) -> Sequence[ev.Event]:
+    """All that machines append because of a judgement."""
+    found = list[ev.Event]()
+    while due := next_acts(scenario.state):
+        (act,) = due  # one machine does it
+        found.append(act)
+        scenario.apply(act)
+    return found
+
+
+def next_acts(state: State) -> list[ev.Event]:
+    machines = sorted({*state.membership.slots, *state.membership.spares})
+    return [act for machine in machines if (act := next_act(state, machine)) is not None]
 
 
 SAME = "audited T 1 20..40 at=29 digest=x"
@@ -302,7 +306,7 @@ def test_a_wrong_spare_leaves_under_its_present_name(tmp_path: Path) -> None:
 
 def test_a_program_that_was_changed_is_not_audited(tmp_path: Path) -> None:
     """A spare's process has the one with which the run began."""
-    scenario, path = Told(), tmp_path / "scenario.txt"
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
     path.write_text(BEGIN)
     scenario.run(path)
     state = scenario.state
@@ -327,16 +331,49 @@ def test_a_machine_that_came_since_is_not_drained(tmp_path: Path) -> None:
     assert acts(tmp_path, SAME, "drain", *replaced) == []
 
 
-def test_what_another_spare_has_led_to_is_for_that_one(tmp_path: Path) -> None:
-    """Both spares look at the same journal: each acts on its own word only."""
-    scenario, path = Told(), tmp_path / "scenario.txt"
-    path.write_text("\n".join([BEGIN, SAME]))
+def test_checkpoints_that_are_committed_meanwhile_do_not_push_out_the_one_to_go_back_to(
+    tmp_path: Path,
+) -> None:
+    """The interval gets its mark with the judgement, and nothing else would keep its first checkpoint."""
+    begin = BEGIN.replace(audited(0, 20), "")
+    later = [f"{SAME} then=back", "committed 60 keep=2", "committed 80 keep=2"]
+    doubted, left = acts(tmp_path, "expect phase live", "", *later, begin=begin)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert doubted.iteration == 20
+    assert isinstance(left, ev.MachineLost)
+
+
+def test_all_go_back_once_for_two_machines(tmp_path: Path) -> None:
+    begin = """
+open 3
+join A B C
+join S T
+report all nothing
+committed 0 keep=2
+committed 20 keep=2
+audits S 0 0..20
+audited S 0 0..20 slots=0
+audits S 1 0..20
+audited S 1 0..20 at=9 digest=x
+audits S 2 0..20
+audited S 2 0..20 at=9 digest=y
+audits S 1 0..20
+audits T 2 0..20
+audited S 1 0..20 at=9 digest=x then=back
+"""
+    doubted, *left = acts(tmp_path, "audited T 2 0..20 at=9 digest=y", "back", begin=begin)
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+    assert [event.machine for event in left if isinstance(event, ev.MachineLost)] == ["B", "C"]
+
+
+def test_what_is_done_is_due_no_more(tmp_path: Path) -> None:
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
+    path.write_text(f"{BEGIN}{SAME} then=back")
     scenario.run(path)
-    (before, ended), after = scenario.states[-1], scenario.state
-    assert isinstance(ended, ev.AuditEnded)
-    assert acts_on(before, after, ended, "drain")
-    assert acts_on(before, after, dataclasses.replace(ended, machine="S"), "drain") == []
-    assert acts_on(after, after, ended, "drain") == [], "it has acted on that before"
+    assert len(still_due(scenario.state)) == 1
+    assert 20 in pinned(scenario.state)
+    followed(scenario)
+    assert still_due(scenario.state) == ()
 
 
 def test_bytes_that_changed_on_their_way_are_called_that(tmp_path: Path) -> None:

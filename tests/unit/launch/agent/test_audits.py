@@ -102,22 +102,61 @@ def test_a_full_disk_ends_the_audit_and_not_the_spare(
     swept, told = list[threading.Thread](), list[ev.Event]()
     monkeypatch.setattr(audits, "sweep_left", lambda folder: swept.append(threading.current_thread()))
     monkeypatch.setattr("tempfile.mkdtemp", full)
-    settings: Any = SimpleNamespace(config=RunConfig(audit=True), kind="script", target="", args=())
+    config = RunConfig(audit=True, on_corruption="back")
+    settings: Any = SimpleNamespace(config=config, kind="script", target="", args=())
     spare, for_standby = membership("sftp://host/run"), cast("Any", None)
-
-    def append(event: ev.Event) -> State:
-        told.append(event)
-        scenario.apply(event)
-        return scenario.state
-
-    follower: Any = SimpleNamespace(state=scenario.state, append=append)
-    spare.follower = follower
+    spare.follower = follower(scenario, told)
     with selectors.DefaultSelector() as selector:
         Auditor(settings, for_standby, spare, selector).look(scenario.state)
     (ended,) = told
     assert isinstance(ended, ev.AuditEnded)
     assert "No space left" in ended.problem
+    assert ended.on_corruption == "back"
     assert threading.main_thread() not in swept
+
+
+def follower(scenario: Scenario, told: list[ev.Event]) -> Any:
+    def append(event: ev.Event) -> State:
+        told.append(event)
+        scenario.apply(event)
+        return scenario.state
+
+    return SimpleNamespace(state=scenario.state, append=append)
+
+
+JUDGED = f"""{SPARE}
+join T
+audits S 0 0..20
+audited S 0 0..20 slots=0
+audits S 1 0..20
+audited S 1 0..20 at=9 digest=x
+audits T 1 0..20
+audited T 1 0..20 at=9 digest=x then=back
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "then", "done"),
+    [
+        ("S", "", [ev.CheckpointsDoubted, ev.MachineLost]),
+        ("T", "", []),
+        ("T", "lost S", [ev.CheckpointsDoubted, ev.MachineLost]),
+        ("A", "lost S\nlost T", [ev.CheckpointsDoubted, ev.DrainRequested]),
+    ],
+)
+def test_what_is_due_is_done_by_one_that_is_there(
+    machine: str, then: str, done: list[type[ev.Event]], tmp_path: Path
+) -> None:
+    """The one that found out may be gone, and members have no store to audit with."""
+    scenario, path, told = Scenario(), tmp_path / "scenario.txt", list[ev.Event]()
+    path.write_text(JUDGED + then)
+    scenario.run(path)
+    settings: Any = SimpleNamespace(config=RunConfig(audit=True), kind="script")
+    agent, for_standby = membership("sftp://me:word@host/run"), cast("Any", None)
+    agent.machine, agent.follower = machine, follower(scenario, told)
+    with selectors.DefaultSelector() as selector:
+        Auditor(settings, for_standby, agent, selector).look(scenario.state)
+    assert [type(event) for event in told] == done
 
 
 def full(prefix: str) -> str:

@@ -37,7 +37,7 @@ class Agent:
         heard = WorkerChannels(selectors.DefaultSelector())
         nothing: Any = None
         self.killed: str = ""  # what the kernel says
-        kernel: Any = SimpleNamespace(why=lambda: self.killed)
+        kernel: Any = SimpleNamespace(why=lambda killed: self.killed)
         workers: Any = self
         self.next = NextWorld(workers, nothing, nothing, membership, nothing, heard, nothing, kernel)
 

@@ -29,21 +29,25 @@ def test_a_kill_is_told_for_a_while_and_with_its_limit(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     kills = OomKills(tmp_path, tmp_path / "cgroup")
-    assert kills.why() == ""
+    assert kills.why(killed=True) == ""
     (tmp_path / counter).write_text("low 4\noom_kill 3\n")
     kills.look()
-    assert kills.why() == "the kernel was out of memory, of which 2.00 GB are allowed"
+    said = "the kernel was out of memory, of which 2.00 GB are allowed"
+    assert kills.why(killed=True) == kills.why(killed=False) == said, (
+        "by any signal: a helper was killed, say"
+    )
     monkeypatch.setattr(timings, "OOM_KILL_S", 0.0)
-    assert kills.why() == ""
+    assert kills.why(killed=True) == ""
 
 
 def test_without_control_groups_the_host_counts(tmp_path: Path) -> None:
     (tmp_path / "vmstat").write_text("nr_free_pages 4\noom_kill 0\n")
     kills = OomKills(tmp_path, tmp_path / "none")
     (tmp_path / "vmstat").write_text("nr_free_pages 4\noom_kill 1\n")
-    assert kills.why() == "the kernel was out of memory"
+    assert kills.why(killed=True) == "the kernel was out of memory"
+    assert kills.why(killed=False) == ""
     (tmp_path / "vmstat").unlink()
-    assert OomKills(tmp_path, tmp_path / "none").why() == ""
+    assert OomKills(tmp_path, tmp_path / "none").why(killed=True) == ""
 
 
 @pytest.mark.parametrize(

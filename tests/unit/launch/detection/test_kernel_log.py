@@ -102,6 +102,24 @@ def test_what_names_another_process_explains_nothing(text: str, kernel: Kernel) 
     assert kernel.log.evidence(pid=4711) == said(text)
 
 
+OLD_OOM = OOM.replace("Killed", "Kill")
+
+
+@pytest.mark.parametrize("text", [OOM, OLD_OOM])
+def test_whom_the_kernel_has_killed(text: str, kernel: Kernel) -> None:
+    assert not kernel.log.may_have_killed(4711)
+    kernel.say(text)
+    assert kernel.log.may_have_killed(4711)
+    assert not kernel.log.may_have_killed(471)
+    assert kernel.log.may_have_killed(0), "not known which one has ended"
+
+
+def test_nobody_knows_whom_it_has_killed_elsewhere(container: Kernel) -> None:
+    """Its own numbers tell a container nothing, and many may not read the log at all."""
+    assert container.log.may_have_killed(17)
+    assert KernelLog(Path("/none")).may_have_killed(17)
+
+
 OF_A_DEVICE = "NVRM: Xid (PCI:0000:19:00): 119, pid=4711, name=python3, Timeout after 6s of waiting for RPC"
 
 

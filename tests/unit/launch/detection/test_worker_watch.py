@@ -16,13 +16,14 @@ import pytest
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
 from swift_ft.launch.detection import worker_watch
+from swift_ft.launch.detection.kernel import OomKills
 from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
 from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
-from tests.support.kernel_messages import DISK, LINK, MEMORY, XID, Kernel, said
+from tests.support.kernel_messages import DISK, LINK, MEMORY, OOM, XID, Kernel, said
 
 RANKS = {0: 4, 1: 5}
 NOTHING = KernelLog(Path("/none"))
@@ -48,9 +49,9 @@ class Watched:
         )
         self.killed: list[int] = []
 
-    def end(self, code: int) -> list[ev.Event]:
+    def end(self, code: int, pid: int = 0) -> list[ev.Event]:
         """Worker 4 ends; what is reported of it."""
-        self.watch.ended(0, RANKS[0], code)
+        self.watch.ended(0, RANKS[0], code, pid=pid)
         return self.reports
 
     def silent_for(self, seconds: float) -> None:
@@ -133,7 +134,7 @@ def test_a_program_whose_command_was_killed(code: int, how: str, cause: Cause) -
     watched = Watched(sessions=False)
     assert watched.end(code) == [ev.MachineLost(machine="A", reason=f"worker 4 {how}", cause=cause)]
     starved: Any = Watched(sessions=False)
-    starved.watch.oom_kills = SimpleNamespace(why=lambda: "the kernel was out of memory")
+    starved.watch.oom_kills = SimpleNamespace(why=lambda killed: "the kernel was out of memory")
     (lost,) = starved.end(code)
     assert (lost.reason, lost.cause) == (f"worker 4 {how}: the kernel was out of memory", Cause.MEMORY)
 
@@ -144,6 +145,31 @@ def test_a_killed_process_of_the_script_s(cause: Cause) -> None:
     watched.heard._note(0, {"lost": "a process of a data loader was killed", "cause": cause.value})
     reason = "worker 4: a process of a data loader was killed"
     assert watched.end(1) == [ev.MachineLost(machine="A", reason=reason, cause=cause)]
+
+
+@pytest.mark.parametrize(
+    ("code", "pid", "cause"),
+    [
+        (-signal.SIGKILL, 4711, Cause.MEMORY),
+        (-signal.SIGKILL, 471, Cause.SIGNAL),  # a person's, say: the kernel has named another process
+        (-signal.SIGSEGV, 4711, Cause.NATIVE),
+        (128 + signal.SIGKILL, 471, Cause.MEMORY),  # the shell's number, and not its command's
+        (128 + signal.SIGSEGV, 471, Cause.NATIVE),
+    ],
+)
+def test_a_host_s_count_may_be_of_other_jobs(code: int, pid: int, cause: Cause, tmp_path: Path) -> None:
+    """Where no control group has a count: two such losses without progress end the job."""
+    kernel = Kernel(tmp_path / "kmsg")
+    watched = Watched(sessions=False, kernel_log=kernel.log)
+    (tmp_path / "vmstat").write_text("oom_kill 0\n")
+    watched.watch.oom_kills = OomKills(tmp_path, tmp_path / "none")
+    (tmp_path / "vmstat").write_text("oom_kill 1\n")
+    kernel.say(OOM)
+    (lost,) = watched.end(code, pid)
+    assert isinstance(lost, ev.MachineLost)
+    assert lost.cause == cause
+    assert ("out of memory" in lost.reason) == (cause == Cause.MEMORY)
+    kernel.log.close()
 
 
 def test_a_loss_says_for_how_long_the_workers_ran() -> None:
@@ -161,7 +187,7 @@ def test_a_worker_that_starts_again_on_purpose(tmp_path: Path) -> None:
     """Nothing has killed it, whatever was killed just now."""
     kernel = Kernel(tmp_path / "kmsg")
     watched: Any = Watched(kernel_log=kernel.log)
-    watched.watch.oom_kills = SimpleNamespace(why=lambda: "the kernel was out of memory")
+    watched.watch.oom_kills = SimpleNamespace(why=lambda killed: "the kernel was out of memory")
     kernel.say(XID)
     watched.heard._note(0, {"lost": "its process starts again", "starts_again": True})
     reason = "worker 4: its process starts again"

@@ -153,7 +153,7 @@ def campaign_of(
     made = Campaign(training, shape, folder, 0, 1, learns=True, given=plan)
     references = made.prepare()
     (trial,) = made.run(references)
-    return trial, sorted(references[0].unstable)
+    return trial, sorted(references[0].unstable.names)
 
 
 MODEL = "worker 0.models.model.weight"
