@@ -46,7 +46,7 @@ TABLE = (
     ((AGREEING,),              ev.SessionlessWorkers,   (STAY, FORMING)),    # all processes start again
     ((RECOVERING,),            ev.WorkerReady,          (STAY, LIVE)),       # the last
     ((RECOVERING,),            ev.HelpDeclined,         (AGREEING,)),
-    ((RECOVERING,),            ev.ReplayFailed,         (AGREEING, FORMING, ENDED)),  # a strange machine goes
+    ((RECOVERING,),            ev.ReplayFailed,         (AGREEING, FORMING)),  # a strange machine goes
     ((LIVE,),                  ev.ReplayFailed,         (AGREEING, ENDED)),  # a script ended too early
     ((RECOVERING,),            ev.CheckpointDamaged,    (AGREEING, ENDED)),  # all of them are
     ((RECOVERING,),            ev.CommunicationFailed,  (AGREEING,)),
