@@ -203,6 +203,7 @@ def due_after(state: State, judgement: Judgement, choice: str) -> Due | None:
         reason,
         back_to=_back_to(state, judgement) if back else None,
         leaves=judgement.machine if leaves else "",
+        at_once=leaves and back,
     )
 
 
@@ -233,11 +234,14 @@ def _act(state: State, due: Due) -> ev.Event | None:
         return ev.JobClosed(reason=due.reason, cause=Cause.MACHINE)
     if due.back_to is not None:
         return _return_to(state, due.back_to, due.reason) if state.phase == Phase.LIVE else None
-    if due.leaves not in {*membership.slots, *membership.spares} - {*membership.draining, *membership.fenced}:
+    if due.leaves not in {*membership.slots, *membership.spares} - {*membership.fenced}:
         return None
-    # All load the checkpoint anyway. A machine that trained on meanwhile would spoil what comes after it.
-    if due.choice == "back" and due.leaves in membership.slots and membership.own_spares():
+    # A machine that trained on meanwhile, as one may that was asked to leave, would spoil what comes after
+    # the checkpoint.
+    if due.at_once and due.leaves in membership.slots and membership.own_spares():
         return ev.MachineLost(machine=due.leaves, reason=f"{asked_by}: {due.reason}", on_request=True)
+    if due.leaves in membership.draining:
+        return None
     return ev.DrainRequested(machine=due.leaves, asked_by=asked_by)
 
 

@@ -115,6 +115,7 @@ class Due:
         back_to: completed iterations of the checkpoint to which all are to go back; None once they have, and
             if they need not.
         leaves: the machine that is to leave; empty if none is.
+        at_once: where a spare can take its place, since all go back anyway.
     """
 
     choice: str
@@ -122,6 +123,7 @@ class Due:
     ends: bool = False
     back_to: int | None = None
     leaves: str = ""
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,6 +138,8 @@ class RelayedMachine:
         """Serve a line in a thread."""
         line = LocalLine(end)
         self.lines.append(line)
+        if self.is_dead:  # since the other end was let in, and closed all lines before this one
+            line.close()
         threading.Thread(target=self.relay.serve, args=(line,), daemon=True).start()
 
     def start_worker(self, name: str) -> Follower:
@@ -179,11 +181,15 @@ class RelayedJob:
     machines: dict[str, RelayedMachine] = field(default_factory=dict)
     written: list[tuple[str, Facts]] = field(default_factory=list)
     _lines: list[Line] = field(default_factory=list)
+    _is_closed: bool = False
 
     def line(self, end: socket.socket) -> Line:
         """The line of one that follows a relay, until the job is closed."""
-        self._lines.append(LocalLine(end))
-        return self._lines[-1]
+        line = LocalLine(end)
+        self._lines.append(line)
+        if self._is_closed:  # by another thread, which did not see this line
+            line.close()
+        return line
 
     def connect(self, address: str) -> Line:
         """A line to a machine's relay."""
@@ -216,6 +222,7 @@ class RelayedJob:
     def close(self) -> None:
         """End all threads of all machines and workers, and see them end."""
         self.log.close()
+        self._is_closed = True
         for machine in self.machines.values():
             machine.kill()
         for line in list(self._lines):

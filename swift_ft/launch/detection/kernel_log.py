@@ -29,7 +29,7 @@ _MOST_CHARACTERS = 200
 _KNOWN = {
     Cause.DEVICE: re.compile(r"NVRM: Xid|NVRM: GPU .* fallen off|amdgpu.*(GPU reset|ring \S+ timeout)"),
     Cause.MACHINE: re.compile(r"\[Hardware Error\]|[Mm]achine check|hardware memory corruption"),
-    Cause.MEMORY: re.compile(r"[Oo]ut of memory: Kill(ed)? process"),  # in two words up to Linux 5.0
+    Cause.MEMORY: re.compile(r"[Oo]ut of memory( \(\w+\))?: Kill(ed)? process"),  # "Kill" up to Linux 5.0
     Cause.NATIVE: re.compile(r"segfault at|general protection|trap invalid opcode|trap divide error"),
     Cause.NETWORK: re.compile(r"[Ll]ink (is )?[Dd]own|carrier lost|NETDEV WATCHDOG"),
     Cause.STORE: re.compile(r"I/O error|[Rr]emounting filesystem read-only|nfs: server \S+ not responding"),

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 
 _NOTED_AFTER = 2
 """Steps of a generation: two have changed what steps change."""
-_NAMED = 5
+_NAMED = 12
 """Variables that a line names."""
 _LOOKS = 32
 """Steps in which a worker looks for the notes of its replicas; they write them in the background."""

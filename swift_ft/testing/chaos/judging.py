@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,10 @@ _OF_STEPS = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON, ""))
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 _DIGESTS = f".plain.bytes.{STORED_AS}."
 """Of digests that workers have compared: all values of which they are stand beside them."""
-_KEPT = "for itself: this worker keeps its own"
-"""The words of swift_ft.runtime.replicas.own_variables."""
+_KEPT = re.compile(
+    r"\[machine (\d+)(?: rank (\d+))?\] .*each replica has (.+) for itself: this worker keeps its own"
+)
+"""The words of swift_ft.runtime.replicas.own_variables. A rank is there if a machine has several workers."""
 
 
 @dataclass(slots=True)
@@ -177,12 +180,25 @@ def _has_rounded(recoveries: Sequence[Mapping[str, Any]]) -> bool:
 def _are_its_own(folder: Path, report: Mapping[str, Any], expected: Trial, names: Sequence[str]) -> bool:
     """Whether values are variables that each replica has for itself, of workers that came after all steps.
 
-    No step sets them any more, and nobody else had them (docs/step.md). The worker has said so.
+    No step sets them any more, and nobody else had them (docs/step.md). The worker has named them.
     """
     recoveries = [one for one in report.get("recoveries", ()) if one["resume"] == expected.iterations]
-    workers = tuple(f"worker {rank}." for one in recoveries for rank in one.get("restored", ()))
-    own = all(name.startswith(workers) and any(kind in name for kind in _OF_STEPS) for name in names)
-    return own and bool(workers) and _KEPT in output_of(folder).read_text(errors="replace")
+    restored = {rank for one in recoveries for rank in one.get("restored", ())}
+    if not restored or not all(any(kind in name for kind in _OF_STEPS) for name in names):
+        return False
+    kept = {
+        f"worker {rank}.plain.bytes.carried.{variable if '.' in variable else f'.{variable}'}"
+        for rank, own in _kept_by_workers(output_of(folder).read_text(errors="replace"))
+        for variable in own
+        if rank in restored
+    }
+    return {variable_of(name) for name in names} <= kept
+
+
+def _kept_by_workers(output: str) -> Iterator[tuple[int, list[str]]]:
+    """The variables that workers have said to have for themselves."""
+    for machine, rank, names in _KEPT.findall(output):
+        yield int(rank or machine), names.removesuffix(", ...").split(", ")
 
 
 def _came_after_all(report: Mapping[str, Any], expected: Trial) -> bool:

@@ -106,7 +106,7 @@ REASONS = {
         "launch/processes/standby.py:_serve",
         "launch/rendezvous/store_service.py:_wait_for_others",
         "launch/rendezvous/store_service.py:_wait_until_over",
-        "logging/writing/uploader.py:SegmentUploader._run",
+        "logging/writing/uploader.py:SegmentUploader._upload_until_closed",
         "network/channel.py:Channel._read",  # of a socket that does not block
         "network/port.py:Newcomer._advance",  # as above
         "network/port.py:Port._accept",  # as above
@@ -135,7 +135,6 @@ REASONS = {
         "launch/rendezvous/store_service.py:StoreService.__init__",
         "launch/rendezvous/store_service.py:StoreService.close",
         "launch/processes/worker.py:_run_script",
-        "logging/writing/uploader.py:SegmentUploader.close",
         "network/client.py:_receive",
         "network/port.py:Port.close",
         "logging/writing/writer.py:LogWriter.close",

@@ -103,9 +103,10 @@ def test_what_names_another_process_explains_nothing(text: str, kernel: Kernel) 
 
 
 OLD_OOM = OOM.replace("Killed", "Kill")
+OWN_OOM = OOM.replace("ut of memory:", "ut of memory (oom_kill_allocating_task):")
 
 
-@pytest.mark.parametrize("text", [OOM, OLD_OOM])
+@pytest.mark.parametrize("text", [OOM, OLD_OOM, OWN_OOM])
 def test_whom_the_kernel_has_killed(text: str, kernel: Kernel) -> None:
     assert not kernel.log.may_have_killed(4711)
     kernel.say(text)

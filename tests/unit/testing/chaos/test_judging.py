@@ -208,20 +208,28 @@ def test_a_variable_that_a_step_makes_and_nobody_can_save_is_not_there_without_o
     assert judge_state(tmp_path, whole, kept, recovery) == Outcome.WRONG
 
 
-SAID = (
-    "[machine 0] swift_ft: each replica has (loop).loss for itself: this worker keeps its own, as it was in"
-)
+SAID = "[machine 0] swift_ft: each replica has {} for itself: this worker keeps its own, as it was in"
+LOSS = SAID.format("(loop).loss")
 
 
 @pytest.mark.parametrize(
     ("function", "recovery", "said", "outcome"),
     [
-        ("(loop)", {**AFTER_ALL, "restored": [0]}, SAID, Outcome.BOUNDED),
-        ("", {**AFTER_ALL, "restored": [1, 0]}, SAID, Outcome.BOUNDED),
-        ("(loop)", {**AFTER_ALL, "restored": [1]}, SAID, Outcome.WRONG),
-        ("(loop)", {**PLAINLY, "restored": [0]}, SAID, Outcome.WRONG),
+        ("(loop)", {**AFTER_ALL, "restored": [0]}, LOSS, Outcome.BOUNDED),
+        (
+            "(loop)",
+            {**AFTER_ALL, "restored": [0]},
+            SAID.format("(loop).a, (loop).loss, ..."),
+            Outcome.BOUNDED,
+        ),
+        ("(loop)", {**AFTER_ALL, "restored": [0]}, LOSS.replace("0]", "7 rank 0]"), Outcome.BOUNDED),
+        ("", {**AFTER_ALL, "restored": [1, 0]}, SAID.format("loss"), Outcome.BOUNDED),
+        ("(loop)", {**AFTER_ALL, "restored": [0]}, SAID.format("(loop).total"), Outcome.WRONG),
+        ("(loop)", {**AFTER_ALL, "restored": [0]}, LOSS.replace("0]", "1]"), Outcome.WRONG),
+        ("(loop)", {**AFTER_ALL, "restored": [1]}, LOSS, Outcome.WRONG),
+        ("(loop)", {**PLAINLY, "restored": [0]}, LOSS, Outcome.WRONG),
         ("(loop)", {**AFTER_ALL, "restored": [0]}, "", Outcome.WRONG),
-        ("(epochs)", {**AFTER_ALL, "restored": [0]}, SAID, Outcome.WRONG),
+        ("(epochs)", {**AFTER_ALL, "restored": [0]}, LOSS, Outcome.WRONG),
     ],
 )
 def test_a_variable_that_each_replica_has_for_itself_is_lost_with_the_last_step(
