@@ -31,6 +31,7 @@ from swift_ft.checkpoint.step.parameter_copies import ParameterCopies
 from swift_ft.checkpoint.step.parameters import ParameterWatch
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.script_hooks import NotedHooks, ScriptHooks
+from swift_ft.checkpoint.step.small_parts import LoadedParts
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError
 from swift_ft.optim import UndoableOptimizer
@@ -314,9 +315,11 @@ class Rollback:
     def _restore(self, moment: _Moment) -> None:
         moment.modes.put_back()
         self._state.restore(moment.small)
+        loaded = LoadedParts(self._state, moment.small["parts"])
         for scaler, stages in moment.scalers:
             put_stages(scaler, stages)
         moment.variables.put_back()
+        loaded.put_right()
         self._script_hooks.put_back(moment.hooks)
         moment.groups.put_back()  # after schedulers, which set rates
         self._undone_to = moment
