@@ -81,7 +81,8 @@ class ValueCopies:
 
     def _add_tensor(self, tensor: torch.Tensor) -> None:
         if tensor.layout == torch.strided and type(local(tensor)) in PLAIN:
-            self._leaves.add(tensor, sys.maxsize)
+            # Leaves hold none that has its graph: another tensor has the same memory without it.
+            self._leaves.add(tensor if tensor.grad_fn is None else tensor.detach(), sys.maxsize)
         else:
             self._tensors.append(Snapshot.of(tensor))
 

@@ -165,6 +165,33 @@ class Slow(Optimizer):
                 parameter.lerp_(slow.lerp_(parameter, 0.5), 0.5)
 
 
+class SlowWithGraph(Optimizer):
+    """Its state still has the graph that made it."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["slow"], state["wide"] = parameter.clone(), (parameter[:1] * 0).expand(3, -1)
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                state["slow"].data.lerp_(parameter.data, 0.5)
+                parameter.data.lerp_(state["slow"].data, 0.5)
+
+
+class WithGraph(Habit):
+    """Tensors in the optimizer's state."""
+
+    def begin(self) -> None:
+        self.net = nn.Linear(4, 4, bias=False)
+
+    def made(self) -> dict[str, Any]:
+        return {"optimizer": SlowWithGraph(self.net.parameters())}
+
+
 class Within(Habit):
     """An optimizer that is no part of the state, since one of the state has it."""
 
@@ -387,7 +414,7 @@ class Run:
 
 
 HABITS: list[type[Habit]] = [
-    *(TwoOptimizers, NestedState, Within, Lbfgs, InNoModule, Thaws, ThawsWithoutRule, Restarts),
+    *(TwoOptimizers, NestedState, Within, Lbfgs, InNoModule, Thaws, ThawsWithoutRule, Restarts, WithGraph),
     *(Large, LargeByData, LargeOfNumpy, Recurrent),
 ]
 
