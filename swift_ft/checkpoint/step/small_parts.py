@@ -20,7 +20,7 @@ from swift_ft.checkpoint.step.counted import is_counted
 from swift_ft.checkpoint.step.kinds import FIXED_EXACTLY
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.torch_core.shards import local, note_changed
-from swift_ft.torch_core.tensors import same_values, storage_id, write_back
+from swift_ft.torch_core.tensors import same_parts, same_values, storage_id, write_back
 from swift_ft.undo.snapshot import Snapshot
 
 _Path = tuple[Any, ...]
@@ -87,7 +87,8 @@ def _values_in(value: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
 
 def _same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        return same_values(local(one), local(other))  # to compare shards communicates
+        here = local(one)  # to compare shards communicates
+        return same_parts(here, local(other).to(here.device))
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
     return same_values(one, other, incomparable=True)

@@ -26,8 +26,11 @@ from swift_ft.runtime.verify import part
 from swift_ft.runtime.verify.part import OnCorruption, VerifyPart
 from swift_ft.runtime.worker.part import StepInfo
 from swift_ft.torch_core import outputs
+from swift_ft.torch_core.tensors import dense_parts
 from tests.support.log import events_of
 from tests.unit.runtime.verify.test_part import Job
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 
 STEPS = 8
 LATE = 6
@@ -328,6 +331,36 @@ class LargeOfNumpy(Habit):
         return [self.table, self.counts, self.many["1099"], self.pairs[1099][0], self.pairs[1099][1]]
 
 
+class SparseKept(Habit):
+    """Tensors that no dense memory has, of a shape that no memory could have."""
+
+    def begin(self) -> None:
+        place = torch.tensor([[0], [0]])
+        self.sparse = torch.sparse_coo_tensor(place, torch.ones(1), (10**9, 10**9))
+        self.rows = torch.eye(3).to_sparse_csr()
+
+    @torch.no_grad()
+    def step(self, iteration: int) -> None:
+        with torch.enable_grad():
+            super().step(iteration)
+        place = torch.tensor([[iteration], [0]])
+        self.sparse.add_(torch.sparse_coo_tensor(place, torch.ones(1), (10**9, 10**9)))
+        self.rows.values().add_(1)
+
+    def kept(self) -> list[Any]:
+        return [*map(plain, dense_parts(self.sparse)), *map(plain, dense_parts(self.rows))]
+
+
+class LargeSparse(SparseKept):
+    """Larger than what a step copies of a script's values."""
+
+    def begin(self) -> None:
+        self.sparse = torch.sparse_coo_tensor(
+            torch.arange(200_000).expand(2, -1), torch.ones(200_000), (10**9, 10**9)
+        )
+        self.rows = torch.ones(LARGE, LARGE).to_sparse_csr()
+
+
 class Recurrent(Habit):
     """A large state that still has its graph as the next step begins."""
 
@@ -415,7 +448,7 @@ class Run:
 
 HABITS: list[type[Habit]] = [
     *(TwoOptimizers, NestedState, Within, Lbfgs, InNoModule, Thaws, ThawsWithoutRule, Restarts, WithGraph),
-    *(Large, LargeByData, LargeOfNumpy, Recurrent),
+    *(Large, LargeByData, LargeOfNumpy, SparseKept, Recurrent),
 ]
 
 
@@ -441,6 +474,22 @@ def test_a_step_of_which_there_is_no_copy_counts_as_it_is(
     assert events_of(caplog).count("step_not_verified") == 1
     assert verified.job.events == []
     assert verified.habit.digests() == unverified.habit.digests()
+
+
+def test_a_large_sparse_tensor_is_copied_once_it_is_known_to_change() -> None:
+    unverified = Run(LargeSparse, wrap=False, every=0)
+    verified = Run(LargeSparse, wrap=False, every=1)
+    assert verified.counted_at_once == [1]
+    assert verified.habit.digests() == unverified.habit.digests()
+
+
+def test_an_error_of_this_worker_is_not_taken_for_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Rollback) -> list[str]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Rollback, "uncopied", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        Run(Habit, wrap=False, every=1)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
