@@ -258,6 +258,13 @@ def write_back(tensor: torch.Tensor, values: torch.Tensor) -> None:
         here.copy_(values)
 
 
+def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """A view in which each element has a place of its own in the memory, of another shape if need be."""
+    for dim in expanded_dims(tensor):
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def expanded_dims(tensor: torch.Tensor) -> list[int]:
     """The dimensions in which one place in the memory is several elements."""
     sizes = enumerate(zip(tensor.shape, tensor.stride(), strict=True))

@@ -25,7 +25,16 @@ from swift_ft.checkpoint.step.kinds import (
     write_state,
 )
 from swift_ft.torch_core.shards import local, note_changed
-from swift_ft.torch_core.tensors import bits_of, dense_parts, same_bits, same_parts, version_of, write_back
+from swift_ft.torch_core.tensors import (
+    PLAIN,
+    bits_of,
+    dense_parts,
+    same_bits,
+    same_parts,
+    unexpanded,
+    version_of,
+    write_back,
+)
 from swift_ft.undo.snapshot import Snapshot
 
 MOST_BYTES = 2**20
@@ -155,16 +164,18 @@ def _changes_in_place(value: Any) -> bool:
 
 
 def _bytes_of(value: torch.Tensor | np.ndarray) -> int:
-    """Of all its parts if it is sparse."""
+    """Of all its parts if it is sparse, and of its memory if it is expanded to a large one."""
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
         return sum(part.nbytes for part in dense_parts(value))
+    if value.nbytes > MOST_BYTES and isinstance(value, torch.Tensor) and type(value) in PLAIN:
+        return unexpanded(value).nbytes
     return value.nbytes
 
 
 def _copy_of(tensor: torch.Tensor) -> Leaf | None:
     """None of a layout that nothing is known of."""
     if tensor.layout == torch.strided:
-        return _Tensor(tensor)
+        return _Tensor(unexpanded(tensor.detach()) if _bytes_of(tensor) < tensor.nbytes else tensor)
     return _Sparse(tensor) if dense_parts(tensor) else None
 
 
@@ -219,7 +230,7 @@ class Compared(Uncopied):
 
     def _fingerprint_of(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and (parts := dense_parts(local(value))):
-            named = {str(number): bits_of(part) for number, part in enumerate(parts)}
+            named = {str(number): bits_of(unexpanded(part)) for number, part in enumerate(parts)}
             return local(value).shape, tensor_digests(named)
         return fingerprint_of(value)
 

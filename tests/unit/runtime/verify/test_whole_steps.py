@@ -361,6 +361,25 @@ class LargeSparse(SparseKept):
         self.rows = torch.ones(LARGE, LARGE).to_sparse_csr()
 
 
+class Expanded(Habit):
+    """Tensors of a nominal size that no memory could have, in an object and in a module."""
+
+    def begin(self) -> None:
+        self.all = torch.zeros(1).expand(10**6, 10**6)
+        self.constant = torch.zeros(1, LARGE**2).expand(10**6, -1)
+        self.mask = torch.zeros(1, 4, dtype=torch.bool).expand(10**9, 4)
+        vars(self.net)["bias"] = torch.zeros(1, LARGE).expand(LARGE, LARGE)
+
+    def step(self, iteration: int) -> None:
+        super().step(iteration)
+        self.all[0, 0] += 1
+        self.mask[0, iteration % 4].logical_not_()
+        cast(Any, self.net).bias[0, 0] += 1
+
+    def kept(self) -> list[Any]:
+        return [self.all[0, 0], self.mask[0], cast(Any, self.net).bias[1]]
+
+
 class Recurrent(Habit):
     """A large state that still has its graph as the next step begins."""
 
@@ -448,7 +467,7 @@ class Run:
 
 HABITS: list[type[Habit]] = [
     *(TwoOptimizers, NestedState, Within, Lbfgs, InNoModule, Thaws, ThawsWithoutRule, Restarts, WithGraph),
-    *(Large, LargeByData, LargeOfNumpy, SparseKept, Recurrent),
+    *(Large, LargeByData, LargeOfNumpy, SparseKept, Expanded, Recurrent),
 ]
 
 
