@@ -68,6 +68,8 @@ class _Moment:
     variables: NotedVariables
     hooks: NotedHooks
     parameters: ParameterCopies
+    uncopied: Sequence[str] = ()
+    """What the script keeps and the complete step has changed without a copy, in words."""
 
 
 class Rollback:
@@ -184,6 +186,8 @@ class Rollback:
 
     def completed(self) -> None:
         """The step is complete."""
+        if self._now is not None:  # now, since the next one may change such a value as well
+            self._now.uncopied = self._now.variables.unaccounted()
         self._parameters.completed()
         self._script_hooks.completed()
 
@@ -264,10 +268,12 @@ class Rollback:
                 "step for the first time, so there is no copy yet"
             )
         if is_last:
+            _check_copied(self._now.variables.unaccounted())
             self._back(undo_follows=True)
             return
         assert self._previous is not None
         assert iteration == self._previous.iteration
+        _check_copied(self._previous.uncopied)
         self.buffers_of(iteration)
         self._previous.gradients.put_back()
         self._restore(self._previous)
@@ -358,6 +364,14 @@ class Rollback:
             for name, held in self._state.optimizers.items()
             if held is optimizer or getattr(held, "state", None) is optimizer.state
         }
+
+
+def _check_copied(uncopied: Sequence[str]) -> None:
+    if uncopied:
+        raise RecoveryError(
+            f"the last step cannot be undone: it has changed {listed(uncopied)}, which the script keeps, in "
+            "place for the first time, so there is no copy yet"
+        )
 
 
 def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

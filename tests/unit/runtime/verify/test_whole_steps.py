@@ -20,6 +20,7 @@ from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import seed_step
+from swift_ft.errors import RecoveryError
 from swift_ft.optim import UndoableOptimizer, wrap_optimizer
 from swift_ft.runtime.epoch_top import Epochs
 from swift_ft.runtime.verify import part
@@ -557,6 +558,37 @@ def test_an_interrupted_step_of_which_there_is_no_copy() -> None:
     reason = rollback.dirty()
     assert reason is not None
     assert "tensor of 1.44 MB, which the script keeps, in place for the first time" in reason
+    rollback.close()
+
+
+@pytest.mark.parametrize("next_begins", [False, True])
+@pytest.mark.parametrize("habit", [LateArray, LateTensor])
+def test_a_step_that_counted_as_it_was_is_not_undone(habit: type[Habit], next_begins: bool) -> None:
+    """Its second time would change a large value twice."""
+    one = habit(wrap=True)
+    rollback = Rollback(TrainingState(one.parts), CheckStep.NEVER)
+    rollback.watch()
+    for iteration in range(LATE - 1, LATE + 1):
+        rollback.begin(iteration, whole=iteration == LATE)
+        one.step(iteration)
+        rollback.completed()
+    if next_begins:
+        rollback.begin(LATE + 1)
+    with pytest.raises(RecoveryError, match=r"of 1\.44 MB|of 2\.40 MB"):
+        rollback.back_to(LATE)
+    rollback.close()
+
+
+def test_a_step_is_undone_if_the_next_one_changes_a_large_value() -> None:
+    one = LateTensor(wrap=True)
+    rollback = Rollback(TrainingState(one.parts), CheckStep.NEVER)
+    rollback.watch()
+    rollback.begin(LATE - 1, whole=True)
+    one.step(LATE - 1)
+    rollback.completed()
+    rollback.begin(LATE)
+    one.table.data[0] += 1
+    rollback.back_to(LATE - 1)
     rollback.close()
 
 
