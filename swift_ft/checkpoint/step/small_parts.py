@@ -55,7 +55,7 @@ class LoadedParts:
                 part.load_state_dict(copy.deepcopy(saved))
 
     def _differing(self, part: Any, saved: Any) -> dict[_Path, tuple[Any, Any]]:
-        """What a part has now and what was saved, where these are not alike."""
+        """Values that a part has now beside those that were saved, if these are not alike."""
         now = dict(_values_in(part.state_dict()))
         return {
             path: (now.get(path), before)

@@ -1,4 +1,4 @@
-"""What an ordinary step copies of an optimizer's state: all that a step may write to, and each thing once."""
+"""An ordinary step copies all that it may write to in the state of an optimizer, and each thing once."""
 
 from __future__ import annotations
 

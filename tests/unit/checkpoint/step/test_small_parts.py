@@ -25,7 +25,7 @@ LARGE = 600
 
 
 class Average:
-    """Of parameters, as scripts keep them. Loading binds other tensors."""
+    """Of parameters, as scripts keep them. Loading binds others."""
 
     def __init__(self, net: nn.Module, width: int) -> None:
         self.shadow: Any = {"w": torch.ones(width, width), "n": torch.zeros(1)}
@@ -196,7 +196,7 @@ def alone() -> Iterator[None]:
 
 
 def _trained(kind: Callable[..., Average], width: int, *, whole: bool, repeated: bool) -> list[torch.Tensor]:
-    """What a part has after some steps.
+    """The values of a part after some steps.
 
     Args:
         width: of its matrix.
