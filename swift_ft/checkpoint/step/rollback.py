@@ -69,7 +69,7 @@ class _Moment:
     hooks: NotedHooks
     parameters: ParameterCopies
     uncopied: Sequence[str] = ()
-    """What the script keeps and the complete step has changed without a copy, in words."""
+    """Values of the script that the complete step has changed without a copy, in words."""
 
 
 class Rollback:
