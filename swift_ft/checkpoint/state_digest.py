@@ -113,7 +113,7 @@ def _sums_of_small(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    return tensor.reshape(-1).contiguous().view(torch.uint8)  # an expanded tensor is not contiguous
 
 
 def _padded(rests: torch.Tensor) -> torch.Tensor:

@@ -126,7 +126,7 @@ class Sampler:
         kinds: dict[tuple[torch.device, torch.dtype, int], list[int]] = {}
         for index, tensor in enumerate(tensors):
             if tensor.layout == torch.strided and tensor.numel():
-                elements = min(_ELEMENTS, tensor.numel())
+                elements = min(_ELEMENTS, _span_of(tensor))
                 kinds.setdefault((tensor.device, tensor.dtype, elements), []).append(index)
         self._kinds = [
             (tuple(which), [_sampled(tensors[index], elements) for index in which])
@@ -142,13 +142,20 @@ def _places(tensors: Sequence[torch.Tensor]) -> list[int]:
     return [tensor.data_ptr() if tensor.layout == torch.strided else 0 for tensor in here]
 
 
+def _span_of(tensor: torch.Tensor) -> int:
+    """From a dense tensor's first place in the memory to its last: one of an expanded tensor has few."""
+    if tensor.is_contiguous():
+        return tensor.numel()
+    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _sampled(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     """A view of evenly spread elements, as they lie in memory."""
     flat = tensor.detach()
     stride = max(1, (flat.numel() - 1) // max(1, elements - 1))
     if flat.is_contiguous():
         return flat.view(-1)[: (elements - 1) * stride + 1 : stride]
-    span = 1 + sum((size - 1) * step for size, step in zip(flat.shape, flat.stride(), strict=True))
+    span = _span_of(flat)
     stride = max(1, (span - 1) // max(1, elements - 1))
     return flat.as_strided((elements,), (stride if span > 1 else 0,))
 

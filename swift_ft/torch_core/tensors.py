@@ -94,6 +94,34 @@ def sparse_values(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._values()
 
 
+def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The dense tensors that a tensor consists of: itself, or the indices and values of a sparse one.
+
+    None of a layout that neither is dense nor has such parts.
+    """
+    tensor = tensor.detach()
+    if tensor.layout == torch.strided:
+        return [tensor]
+    if tensor.is_sparse:
+        return [sparse_indices(tensor), sparse_values(tensor)]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
+
+
+def same_parts(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one device are equal bit for bit, also in how sparse ones keep their values.
+
+    No sparse one is made dense: it may be of any shape.
+    """
+    form = one.layout, one.shape, one.is_sparse and one.is_coalesced()
+    if form != (other.layout, other.shape, other.is_sparse and other.is_coalesced()):
+        return False
+    return all(same_bits(a, b) for a, b in zip(dense_parts(one), dense_parts(other), strict=True))
+
+
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in lists, tuples and dictionaries, however deep."""
     if isinstance(value, torch.Tensor):
@@ -228,6 +256,13 @@ def write_back(tensor: torch.Tensor, values: torch.Tensor) -> None:
         for dim in expanded_dims(here):
             here, values = here.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
         here.copy_(values)
+
+
+def unexpanded(tensor: torch.Tensor) -> torch.Tensor:
+    """A view in which each element has a place of its own in the memory, of another shape if need be."""
+    for dim in expanded_dims(tensor):
+        tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def expanded_dims(tensor: torch.Tensor) -> list[int]:

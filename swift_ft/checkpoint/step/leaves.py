@@ -18,7 +18,6 @@ from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     GENERATORS,
     MOST_ELEMENTS,
-    is_copied,
     is_understood,
     read_state,
     same_state,
@@ -26,7 +25,17 @@ from swift_ft.checkpoint.step.kinds import (
     write_state,
 )
 from swift_ft.torch_core.shards import local, note_changed
-from swift_ft.torch_core.tensors import bits_of, same_bits, version_of, write_back
+from swift_ft.torch_core.tensors import (
+    PLAIN,
+    bits_of,
+    dense_parts,
+    same_bits,
+    same_parts,
+    unexpanded,
+    version_of,
+    write_back,
+)
+from swift_ft.undo.snapshot import Snapshot
 
 MOST_BYTES = 2**20
 """Of a tensor, an array or a bytearray that is copied."""
@@ -94,11 +103,12 @@ class Leaves:
         """
         if id(value) in self._found or not _changes_in_place(value):
             return
-        is_sparse = isinstance(value, torch.Tensor) and value.layout != torch.strided
-        if id(value) not in changing or is_sparse:
+        if id(value) not in changing:
             self._found[id(value)] = Compared(value)
+        elif isinstance(value, torch.Tensor):
+            self._found[id(value)] = _copy_of(value) or Compared(value)
         else:
-            self._found[id(value)] = _Tensor(value) if isinstance(value, torch.Tensor) else _Array(value)
+            self._found[id(value)] = _Array(value)
 
     def __iter__(self) -> Iterator[Leaf]:
         return iter(self._found.values())
@@ -110,8 +120,8 @@ class Leaves:
 
     def _leaf_of(self, value: Any, most_bytes: int, *, once_changed: bool) -> Leaf | None:
         if isinstance(value, torch.Tensor):
-            may = value.grad_fn is None and is_copied(value, most_bytes)
-            return (self._without_copy(value, once_changed) or _Tensor(value)) if may else None
+            may = _changes_in_place(value) and 0 <= _bytes_of(value) <= most_bytes
+            return (self._without_copy(value, once_changed) or _copy_of(value)) if may else None
         if isinstance(value, CONTAINERS):
             if not (whole := self._takes(value)):
                 self.unnoted.add(id(value))
@@ -124,10 +134,10 @@ class Leaves:
         return None
 
     def _without_copy(self, value: torch.Tensor | np.ndarray, once_changed: bool) -> Uncopied | None:
-        if value.nbytes <= FEW_BYTES:
+        if (size := _bytes_of(value)) <= FEW_BYTES:
             return None
         if not once_changed:
-            self._bytes -= value.nbytes
+            self._bytes -= size
         has_room = self._bytes >= 0 and not once_changed
         if has_room or (self._changing is not None and id(value) in self._changing):
             return None
@@ -151,6 +161,22 @@ def _changes_in_place(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.grad_fn is None and not value.is_meta and not is_lazy(value)
     return isinstance(value, np.ndarray) and not isinstance(value, np.memmap) and value.flags.writeable
+
+
+def _bytes_of(value: torch.Tensor | np.ndarray) -> int:
+    """Of all its parts if it is sparse, and of its memory if it is expanded to a large one."""
+    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        return sum(part.nbytes for part in dense_parts(value))
+    if value.nbytes > MOST_BYTES and isinstance(value, torch.Tensor) and type(value) in PLAIN:
+        return unexpanded(value).nbytes
+    return value.nbytes
+
+
+def _copy_of(tensor: torch.Tensor) -> Leaf | None:
+    """None of a layout that nothing is known of."""
+    if tensor.layout == torch.strided:
+        return _Tensor(unexpanded(tensor.detach()) if _bytes_of(tensor) < tensor.nbytes else tensor)
+    return _Sparse(tensor) if dense_parts(tensor) else None
 
 
 class OfGraph:
@@ -203,9 +229,9 @@ class Compared(Uncopied):
     """A tensor or an array of which all is read: a write through ``.data`` moves no count."""
 
     def _fingerprint_of(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            here = local(value)
-            return here.shape, tensor_digests({"": bits_of(here)})
+        if isinstance(value, torch.Tensor) and (parts := dense_parts(local(value))):
+            named = {str(number): bits_of(unexpanded(part)) for number, part in enumerate(parts)}
+            return local(value).shape, tensor_digests(named)
         return fingerprint_of(value)
 
 
@@ -226,6 +252,20 @@ class _Tensor:
             here.data = torch.empty_like(self._value)
         write_back(here, self._value)
         note_changed(self._tensor)
+
+
+class _Sparse:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._copy = Snapshot.of(tensor)
+
+    @property
+    def changed(self) -> bool:
+        return not same_parts(self._copy.tensor, self._copy.value)
+
+    def put_back(self) -> None:
+        if self.changed:
+            with torch.no_grad():
+                self._copy.restore()
 
 
 class _Array:

@@ -28,6 +28,9 @@ from swift_ft.undo.snapshot import Snapshot
 _OF_OTHERS = sys.stdlib_module_names | {"torch"}
 """Packages whose objects stay as they are: iterators, locks, meshes of devices."""
 
+_HISTORIES = ("old_dirs", "old_stps", "ro", "al")
+"""Lists of L-BFGS, as many times as large as the model: it adds and removes tensors, and writes to none."""
+
 
 class ValueCopies:
     """Values and all that is in them, however deep, at one moment.
@@ -64,6 +67,12 @@ class ValueCopies:
                 self._objects.append((one, held))
                 todo.extend(held.values())
 
+    def add_list(self, elements: list[Any]) -> None:
+        """Copy which elements a list has, and not what is in them."""
+        if id(elements) not in self._seen:
+            self._seen[id(elements)] = elements
+            self._leaves.add(elements, sys.maxsize)
+
     def put_back(self) -> None:
         """Each value is what it was, in itself: others may hold it."""
         for owner, held in self._objects:
@@ -81,7 +90,8 @@ class ValueCopies:
 
     def _add_tensor(self, tensor: torch.Tensor) -> None:
         if tensor.layout == torch.strided and type(local(tensor)) in PLAIN:
-            self._leaves.add(tensor, sys.maxsize)
+            # Leaves hold none that has its graph: another tensor has the same memory without it.
+            self._leaves.add(tensor if tensor.grad_fn is None else tensor.detach(), sys.maxsize)
         else:
             self._tensors.append(Snapshot.of(tensor))
 
@@ -100,29 +110,30 @@ class EntryCopy:
     Args:
         optimizer: whose state it is.
         parameter: the key.
+        inner: what is in containers and objects of it goes there, and is put back from there.
     """
 
-    def __init__(self, optimizer: Optimizer, parameter: torch.Tensor) -> None:
+    def __init__(self, optimizer: Optimizer, parameter: torch.Tensor, inner: ValueCopies) -> None:
         self.optimizer = optimizer
         self._parameter = parameter
         self._fields: dict[str, Any] | None = optimizer.state.get(parameter)
         self._values = {**(self._fields or {})}
         # As a rule these are all that there is. To look into each takes three times as long.
-        tensors = [value for value in self._values.values() if isinstance(value, torch.Tensor)]
-        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._inner: ValueCopies | None = None
-        if len(tensors) < len(self._values):
-            self._inner = ValueCopies({id(parameter), *map(id, tensors)})
-            self._inner.add((*self._values.values(),))
+        tensors = {name: value for name, value in self._values.items() if isinstance(value, torch.Tensor)}
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
+        of_lbfgs = self._values.keys() >= {*_HISTORIES[:3]}
+        for name in self._values.keys() - tensors.keys():
+            if of_lbfgs and name in _HISTORIES and type(self._values[name]) is list:
+                inner.add_list(self._values[name])
+            else:
+                inner.add(self._values[name])
 
     @torch.no_grad()
     def put_back(self) -> None:
-        """As it was; none if there was none."""
+        """As it was, but for what is in containers; none if there was none."""
         if self._fields is None:
             self.optimizer.state.pop(self._parameter, None)
             return
-        if self._inner is not None:
-            self._inner.put_back()
         for tensor, value in self._tensors:
             tensor.copy_(value)
         self._fields.clear()

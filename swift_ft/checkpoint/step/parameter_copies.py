@@ -12,7 +12,7 @@ from enum import IntEnum
 import torch
 from torch.optim import Optimizer
 
-from swift_ft.checkpoint.step.optimizer_copies import EntryCopy, OptimizerCopy
+from swift_ft.checkpoint.step.optimizer_copies import EntryCopy, OptimizerCopy, ValueCopies
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import copy_all
 from swift_ft.torch_core.shards import local, note_changed
@@ -38,8 +38,10 @@ class _Copy:
     states: tuple[EntryCopy, ...]
 
     @classmethod
-    def of(cls, parameter: torch.Tensor, kind: Kind, optimizers: Iterable[Optimizer]) -> _Copy:
-        states = (EntryCopy(one, parameter) for one in optimizers) if kind == Kind.AFTER else ()
+    def of(
+        cls, parameter: torch.Tensor, kind: Kind, optimizers: Iterable[Optimizer], inner: ValueCopies
+    ) -> _Copy:
+        states = (EntryCopy(one, parameter, inner) for one in optimizers) if kind == Kind.AFTER else ()
         # Not the values alone: `parameter.data = ...` also takes its memory from it.
         return cls(parameter, local(parameter).detach(), torch.empty_like(local(parameter)), (*states,))
 
@@ -82,7 +84,9 @@ class ParameterCopies:
     def __init__(
         self, kinds: Mapping[torch.Tensor, Kind], owners: Mapping[torch.Tensor, Sequence[Optimizer]]
     ) -> None:
-        self._copies = copies = [_Copy.of(p, kind, owners.get(p, ())) for p, kind in kinds.items()]
+        # One for all: several entries may share a container.
+        self._inner = inner = ValueCopies({*map(id, kinds), *map(id, owners)})
+        self._copies = copies = [_Copy.of(p, kind, owners.get(p, ()), inner) for p, kind in kinds.items()]
         copy_all([one.value for one in copies], [local(one.parameter) for one in copies])
 
     def put_back(self, updated: Collection[torch.Tensor], *, undo_follows: bool = False) -> None:
@@ -92,6 +96,8 @@ class ParameterCopies:
             updated: parameters whose update is still to be undone, which needs the values that they have now.
             undo_follows: of all of these, also of those of which there is a copy of all.
         """
+        if not (undo_follows and any(one.states and one.parameter in updated for one in self._copies)):
+            self._inner.put_back()
         for one in self._copies:
             if one.parameter not in updated:
                 one.put_back()
@@ -101,6 +107,7 @@ class ParameterCopies:
 
     def put_back_undone(self) -> None:
         """The updates are undone: what an undo rounds, or has begun from, is as it was, too."""
+        self._inner.put_back()
         for one in self._copies:
             one.put_back()
 

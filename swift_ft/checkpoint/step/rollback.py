@@ -31,6 +31,7 @@ from swift_ft.checkpoint.step.parameter_copies import ParameterCopies
 from swift_ft.checkpoint.step.parameters import ParameterWatch
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.script_hooks import NotedHooks, ScriptHooks
+from swift_ft.checkpoint.step.small_parts import LoadedParts
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError
 from swift_ft.optim import UndoableOptimizer
@@ -67,6 +68,8 @@ class _Moment:
     variables: NotedVariables
     hooks: NotedHooks
     parameters: ParameterCopies
+    uncopied: Sequence[str] = ()
+    """Values of the script that the complete step has changed without a copy, in words."""
 
 
 class Rollback:
@@ -183,6 +186,8 @@ class Rollback:
 
     def completed(self) -> None:
         """The step is complete."""
+        if self._now is not None:  # now, since the next one may change such a value as well
+            self._now.uncopied = self._now.variables.unaccounted()
         self._parameters.completed()
         self._script_hooks.completed()
 
@@ -263,10 +268,12 @@ class Rollback:
                 "step for the first time, so there is no copy yet"
             )
         if is_last:
+            _check_copied(self._now.variables.unaccounted())
             self._back(undo_follows=True)
             return
         assert self._previous is not None
         assert iteration == self._previous.iteration
+        _check_copied(self._previous.uncopied)
         self.buffers_of(iteration)
         self._previous.gradients.put_back()
         self._restore(self._previous)
@@ -314,9 +321,11 @@ class Rollback:
     def _restore(self, moment: _Moment) -> None:
         moment.modes.put_back()
         self._state.restore(moment.small)
+        loaded = LoadedParts(self._state, moment.small["parts"])
         for scaler, stages in moment.scalers:
             put_stages(scaler, stages)
         moment.variables.put_back()
+        loaded.put_right()
         self._script_hooks.put_back(moment.hooks)
         moment.groups.put_back()  # after schedulers, which set rates
         self._undone_to = moment
@@ -355,6 +364,14 @@ class Rollback:
             for name, held in self._state.optimizers.items()
             if held is optimizer or getattr(held, "state", None) is optimizer.state
         }
+
+
+def _check_copied(uncopied: Sequence[str]) -> None:
+    if uncopied:
+        raise RecoveryError(
+            f"the last step cannot be undone: it has changed {listed(uncopied)}, which the script keeps, in "
+            "place for the first time, so there is no copy yet"
+        )
 
 
 def _has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

@@ -114,6 +114,7 @@ class ScriptVariables:
         self._steps_since_look = self._new = 0
         # Storages of large state, which is put back in other ways, as of the last look: without gradients.
         self._protected: dict[int, object] = {}
+        self._partly: set[int] = set()  # those of them that small parts save a part of alone
         self._gradients: list[int] | None = (
             None  # addresses, as of the first need since the last look or note
         )
@@ -287,7 +288,7 @@ class ScriptVariables:
         self, values: Iterable[Any], most_bytes: int, leaves: Leaves, *, once_changed: bool = False
     ) -> None:
         for value in values:
-            if type(value) in FIXED_EXACTLY or (isinstance(value, torch.Tensor) and self.is_protected(value)):
+            if type(value) in FIXED_EXACTLY or (isinstance(value, torch.Tensor) and self._has_copy(value)):
                 continue
             leaves.add(value, most_bytes, once_changed=once_changed)
 
@@ -297,8 +298,16 @@ class ScriptVariables:
         inner = [one for container in containers if len(container) > MOST_ELEMENTS for one in _in(container)]
         self._copy(inner, FEW_BYTES, leaves)
         for value in (*values, *self._heavy.large, *inner):
-            if isinstance(value, torch.Tensor | np.ndarray) and not self.is_protected(value):
+            if isinstance(value, torch.Tensor | np.ndarray) and not self._has_copy(value):
                 leaves.add_large(value, self._changing)
+
+    def _has_copy(self, value: Any) -> bool:
+        """Whether a value is protected, and no more is in its memory than the state saves."""
+        if not self.is_protected(value):
+            return False
+        if not self._partly or not isinstance(value, torch.Tensor) or is_lazy(value):
+            return True
+        return storage_id(local(value)) not in self._partly
 
     def is_protected(self, value: Any) -> bool:
         """Whether a value belongs to the large state, which is put back and travels in other ways.
@@ -358,7 +367,9 @@ class ScriptVariables:
         self.in_no_module = [one for _, one in self.state.parameters if id(one) not in in_modules]
         self._parameters = {*in_modules, *map(id, self.in_no_module)}
         self._gradients = None
-        self._protected = storage_names(map(local, self._large()))
+        large, small = [*map(local, self._large())], [*map(local, self._of_parts())]
+        self._protected = storage_names([*large, *small])
+        self._partly = _covered_in_part(small) - {*map(storage_id, large)}
         for one in unsaved:
             if isinstance(one, torch.Tensor):
                 self._protected.pop(storage_id(local(one)), None)
@@ -412,6 +423,8 @@ class ScriptVariables:
         gradients = {*map(id, self._gradients_now())}
         yield from (tensor for tensor in self.state.tensors() if id(tensor) not in gradients)
         yield from (*self.state.named_parameters().values(), *self.in_no_module)
+
+    def _of_parts(self) -> Iterator[torch.Tensor]:
         for part in self.state.small.values():
             yield from tensors_in(part.state_dict())
 
@@ -455,6 +468,18 @@ def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
             if length > MOST_ELEMENTS or left < 0:
                 continue
         yield one
+
+
+def _covered_in_part(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """The storages in which there is more than these dense tensors view, by :func:`storage_id`."""
+    views: dict[int, set[tuple[int, int]]] = {}
+    bytes_of: dict[int, int] = {}
+    for tensor in tensors:
+        if tensor.layout == torch.strided and not tensor.is_meta and not is_lazy(tensor):
+            number = storage_id(tensor)
+            views.setdefault(number, set()).add((tensor.data_ptr(), tensor.nbytes))
+            bytes_of[number] = memory_of(tensor)[1]
+    return {number for number, held in views.items() if sum(size for _, size in held) < bytes_of[number]}
 
 
 def _in(container: Any, depth: int = 0) -> Iterator[Any]:

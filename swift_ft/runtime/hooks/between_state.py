@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
 from swift_ft.checkpoint.step.noted import NotedVariables
+from swift_ft.checkpoint.step.small_parts import LoadedParts
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies
@@ -124,7 +125,9 @@ class ChangeableState:
         """As it was."""
         self._modes.put_back()
         self._state.restore(self._small)
+        loaded = LoadedParts(self._state, self._small["parts"])
         self._variables.put_back()
+        loaded.put_right()
         self._groups.put_back()  # after schedulers, which set rates
 
 

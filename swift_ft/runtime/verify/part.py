@@ -139,10 +139,13 @@ class VerifyPart(Part):
         runs[-1].end(self._tensors())
         if len(runs) > 1:
             hit(Point.VERIFY, step.iteration)
+        # What only this worker does comes before: an error of it is no loss.
+        changed = self._uncopied() if len(runs) == 1 else []
+        differs = len(runs) == 2 and bool(differences(*runs))
         try:
             if len(runs) == 1:
-                return self._judge_first(step)
-            if len(runs) == 2 and any_of_all(bool(differences(*runs))):
+                return self._judge_first(step, changed)
+            if len(runs) == 2 and any_of_all(differs):
                 return _AGAIN
             verdict = self._verdict() if len(runs) > 2 else None
         except RuntimeError as error:
@@ -154,9 +157,8 @@ class VerifyPart(Part):
             self._tell(step, verdict)
         return _COUNTS
 
-    def _judge_first(self, step: StepInfo) -> Judgement:
+    def _judge_first(self, step: StepInfo, changed: list[str]) -> Judgement:
         """Once more, unless a worker cannot go back: a value that is changed twice is another one."""
-        changed = self._uncopied()
         if not any_of_all(bool(changed)):
             return _AGAIN
         self._runs.clear()

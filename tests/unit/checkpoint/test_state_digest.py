@@ -160,3 +160,9 @@ def test_a_model_that_is_wrapped_since_it_was_saved() -> None:
 
 def compiled(module: nn.Module) -> Any:
     return torch.compile(module, backend="eager")
+
+
+@pytest.mark.parametrize("size", [3, 600])
+def test_an_expanded_tensor_has_the_digest_of_its_elements(size: int) -> None:
+    for one in (torch.ones(1).expand(size, size), torch.arange(size).expand(size, size)):
+        assert tensor_digests({"": one}) == tensor_digests({"": one.contiguous()})

@@ -118,3 +118,13 @@ def test_plain_tensors_are_not_asked_one_by_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("swift_ft.torch_core.fingerprints.local", one_by_one)
     assert sampler.take(tensors).moved() == []
     assert not asked
+
+
+def test_a_sample_of_an_expanded_tensor_stays_in_its_memory() -> None:
+    memory = torch.zeros(32)
+    one = memory[:4].expand(1000, 4)
+    before = Sampler().take([one])
+    memory[4:] = 1
+    assert not before.rewritten(Sampler().take([one]))
+    memory[3] = 1
+    assert before.rewritten(Sampler().take([one])) == {0}

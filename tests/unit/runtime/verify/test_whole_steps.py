@@ -20,14 +20,18 @@ from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.step.rollback import CheckStep, Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import seed_step
+from swift_ft.errors import RecoveryError
 from swift_ft.optim import UndoableOptimizer, wrap_optimizer
 from swift_ft.runtime.epoch_top import Epochs
 from swift_ft.runtime.verify import part
 from swift_ft.runtime.verify.part import OnCorruption, VerifyPart
 from swift_ft.runtime.worker.part import StepInfo
 from swift_ft.torch_core import outputs
+from swift_ft.torch_core.tensors import dense_parts
 from tests.support.log import events_of
 from tests.unit.runtime.verify.test_part import Job
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 
 STEPS = 8
 LATE = 6
@@ -163,6 +167,33 @@ class Slow(Optimizer):
             for parameter in group["params"]:
                 slow = self.state[parameter].setdefault("slow", parameter.detach().clone())
                 parameter.lerp_(slow.lerp_(parameter, 0.5), 0.5)
+
+
+class SlowWithGraph(Optimizer):
+    """Its state still has the graph that made it."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["slow"], state["wide"] = parameter.clone(), (parameter[:1] * 0).expand(3, -1)
+                parameter.data.add_(parameter.grad, alpha=-0.1)
+                state["slow"].data.lerp_(parameter.data, 0.5)
+                parameter.data.lerp_(state["slow"].data, 0.5)
+
+
+class WithGraph(Habit):
+    """Tensors in the optimizer's state."""
+
+    def begin(self) -> None:
+        self.net = nn.Linear(4, 4, bias=False)
+
+    def made(self) -> dict[str, Any]:
+        return {"optimizer": SlowWithGraph(self.net.parameters())}
 
 
 class Within(Habit):
@@ -301,6 +332,55 @@ class LargeOfNumpy(Habit):
         return [self.table, self.counts, self.many["1099"], self.pairs[1099][0], self.pairs[1099][1]]
 
 
+class SparseKept(Habit):
+    """Tensors that no dense memory has, of a shape that no memory could have."""
+
+    def begin(self) -> None:
+        place = torch.tensor([[0], [0]])
+        self.sparse = torch.sparse_coo_tensor(place, torch.ones(1), (10**9, 10**9))
+        self.rows = torch.eye(3).to_sparse_csr()
+
+    @torch.no_grad()
+    def step(self, iteration: int) -> None:
+        with torch.enable_grad():
+            super().step(iteration)
+        place = torch.tensor([[iteration], [0]])
+        self.sparse.add_(torch.sparse_coo_tensor(place, torch.ones(1), (10**9, 10**9)))
+        self.rows.values().add_(1)
+
+    def kept(self) -> list[Any]:
+        return [*map(plain, dense_parts(self.sparse)), *map(plain, dense_parts(self.rows))]
+
+
+class LargeSparse(SparseKept):
+    """Larger than what a step copies of a script's values."""
+
+    def begin(self) -> None:
+        self.sparse = torch.sparse_coo_tensor(
+            torch.arange(200_000).expand(2, -1), torch.ones(200_000), (10**9, 10**9)
+        )
+        self.rows = torch.ones(LARGE, LARGE).to_sparse_csr()
+
+
+class Expanded(Habit):
+    """Tensors of a nominal size that no memory could have, in an object and in a module."""
+
+    def begin(self) -> None:
+        self.all = torch.zeros(1).expand(10**6, 10**6)
+        self.constant = torch.zeros(1, LARGE**2).expand(10**6, -1)
+        self.mask = torch.zeros(1, 4, dtype=torch.bool).expand(10**9, 4)
+        vars(self.net)["bias"] = torch.zeros(1, LARGE).expand(LARGE, LARGE)
+
+    def step(self, iteration: int) -> None:
+        super().step(iteration)
+        self.all[0, 0] += 1
+        self.mask[0, iteration % 4].logical_not_()
+        cast(Any, self.net).bias[0, 0] += 1
+
+    def kept(self) -> list[Any]:
+        return [self.all[0, 0], self.mask[0], cast(Any, self.net).bias[1]]
+
+
 class Recurrent(Habit):
     """A large state that still has its graph as the next step begins."""
 
@@ -387,8 +467,8 @@ class Run:
 
 
 HABITS: list[type[Habit]] = [
-    *(TwoOptimizers, NestedState, Within, Lbfgs, InNoModule, Thaws, ThawsWithoutRule, Restarts),
-    *(Large, LargeByData, LargeOfNumpy, Recurrent),
+    *(TwoOptimizers, NestedState, Within, Lbfgs, InNoModule, Thaws, ThawsWithoutRule, Restarts, WithGraph),
+    *(Large, LargeByData, LargeOfNumpy, SparseKept, Expanded, Recurrent),
 ]
 
 
@@ -414,6 +494,22 @@ def test_a_step_of_which_there_is_no_copy_counts_as_it_is(
     assert events_of(caplog).count("step_not_verified") == 1
     assert verified.job.events == []
     assert verified.habit.digests() == unverified.habit.digests()
+
+
+def test_a_large_sparse_tensor_is_copied_once_it_is_known_to_change() -> None:
+    unverified = Run(LargeSparse, wrap=False, every=0)
+    verified = Run(LargeSparse, wrap=False, every=1)
+    assert verified.counted_at_once == [1]
+    assert verified.habit.digests() == unverified.habit.digests()
+
+
+def test_an_error_of_this_worker_is_not_taken_for_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Rollback) -> list[str]:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(Rollback, "uncopied", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        Run(Habit, wrap=False, every=1)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -462,6 +558,37 @@ def test_an_interrupted_step_of_which_there_is_no_copy() -> None:
     reason = rollback.dirty()
     assert reason is not None
     assert "tensor of 1.44 MB, which the script keeps, in place for the first time" in reason
+    rollback.close()
+
+
+@pytest.mark.parametrize("next_begins", [False, True])
+@pytest.mark.parametrize("habit", [LateArray, LateTensor])
+def test_a_step_that_counted_as_it_was_is_not_undone(habit: type[Habit], next_begins: bool) -> None:
+    """Its second time would change a large value twice."""
+    one = habit(wrap=True)
+    rollback = Rollback(TrainingState(one.parts), CheckStep.NEVER)
+    rollback.watch()
+    for iteration in range(LATE - 1, LATE + 1):
+        rollback.begin(iteration, whole=iteration == LATE)
+        one.step(iteration)
+        rollback.completed()
+    if next_begins:
+        rollback.begin(LATE + 1)
+    with pytest.raises(RecoveryError, match=r"of 1\.44 MB|of 2\.40 MB"):
+        rollback.back_to(LATE)
+    rollback.close()
+
+
+def test_a_step_is_undone_if_the_next_one_changes_a_large_value() -> None:
+    one = LateTensor(wrap=True)
+    rollback = Rollback(TrainingState(one.parts), CheckStep.NEVER)
+    rollback.watch()
+    rollback.begin(LATE - 1, whole=True)
+    one.step(LATE - 1)
+    rollback.completed()
+    rollback.begin(LATE)
+    one.table.data[0] += 1
+    rollback.back_to(LATE - 1)
     rollback.close()
 
 
