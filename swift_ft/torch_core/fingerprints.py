@@ -126,7 +126,7 @@ class Sampler:
         kinds: dict[tuple[torch.device, torch.dtype, int], list[int]] = {}
         for index, tensor in enumerate(tensors):
             if tensor.layout == torch.strided and tensor.numel():
-                elements = min(_ELEMENTS, _span_of(tensor))
+                elements = min(_ELEMENTS, tensor.numel(), _span_of(tensor))  # few places if it is expanded
                 kinds.setdefault((tensor.device, tensor.dtype, elements), []).append(index)
         self._kinds = [
             (tuple(which), [_sampled(tensors[index], elements) for index in which])

@@ -263,9 +263,13 @@ class _Sparse:
         return not same_parts(self._copy.tensor, self._copy.value)
 
     def put_back(self) -> None:
-        if self.changed:
-            with torch.no_grad():
-                self._copy.restore()
+        if not self.changed:
+            return
+        tensor, value = self._copy.tensor, self._copy.value
+        with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
+            if tensor.is_sparse and tensor.shape != value.shape:
+                tensor.sparse_resize_and_clear_(value.shape, value.sparse_dim(), value.dense_dim())
+            self._copy.restore()
 
 
 class _Array:

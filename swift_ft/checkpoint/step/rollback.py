@@ -186,7 +186,7 @@ class Rollback:
 
     def completed(self) -> None:
         """The step is complete."""
-        if self._now is not None:  # now, since the next one may change such a value as well
+        if self._now is not None and self.whole:  # now, since the next one may change such a value as well
             self._now.uncopied = self._now.variables.unaccounted()
         self._parameters.completed()
         self._script_hooks.completed()
@@ -321,7 +321,7 @@ class Rollback:
     def _restore(self, moment: _Moment) -> None:
         moment.modes.put_back()
         self._state.restore(moment.small)
-        loaded = LoadedParts(self._state, moment.small["parts"])
+        loaded = LoadedParts(self._state)
         for scaler, stages in moment.scalers:
             put_stages(scaler, stages)
         moment.variables.put_back()

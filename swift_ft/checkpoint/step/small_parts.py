@@ -1,13 +1,12 @@
-"""Small parts of the state whose values go back into the very objects that held them.
+"""Small parts of the state whose values go back into the very tensors that held them.
 
-Two things put a part back: its own ``load_state_dict``, and the note of the script's variables, which gives
-attributes and dictionaries the objects of before. A ``load_state_dict`` that binds new tensors has put the
-right values into these, and not into those that are bound again.
+Two things put a part back: its own ``load_state_dict``, and then the note of the script's variables, which
+gives attributes and dictionaries the objects of before. A ``load_state_dict`` that binds new tensors has put
+the right values into these, and not into those that are bound again.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,99 +14,89 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
 
+from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.counted import is_counted
-from swift_ft.checkpoint.step.kinds import FIXED_EXACTLY
+from swift_ft.checkpoint.step.kinds import is_fixed, is_reference
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.torch_core.shards import local, note_changed
-from swift_ft.torch_core.tensors import same_parts, same_values, storage_id, write_back
-from swift_ft.undo.snapshot import Snapshot
+from swift_ft.torch_core.tensors import storage_id, write_back
 
-_Path = tuple[Any, ...]
+_MOST = 10_000
+"""Values of a part that are looked at: what else it refers to may be without end."""
+
+_Path = tuple[object, ...]
+_Leaf = torch.Tensor | np.ndarray[Any, Any]
 
 
 class LoadedParts:
     """Small parts that have just loaded what was saved. Make it before the script's variables are put back.
 
+    Nothing of a part is called: it may communicate, draw numbers or count its calls.
+
     Args:
-        state: its small parts; tensors of its models and optimizers are put back in other ways.
-        saved: what each part has loaded, by name.
+        state: its small parts; its models and optimizers are put back in other ways.
     """
 
-    def __init__(self, state: TrainingState, saved: Mapping[str, Any]) -> None:
-        self._parts = {name: (part, saved[name]) for name, part in state.small.items() if name in saved}
+    def __init__(self, state: TrainingState) -> None:
+        own = __name__.partition(".")[0]
+        # Of this package: the place of a loader stays where it is, and tells so as it loads.
+        self._parts = [one for one in state.small.values() if type(one).__module__.partition(".")[0] != own]
+        self._others = {id(one) for one in (*state.modules.values(), *state.optimizers.values())}
         large = (*state.tensors(), *(parameter for _, parameter in state.parameters))
         self._large = {storage_id(local(tensor)) for tensor in large}
-        self._wrong = {name: {*self._differing(*one)} for name, one in self._parts.items()}
+        self._loaded = [self._leaves_of(part) for part in self._parts]
 
     def put_right(self) -> None:
-        """The script's variables are put back: write what was saved where they hold something else.
+        """The script's variables are put back: what is bound again gets the values of what was loaded."""
+        for part, loaded in zip(self._parts, self._loaded, strict=True):
+            for path, now in self._leaves_of(part).items():
+                if (one := loaded.get(path)) is not None and one is not now and not is_counted(id(now)):
+                    _write(now, one)
 
-        A part that has copied what it gave out, so that nothing can be written to, loads it once more.
-        """
-        for name, (part, saved) in self._parts.items():
-            # A loader's place stays where it is, and tells so as it loads.
-            own = type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
-            for path, (now, before) in self._differing(part, saved).items():
-                if not (own and path in self._wrong[name]) and not is_counted(id(now)):
-                    _write(now, before)
-            if self._differing(part, saved).keys() - self._wrong[name]:
-                part.load_state_dict(copy.deepcopy(saved))
-
-    def _differing(self, part: Any, saved: Any) -> dict[_Path, tuple[Any, Any]]:
-        """Values that a part has now beside those that were saved, if these are not alike."""
-        now = dict(_values_in(part.state_dict()))
-        return {
-            path: (now.get(path), before)
-            for path, before in _values_in(saved)
-            if not self._is_large(now.get(path)) and not _same(now.get(path), before)
-        }
-
-    def _is_large(self, value: Any) -> bool:
-        return isinstance(value, torch.Tensor) and storage_id(local(value)) in self._large
+    def _leaves_of(self, part: Any) -> dict[_Path, _Leaf]:
+        """The tensors and arrays that a part holds, however deep, by the way that leads there."""
+        found: dict[_Path, _Leaf] = {}
+        seen = {*self._others}
+        todo: deque[tuple[_Path, Any]] = deque([((), part)])
+        while todo and len(seen) < _MOST + len(self._others):
+            path, value = todo.popleft()
+            if is_fixed(value) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, torch.Tensor):
+                if not value.is_meta and not is_lazy(value) and storage_id(local(value)) not in self._large:
+                    found[path] = value
+            elif isinstance(value, np.ndarray):
+                if not value.dtype.hasobject:
+                    found[path] = value
+            else:
+                todo.extend(((*path, at), inner) for at, inner in _held_by(value))
+        return found
 
 
-def _values_in(value: Any, at: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    """Tensors, arrays and plain values in containers, however deep, with their paths."""
+def _held_by(value: Any) -> Iterator[tuple[object, Any]]:
     if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _values_in(inner, (*at, key))
+        yield from list(value.items())
     elif isinstance(value, list | tuple | deque):
-        for number, inner in enumerate(value):
-            yield from _values_in(inner, (*at, number))
-    elif isinstance(value, torch.Tensor):
-        if not value.is_meta and not is_lazy(value):
-            yield at, value
-    elif isinstance(value, np.ndarray):
-        if not value.dtype.hasobject:
-            yield at, value
-    elif type(value) in FIXED_EXACTLY or isinstance(value, bytearray):
-        yield at, value
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
-        here = local(one)  # to compare shards communicates
-        return same_parts(here, local(other).to(here.device))
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
-    return same_values(one, other, incomparable=True)
+        yield from enumerate(list(value))
+    if not isinstance(value, Optimizer) and not is_reference(value):
+        yield from attributes(value).items()
 
 
 @torch.no_grad()
-def _write(now: Any, before: Any) -> None:
-    """Give a tensor or an array of the same form the values of another one."""
-    if isinstance(now, np.ndarray) and isinstance(before, np.ndarray):
-        form = before.dtype, before.shape, True
-        if (now.dtype, now.shape, now.flags.writeable) == form:
-            now[...] = before
-        return
-    if not (isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor)):
-        return
-    here, values = local(now), local(before)
-    if (here.layout, here.shape, here.dtype) == (values.layout, values.shape, values.dtype):
-        if here.layout == torch.strided:
-            write_back(here, values.to(here.device))
-        else:
-            Snapshot(here, values).restore()
-        note_changed(now)
+def _write(now: _Leaf, loaded: _Leaf) -> None:
+    """Give a tensor or an array the values of another one of the same form."""
+    if isinstance(now, np.ndarray) and isinstance(loaded, np.ndarray):
+        if (now.dtype, now.shape) == (loaded.dtype, loaded.shape) and now.flags.writeable:
+            now[...] = loaded
+    elif isinstance(now, torch.Tensor) and isinstance(loaded, torch.Tensor):
+        here, values = local(now), local(loaded)
+        same_form = (here.layout, here.shape, here.dtype) == (values.layout, values.shape, values.dtype)
+        if same_form and here.layout == torch.strided:
+            write_back(here, values.detach().to(here.device))
+            note_changed(now)
+        elif same_form and here.is_sparse:
+            here.copy_(values.detach().to(here.device))
+            note_changed(now)

@@ -125,7 +125,7 @@ class ChangeableState:
         """As it was."""
         self._modes.put_back()
         self._state.restore(self._small)
-        loaded = LoadedParts(self._state, self._small["parts"])
+        loaded = LoadedParts(self._state)
         self._variables.put_back()
         loaded.put_right()
         self._groups.put_back()  # after schedulers, which set rates

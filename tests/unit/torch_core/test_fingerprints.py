@@ -128,3 +128,15 @@ def test_a_sample_of_an_expanded_tensor_stays_in_its_memory() -> None:
     assert not before.rewritten(Sampler().take([one]))
     memory[3] = 1
     assert before.rewritten(Sampler().take([one])) == {0}
+
+
+def test_no_gap_of_a_small_tensor_is_read() -> None:
+    """A column of a matrix whose other columns change."""
+    matrix = torch.zeros(4, 8)
+    sampler = Sampler()
+    column = torch.from_numpy(matrix.numpy())[:, 0]  # which counts its own changes
+    before = sampler.take([column])
+    matrix[:, 1:] += 1
+    assert [*sampler.take([column]).differing(before)] == []
+    matrix[3, 0] = 1
+    assert [*sampler.take([column]).differing(before)] == [0]

@@ -45,7 +45,7 @@ class Average:
 
     @torch.no_grad()
     def follow(self, net: nn.Module) -> None:
-        for one in self.tensors():
+        for one in self.shadow.values() if type(self) is Aside else self.tensors():
             one.mul_(0.9).add_(1)
 
 
@@ -147,26 +147,6 @@ class Sparse(Average):
             one.add_(torch.ones(one.shape).to_sparse())
 
 
-class History(Average):
-    """A list that no step notes."""
-
-    def begin(self, net: nn.Module) -> None:
-        self.shadow = {"counts": [0] * 70_000}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow = copy.deepcopy(state["shadow"])
-
-    def follow(self, net: nn.Module) -> None:
-        self.shadow["counts"][3] += 1
-
-
-class NotAll(Average):
-    """Loading leaves out some of what is saved."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow["w"] = state["shadow"]["w"].clone()
-
-
 class Half(Average):
     """It saves a part of what it keeps in one memory."""
 
@@ -225,14 +205,12 @@ def _trained(kind: Callable[..., Average], width: int, *, whole: bool, repeated:
                     rollback.undone()
         rollback.completed()
     rollback.close()
-    if isinstance(part, History):
-        return [torch.tensor(part.shadow["counts"][3])]
     return [local(torch.as_tensor(one)).to_dense().detach() for one in (*part.tensors(), net.weight)]
 
 
 KINDS = [
     *(Average, Entries, OneEntry, InPlace, Cloned, Detached, Deep),
-    *(OfModule, OfNumpy, Sparse, History, NotAll, Half, Sharded),
+    *(OfModule, OfNumpy, Sparse, Half, Sharded),
 ]
 
 
@@ -246,6 +224,56 @@ def test_a_repeated_step_leaves_what_an_undisturbed_one_leaves(
     repeated = _trained(kind, width, whole=whole, repeated=True)
     assert len(repeated) == len(undisturbed)
     assert all(map(same_bits, repeated, undisturbed))
+
+
+class Aside(Average):
+    """Loading begins anew what is not saved, and draws from a generator that goes on."""
+
+    def begin(self, net: nn.Module) -> None:
+        self.recent, self.seen = 0.0, {0}
+        self.generator = torch.Generator()
+        self.generator.manual_seed(3)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "seen": [*self.seen]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        torch.randperm(7, generator=self.generator)
+        self.recent, self.seen = 0.0, {*state["seen"]}
+
+    def follow(self, net: nn.Module) -> None:
+        super().follow(net)
+        step = int(self.recent)
+        for number in range(7):
+            self.seen.add((step * 7 + number) * 7919 % 1009)
+            self.seen.discard((step * 5 + number) * 7919 % 1009)
+        self.recent += 1
+
+    def tensors(self) -> list[Any]:
+        return [*super().tensors(), torch.tensor(self.recent), torch.rand(1, generator=self.generator)]
+
+
+@pytest.mark.parametrize("width", [4, LARGE])
+def test_what_a_part_does_not_save_is_as_the_step_began(width: int) -> None:
+    """Nothing is loaded again, or asked for, once variables and generators are put back."""
+    undisturbed = _trained(Aside, width, whole=False, repeated=False)
+    repeated = _trained(Aside, width, whole=False, repeated=True)
+    assert all(map(same_bits, repeated, undisturbed))
+
+
+def test_nothing_of_a_part_is_called_but_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its group may be gone."""
+    net = nn.Linear(4, 4)
+    part = Aside(net, 4)
+    rollback = Rollback(TrainingState({"model": net, "part": part}), CheckStep.NEVER)
+    rollback.watch()
+    rollback.begin(0)
+    part.follow(net)
+    monkeypatch.setattr(Aside, "state_dict", None)
+    rollback.back()
+    assert torch.equal(part.shadow["w"], torch.ones(4, 4))
+    rollback.close()
 
 
 def test_others_that_hold_a_tensor_of_a_part_still_hold_it() -> None:
