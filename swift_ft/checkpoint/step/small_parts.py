@@ -8,7 +8,7 @@ the right values into these, and not into those that are bound again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.counted import is_counted
-from swift_ft.checkpoint.step.kinds import is_fixed, is_reference
+from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS, is_fixed, is_reference
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.torch_core.shards import local, note_changed
 from swift_ft.torch_core.tensors import storage_id, write_back
@@ -77,10 +77,8 @@ class LoadedParts:
 
 
 def _held_by(value: Any) -> Iterator[tuple[object, Any]]:
-    if isinstance(value, Mapping):
-        yield from list(value.items())
-    elif isinstance(value, list | tuple | deque):
-        yield from enumerate(list(value))
+    if isinstance(value, dict | list | tuple | deque) and len(value) <= MOST_ELEMENTS:
+        yield from list(value.items()) if isinstance(value, dict) else enumerate(list(value))
     if not isinstance(value, Optimizer) and not is_reference(value):
         yield from attributes(value).items()
 
