@@ -338,11 +338,10 @@ def _what_struck(trials: Sequence[Trial]) -> list[str]:
     points: dict[str, list[bool]] = defaultdict(list)
     for trial in trials:
         missed = Counter(trial.missed)
-        for text in filter(None, trial.plan.split("; ")):
-            (fault,) = parse_faults(text)
-            struck = not missed[text]
+        for fault in parse_faults(trial.plan):
+            struck = not missed[str(fault)]
             if not struck:
-                missed[text] -= 1  # the same one may be in a plan twice
+                missed[str(fault)] -= 1  # the same one may be in a plan twice
             kinds[fault.action].append(struck)
             points[fault.point].append(struck)
     ways = Counter(chain(*(trial.ways for trial in trials)))

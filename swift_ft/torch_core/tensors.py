@@ -111,6 +111,11 @@ def dense_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
     return []
 
 
+def parts_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of all dense tensors that a tensor consists of."""
+    return sum(part.nbytes for part in dense_parts(tensor))
+
+
 def same_parts(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors of one device are equal bit for bit, also in how sparse ones keep their values.
 

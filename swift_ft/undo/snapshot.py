@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from swift_ft.torch_core.tensors import parts_of, sparse_indices, sparse_values
+from swift_ft.torch_core.tensors import parts_bytes, parts_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,7 @@ AnySnapshot = Snapshot | RowSnapshot | PartCopy
 
 def size_bytes(tensor: Tensor) -> int:
     """Bytes of a tensor's values, of all its parts if it is sparse."""
-    if tensor.is_sparse:
-        return size_bytes(sparse_values(tensor)) + size_bytes(sparse_indices(tensor))
-    return tensor.numel() * tensor.element_size()
+    return parts_bytes(tensor) if tensor.is_sparse else tensor.numel() * tensor.element_size()
 
 
 class Hyper:

@@ -29,6 +29,7 @@ from swift_ft.torch_core.tensors import (
     PLAIN,
     bits_of,
     dense_parts,
+    parts_bytes,
     same_bits,
     same_parts,
     unexpanded,
@@ -166,7 +167,7 @@ def _changes_in_place(value: Any) -> bool:
 def _bytes_of(value: torch.Tensor | np.ndarray) -> int:
     """Of all its parts if it is sparse, and of its memory if it is expanded to a large one."""
     if isinstance(value, torch.Tensor) and value.layout != torch.strided:
-        return sum(part.nbytes for part in dense_parts(value))
+        return parts_bytes(value)
     if value.nbytes > MOST_BYTES and isinstance(value, torch.Tensor) and type(value) in PLAIN:
         return unexpanded(value).nbytes
     return value.nbytes

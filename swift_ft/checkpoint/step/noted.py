@@ -18,7 +18,7 @@ from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, OfGraph, Uncopied
 from swift_ft.checkpoint.step.reach import MISSING, Namespace, content_of
 from swift_ft.program.loop_frame import EPOCHS, loop_frames, set_variables
 from swift_ft.program.read_later import read_later
-from swift_ft.torch_core.tensors import dense_parts
+from swift_ft.torch_core.tensors import parts_bytes
 from swift_ft.units import format_bytes
 
 OPAQUE: Any = object()
@@ -135,7 +135,7 @@ def in_words(value: torch.Tensor | np.ndarray[Any, Any]) -> str:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:  # torch counts no bytes of it
             kind = f"{str(value.layout).removeprefix('torch.')} {kind}"
-        return f"{kind} of {format_bytes(sum(part.nbytes for part in dense_parts(value)))}"
+        return f"{kind} of {format_bytes(parts_bytes(value))}"
     return f"{kind} of {format_bytes(value.nbytes)}"
 
 

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
+from swift_ft.checkpoint.step.containers import items_in
 from swift_ft.checkpoint.step.counted import is_counted
 from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS, is_fixed, is_reference
 from swift_ft.checkpoint.training_state import TrainingState
@@ -78,7 +79,7 @@ class LoadedParts:
 
 def _held_by(value: Any) -> Iterator[tuple[object, Any]]:
     if isinstance(value, dict | list | tuple | deque) and len(value) <= MOST_ELEMENTS:
-        yield from list(value.items()) if isinstance(value, dict) else enumerate(list(value))
+        yield from enumerate(value) if isinstance(value, tuple) else items_in(value)
     if not isinstance(value, Optimizer) and not is_reference(value):
         yield from attributes(value).items()
 

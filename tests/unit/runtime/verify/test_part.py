@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
@@ -20,13 +20,14 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import RecoveryRound, State
 from swift_ft.recovery.plan import Plan, RecoveryMode
 from swift_ft.runtime.epoch_top import Epochs
-from swift_ft.runtime.verify import part
 from swift_ft.runtime.verify.part import OnCorruption, VerifyPart
 from swift_ft.runtime.verify.verdict import Fault, Kind, Verdict
 from swift_ft.runtime.worker.part import Interruption, StepInfo
 from swift_ft.testing.scenario import Scenario
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.outputs import Output
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 class Job:
@@ -101,15 +102,6 @@ class Training:
     def digests(self) -> dict[str, int]:
         buffers = dict(self.model.named_buffers())
         return tensor_digests({**self.state.named_tensors(), **buffers})
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One worker is all workers."""
-    monkeypatch.setattr(part, "any_of_all", bool)
-    monkeypatch.setattr(part, "texts_of_all", lambda text: [text])
-    yield
-    outputs.listen("verify", None)
 
 
 @pytest.mark.parametrize("wrap", [True, False])

@@ -6,7 +6,7 @@ import copy
 import itertools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,12 +26,14 @@ from swift_ft.runtime.epoch_top import Epochs
 from swift_ft.runtime.verify import part
 from swift_ft.runtime.verify.part import OnCorruption, VerifyPart
 from swift_ft.runtime.worker.part import StepInfo
-from swift_ft.torch_core import outputs
 from swift_ft.torch_core.tensors import dense_parts
 from tests.support.log import events_of
 from tests.unit.runtime.verify.test_part import Job
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+pytestmark = [
+    pytest.mark.usefixtures("alone"),
+    pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta"),
+]
 
 STEPS = 8
 LATE = 6
@@ -418,15 +420,6 @@ class LateTensor(LateArray):
     def step(self, iteration: int) -> None:
         Habit.step(self, iteration)
         cast(Any, self.table).data[0] += iteration >= LATE
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One worker is all workers."""
-    monkeypatch.setattr(part, "any_of_all", bool)
-    monkeypatch.setattr(part, "texts_of_all", lambda text: [text])
-    yield
-    outputs.listen("verify", None)
 
 
 class Run:
