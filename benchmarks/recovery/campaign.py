@@ -150,7 +150,7 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, help="for outcomes, and the files of runs that are not identical"
     )
-    parser.add_argument("--only", help="one topology")
+    parser.add_argument("--only", choices=[*TOPOLOGIES], metavar="TOPOLOGY", help="one topology")
     parser.add_argument(
         "--faults", default="", help="kinds, as swift-chaos has them, default: kill, stop, break"
     )

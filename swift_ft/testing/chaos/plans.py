@@ -29,6 +29,9 @@ WEIGHTS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
 """The actions that are drawn unless others are asked for, and how often in comparison with each other."""
 _TARGETS = {Target.MACHINE: 3, Target.WORKER: 1, Target.AGENT: 1}
 _IN_A_CHANGE = (Point.PREPARED, Point.OFFER, Point.TAKE)
+_OF_A_REPLACEMENT = (Point.LOAD, Point.REPLAY)
+"""Survivors pass these seldom: most faults at them are aimed at an earlier one's place."""
+_AIMED = 0.75
 _POINTS = {_IN_A_STEP: 4, _OF_REPLICAS: 2, _OF_CHECKPOINTS: 1, _IN_A_RECOVERY: 3, _OF_THE_JOB: 1}
 _WITH_COPIES = {**_POINTS, _OF_COPIES: 2}
 _OF_A_MACHINE = (Action.SUSPEND, *sorted(OF_NETWORKS), *sorted(OF_CHANGES))
@@ -84,7 +87,9 @@ class Shape:
 
 
 def random_plan(shape: Shape, seed: int, attempt: int = 0) -> tuple[Fault, ...]:
-    """One to ``shape.most`` faults. Faults of a recovery do not strike unless an earlier one causes it.
+    """One to ``shape.most`` faults. Those of a recovery strike if an earlier one causes it.
+
+    Those of a change are drawn only behind a change.
 
     Args:
         shape: what there is to strike.
@@ -95,12 +100,14 @@ def random_plan(shape: Shape, seed: int, attempt: int = 0) -> tuple[Fault, ...]:
     points = _IN_A_STEP + _OF_REPLICAS + _OF_CHECKPOINTS + _OF_THE_JOB + _OF_COPIES * shape.copies
     if shape.points:
         points = tuple(point for point in (*points, *_WHERE_PASSED) if point in shape.points)
-    first = _random_fault(shape, draw, points)
+    plan: tuple[Fault, ...] = (_random_fault(shape, draw, points),)
     more = draw.randint(0, shape.most - 1)
     kinds = _passed(_WITH_COPIES if shape.copies else _POINTS, shape.points)
-    if OF_CHANGES & shape.weights.keys():
-        kinds[_IN_A_CHANGE] = 3
-    return (first, *(_random_fault(shape, draw, _choose(draw, kinds)) for _ in range(more)))
+    for _ in range(more):
+        if any(fault.action in OF_CHANGES for fault in plan):
+            kinds[_IN_A_CHANGE] = 6
+        plan += (_random_fault(shape, draw, _choose(draw, kinds), plan),)
+    return plan
 
 
 def _passed(kinds: Mapping[tuple[Point, ...], int], points: Collection[str]) -> dict[tuple[Point, ...], int]:
@@ -114,7 +121,9 @@ def _passed(kinds: Mapping[tuple[Point, ...], int], points: Collection[str]) -> 
     return {kind: weight for kind, weight in kept.items() if kind}
 
 
-def _random_fault(shape: Shape, draw: random.Random, points: tuple[Point, ...]) -> Fault:
+def _random_fault(
+    shape: Shape, draw: random.Random, points: tuple[Point, ...], earlier: tuple[Fault, ...] = ()
+) -> Fault:
     action = _choose(draw, shape.weights)
     point = draw.choice(points)
     if action in _OF_A_WORKER:
@@ -131,7 +140,7 @@ def _random_fault(shape: Shape, draw: random.Random, points: tuple[Point, ...]) 
     fault = Fault(
         action,
         target,
-        draw.randrange(shape.machines * (shape.workers if target == Target.WORKER else 1)),
+        _index(shape, draw, target, earlier if point in _OF_A_REPLACEMENT else ()),
         _iteration(shape, draw, point),
         point,
         microbatch=draw.randrange(shape.microbatches) if of_a_microbatch else None,
@@ -146,6 +155,19 @@ def _random_fault(shape: Shape, draw: random.Random, points: tuple[Point, ...]) 
     if action in _WITH_A_PEER and others and draw.random() < 0.4:
         return replace(fault, peer=draw.choice(others))
     return fault
+
+
+def _index(shape: Shape, draw: random.Random, target: Target, earlier: tuple[Fault, ...]) -> int:
+    """A machine or a worker: often one whose place an earlier fault has struck, if there are any."""
+    each = shape.workers if target == Target.WORKER else 1
+    slots = [
+        fault.index // (shape.workers if fault.target == Target.WORKER else 1)
+        for fault in earlier
+        if fault.index != ALL
+    ]
+    if slots and draw.random() < _AIMED:
+        return draw.choice(slots) * each + draw.randrange(each)
+    return draw.randrange(shape.machines * each)
 
 
 def _iteration(shape: Shape, draw: random.Random, point: Point) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from swift_ft.errors import UsageError
-from swift_ft.faults import Action, Target, parse_faults
+from swift_ft.faults import Action, Fault, Target, parse_faults
 from swift_ft.faults.failpoints import Point
 from swift_ft.faults.fault import ALL, OF_CHANGES, OF_NETWORKS, OF_STORES
 from swift_ft.testing.chaos.kinds import kinds, weights_of
@@ -58,6 +58,9 @@ def test_all_kinds_that_are_asked_for_are_drawn_and_can_be_read() -> None:
     in_a_change = {Point.PREPARED, Point.OFFER, Point.TAKE}
     assert in_a_change < {fault.point for fault in faults}
     assert {fault.iteration for fault in faults if fault.point in in_a_change} == {None}  # the first there is
+    for plan in plans:
+        first = next((i for i, fault in enumerate(plan) if fault.action in OF_CHANGES), len(plan))
+        assert not any(fault.point in in_a_change for fault in plan[: first + 1])
     changes = [fault for fault in faults if fault.action in OF_CHANGES]
     assert {fault.point for fault in changes} <= {
         *(Point.FORWARD, Point.BACKWARD, Point.OPTIMIZER, Point.BETWEEN)
@@ -96,3 +99,17 @@ def test_the_first_fault_needs_no_earlier_one() -> None:
     later = [fault for plan in plans for fault in plan[1:] if fault.point in recovery]
     assert {fault.point for fault in later} == recovery
     assert {fault.iteration for fault in later} == {None}
+
+
+@pytest.mark.parametrize("point", [Point.LOAD, Point.REPLAY])
+def test_most_faults_of_a_replacement_are_aimed_at_it(point: Point) -> None:
+    plans = [plan for seed in range(6000) if len(plan := random_plan(SHAPE, seed)) == 2]
+    pairs = [plan for plan in plans if plan[1].point == point]
+    assert len(pairs) > 40
+    aimed = [plan for plan in pairs if _machine(plan[0]) == _machine(plan[1])]
+    assert 0.6 < len(aimed) / len(pairs) < 1  # one in three by chance
+    assert {fault.index for _, fault in pairs if fault.target == Target.WORKER} == {*range(6)}
+
+
+def _machine(fault: Fault) -> int:
+    return fault.index // (2 if fault.target == Target.WORKER else 1)
