@@ -44,6 +44,8 @@ The same training on the same machine, in turns, under swift_ft and under others
 
 Four machines of one host, on which two cores are shared by all processes, train a small GPT over gloo.
 Medians; (1) is one run alone. The checkpoint is {distance} iterations older than the loss.
+torchft and nvidia-resiliency-ext are made for NCCL, and are used on many GPUs; swift_ft ran over NCCL for
+minutes, on one GPU ([NCCL](nccl.md)).
 
 ## Until training goes on
 

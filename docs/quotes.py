@@ -237,7 +237,8 @@ machine takes over its worker (`--elastic-wait 0`) | {alone_torchrun:.1f} | torc
 | a step without a failure / plain PyTorch's | {step.low:.2f} to {step.high:.2f} (the goal was 1.01) | \
 {step_torchrun.low:.2f} to {step_torchrun.high:.2f} | |
 
-The checkpoint is 25 short iterations old ({peers_run.runs}); torchrun and nvidia-resiliency-ext repeat these.
+The checkpoint is 25 short iterations old ({peers_run.runs}, {peers_run.run.date}); torchrun and
+nvidia-resiliency-ext repeat these.
 """,
     "slower": """
 An iteration of half a second with the session and its log took {overhead:.2f} times as long as one of plain

@@ -24,8 +24,8 @@ HISTORY = ROOT / "benchmarks" / "HISTORY.md"
 _INTRO = """\
 # Results
 
-Today's figures: of each subject the newest run. [HISTORY.md](HISTORY.md) has all runs with all figures, and
-says how they were measured. Each run is a file in [results/](results/README.md), from which `make docs`
+Of each subject the newest run, of the code of its day. [HISTORY.md](HISTORY.md) has all runs with all
+figures, and says how they were measured. Each run is a file in [results/](results/README.md), from which `make docs`
 writes this page.
 
 - With several repetitions a figure is their median, and the range is in parentheses. **A figure of one
@@ -93,13 +93,20 @@ def _overview(run: Run, subject: Subject, letters: Mapping[str, str]) -> list[st
     return [
         f"[{subject.title}](HISTORY.md#{run.name})",
         run.date,
-        "not noted" if run.repetitions is None else str(run.repetitions),
+        _repetitions(run),
         letters[_machine(run.host)],
         _load(run.host),
         str(met) if run.targets else "",
         f"**{missed}**" if missed else "0" if run.targets else "",
         _measured_by(subject),
     ]
+
+
+def _repetitions(run: Run) -> str:
+    if run.repetitions is None:
+        return "not noted"
+    cut_off = any(note.startswith("Not complete") for note in run.notes)
+    return f"{run.repetitions}, not of all" if cut_off else str(run.repetitions)
 
 
 def _figures(run: Run, subject: Subject) -> Iterator[list[str]]:

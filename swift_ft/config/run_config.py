@@ -93,8 +93,8 @@ class RunConfig:
         Topic.MACHINES,
         False,
         "run two iterations of the script, say how each part of its training is protected and what a loss of "
-        "each machine would cost, and leave nothing behind: on this host, with two machines unless told "
-        "otherwise (exit code 1: something is not protected)",
+        "each machine would cost, and leave nothing of its own behind: on this host, with two machines "
+        "unless told otherwise (exit code 1: something is not protected)",
     )
     scheduler: str = option(
         Topic.MACHINES,
