@@ -174,7 +174,7 @@ class Rollback:
         self._now = _Moment(
             iteration,
             GlobalModes(),
-            NotedGradients([*named.values(), *self._variables.in_no_module]),
+            NotedGradients([*named.values(), *self._variables.protected.in_no_module]),
             self._state.snapshot(plain=False),
             [(one, stages_of(one)) for one in self._state.small.values() if isinstance(one, GradScaler)],
             HyperParameters(self._state.optimizers.values()),
@@ -205,7 +205,7 @@ class Rollback:
     def uncopied(self) -> list[str]:
         """Values that a :attr:`whole` step has changed without a copy, in words: the next one has copies."""
         found = self._now.variables.changed_uncopied() if self._now is not None else []
-        self._variables.note_changing(found)
+        self._variables.changing.add(found)
         return [*map(in_words, found)]
 
     def dirty(self) -> str | None:
