@@ -38,6 +38,7 @@ from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.global_modes import GlobalModes
 from swift_ft.torch_core.module_hooks import OwnHook
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.scalers import Stages, put_stages, stages_of
 
 _FIRST_STEPS = 3
@@ -345,15 +346,17 @@ class Rollback:
 
     def _before_update(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for held in self._stood_for_by(optimizer).values():
-            self._parameters.before_update(held)
+            parameters = parameters_of(held)
+            self._parameters.before_update(held, parameters)
             if not _has_closure(args, kwargs):
-                self._gradients.refuse_carried(held)
+                self._gradients.refuse_carried(parameters)
 
     def _after_update(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for name, held in self._stood_for_by(optimizer).items():
+            parameters = parameters_of(held)  # a closure, or the step itself, may have given it others
             if _has_closure(args, kwargs):  # gradients are its work, of which there was nothing before it
-                self._gradients.refuse_carried(held)
-            self._parameters.after_update(held)
+                self._gradients.refuse_carried(parameters)
+            self._parameters.after_update(held, parameters)
             if not isinstance(held, UndoableOptimizer):  # else it can undo its update
                 self._updated.add(name)
 
