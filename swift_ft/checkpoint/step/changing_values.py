@@ -34,7 +34,7 @@ class ChangingValues:
         self._protected = protected
         self._notes = 0
         self._beyond: list[Uncopied] = []  # of the last note
-        self._changing: dict[int, weakref.ref[Any]] = {}  # those of them that have changed, by id()
+        self._changing: dict[int, weakref.ref[Any]] = {}  # those that have changed, by id()
 
     def add(self, values: Iterable[torch.Tensor | np.ndarray[Any, Any]]) -> None:
         """They were seen to change in place: notes that may copy them do so from now on."""
@@ -63,7 +63,7 @@ class ChangingValues:
         Args:
             values: that a step can reach.
             reached: other things, of which only the content of containers counts.
-            leaves: of the note.
+            leaves: the note's copies so far.
         """
         containers = [one for one in (*reached, *values) if isinstance(one, CONTAINERS)]
         inner = [one for container in containers if len(container) > MOST_ELEMENTS for one in _in(container)]

@@ -35,9 +35,8 @@ class ProtectedValues:
         # Storages of large state, which is put back in other ways, as of the last look: without gradients.
         self._storages: dict[int, object] = {}
         self._partly: set[int] = set()  # those of them that small parts save a part of alone
-        self._gradients: list[int] | None = (
-            None  # addresses, as of the first need since the last look or note
-        )
+        # Addresses, as of the first need since the last look or note.
+        self._gradients: list[int] | None = None
         self._of_optimizers: set[int] = set()  # containers, by id(), as of the last look
         self._parameters: set[int] = set()  # those of the state, by id(), as of the last look or note
 
