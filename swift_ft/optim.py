@@ -19,6 +19,7 @@ from swift_ft.torch_core.optimizers import (
     is_patched_by_scheduler,
     mark_as_patched_by_scheduler,
     note_step_called,
+    parameters_of,
     plain_step,
     with_step_hooks,
 )
@@ -118,7 +119,7 @@ class UndoableOptimizer(Optimizer):
         if window is None:
             return ()
         updated = window.params()
-        grouped = dict.fromkeys(p for group in self.param_groups for p in group["params"] if p in updated)
+        grouped = dict.fromkeys(p for p in parameters_of(self) if p in updated)
         return (*grouped, *(updated - grouped.keys()))
 
     def undo(self, parameters: Iterable[Tensor] | None = None) -> int:
@@ -172,7 +173,7 @@ class UndoableOptimizer(Optimizer):
         """
         chosen = set(parameters)
         rule = self._rule_or_refuse()
-        unknown = chosen - {p for group in self.param_groups for p in group["params"]}
+        unknown = chosen - {*parameters_of(self)}
         if unknown:
             raise UsageError(
                 f"{len(unknown)} of {len(chosen)} parameters are not in this optimizer's groups: "

@@ -29,7 +29,7 @@ from swift_ft.checkpoint.companions import (
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import IncompleteStateError
 from swift_ft.torch_core.model_state import model_state
-from swift_ft.torch_core.optimizers import contained
+from swift_ft.torch_core.optimizers import contained, parameters_of
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import storage_id, tensors_in
 
@@ -174,7 +174,7 @@ class Completeness:
     def _before_step(self, optimizer: Optimizer, *_: object) -> None:
         """Called by torch, before any optimizer's step."""
         # As a rule once for each optimizer: this is in the way of every step.
-        has = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        has = [*map(id, parameters_of(optimizer))]
         if has in (vetted := self._vetted.setdefault(optimizer, deque(maxlen=_EXCHANGED))):
             return
         if optimizer in self._held_optimizers():
@@ -204,7 +204,7 @@ class Completeness:
 
     def _first_update(self, optimizer: Optimizer, protected: Mapping[str, nn.Module]) -> str:
         """The first parameter of the protected modules that an optimizer updates; empty if there is none."""
-        own = _Tensors(p for group in optimizer.param_groups for p in group["params"])
+        own = _Tensors(parameters_of(optimizer))
         for owner, module in protected.items():
             for name, parameter in module.named_parameters():
                 if parameter.numel() and parameter in own:

@@ -196,12 +196,12 @@ class CheckpointFolder:
         """
         for iteration in self.committed():
             self._delete_orphans(iteration)
-        self.delete_dead(started_in, workers)
-        for folder in self.uncommitted():
-            if not self.store.list(folder):
+        for folder in self.delete_dead(started_in, workers):
+            # Where folders are gone with their last file, a living worker may still be uploading a first one.
+            if self.store.exists(folder) and not self.store.list(folder):
                 self.store.delete(folder, recursive=True)
 
-    def delete_dead(self, started_in: Mapping[int, int], workers: int | None = None) -> None:
+    def delete_dead(self, started_in: Mapping[int, int], workers: int | None = None) -> list[str]:
         """Delete parts of killed processes from checkpoints that were never committed. For worker 0 only.
 
         Other workers may be saving there.
@@ -209,6 +209,9 @@ class CheckpointFolder:
         Args:
             started_in: as for :meth:`tidy`.
             workers: likewise.
+
+        Returns:
+            The folders of these checkpoints, as they were found.
         """
 
         def is_dead(name: str) -> bool:
@@ -219,7 +222,8 @@ class CheckpointFolder:
             left = workers is not None and rank >= workers
             return left or int(found["generation"]) < started_in.get(rank, 0)
 
-        for folder in self.uncommitted():
+        folders = self.uncommitted()
+        for folder in folders:
             for name in filter(is_dead, self.store.list(folder)):
                 self.store.delete(f"{folder}/{name}", recursive=True)
         # No listing shows a part of which not even the first file was complete.
@@ -227,6 +231,7 @@ class CheckpointFolder:
         for part in sorted({path.rpartition("/")[0] for path in uploads}):
             if is_dead(part.rpartition("/")[2]):
                 self.store.abort_uploads(f"{_ROOT}/{part}")
+        return folders
 
     def sweep(self) -> None:
         """Delete all that belongs to no committed checkpoint. Only a run that has not begun may do this."""

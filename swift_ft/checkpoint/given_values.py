@@ -16,6 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from swift_ft.optim import UndoableOptimizer
+from swift_ft.torch_core.optimizers import parameters_of
 
 _REBUILT = (list, tuple)
 """Containers of which torch makes others that are alike."""
@@ -50,8 +51,7 @@ def give_back(optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
         state_dict: what was given, before :func:`to_torch`.
     """
     numbers = (number for group in state_dict["param_groups"] for number in group["params"])
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    for number, parameter in zip(numbers, parameters, strict=True):
+    for number, parameter in zip(numbers, parameters_of(optimizer), strict=True):
         loaded = optimizer.state.get(parameter, {})
         for key, value in state_dict["state"].get(number, {}).items():
             if key not in loaded:

@@ -31,6 +31,7 @@ from swift_ft.recovery.layout.tensors import Ranges, relative
 from swift_ft.recovery.moves.reads import plan_reads
 from swift_ft.torch_adapters.dcp.writer import FileOf
 from swift_ft.torch_core.model_state import model_state, plain_name
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.shards import Description, describe, local
 
 
@@ -266,8 +267,7 @@ def _optimizer_tensors(
     numbers = {name: {key: number for number, key in enumerate(known)} for name, known in keys.items()}
     for path in paths:
         if (number := numbers[path[1]].get(path[3])) is not None:
-            groups = state.optimizers[path[1]].param_groups
-            yield path, number, [p for group in groups for p in group["params"]][number]
+            yield path, number, parameters_of(state.optimizers[path[1]])[number]
 
 
 def _by_number(loaded: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:

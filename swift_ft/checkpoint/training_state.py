@@ -37,7 +37,7 @@ from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
 from swift_ft.torch_core.model_state import model_state
 from swift_ft.torch_core.module_tree import ModuleTree
-from swift_ft.torch_core.optimizers import contained
+from swift_ft.torch_core.optimizers import contained, parameters_of
 from swift_ft.torch_core.scalers import put_stages
 from swift_ft.torch_core.shards import local, rebuilt
 from swift_ft.torch_core.tensors import same_bits, tensors_in
@@ -258,9 +258,7 @@ class TrainingState:
             check_keys(name, optimizer, saved)
             tensors, values = split_tensors(saved["state"])
             optimizers[name] = {"state": tensors}
-            known_as = [
-                names.get(parameter) for group in optimizer.param_groups for parameter in group["params"]
-            ]
+            known_as = [names.get(parameter) for parameter in parameters_of(optimizer)]
             plain[name] = {"state": values, "param_groups": saved["param_groups"], "names": known_as}
         whole = {name: model_state(module) for name, module in self.modules.items()}
         models = {name: tensors_of(values) for name, values in whole.items()}
@@ -363,7 +361,7 @@ class TrainingState:
             described = shards["optimizers"].get(name, {}).get("state", {})
             groups = plain["optimizers"][name]["param_groups"]
             fit_groups(name, optimizer, groups, self._named_as(plain["optimizers"][name].get("names", ())))
-            owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            owners = parameters_of(optimizer)
             for index, fields in loaded["optimizers"][name]["state"].items():
                 for field, values in fields.items():
                     part = described.get(index, {}).get(field)
@@ -405,7 +403,7 @@ class TrainingState:
                 ours = model_state(self.modules[name])
                 names += [f"{name}.{key}" for key, given in model.items() if differs(ours.get(key), given)]
         for name, optimizer in self.optimizers.items():
-            owners = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            owners = parameters_of(optimizer)
             for index, fields in loaded["optimizers"][name]["state"].items():
                 ours = optimizer.state.get(owners[int(index)], {})
                 different = [field for field, given in fields.items() if differs(ours.get(field), given)]

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.own_gradients import OwnStep
 from swift_ft.checkpoint.step.carried import Place
 from swift_ft.checkpoint.store_claim import check_next_world, claim_store, keep_topology, note_topology
 from swift_ft.checkpoint.training_state import TrainingState
@@ -20,7 +19,6 @@ from swift_ft.costs.job import Worker
 from swift_ft.costs.next_world import Pipelines
 from swift_ft.errors import UsageError
 from swift_ft.observe.spans import recorder
-from swift_ft.recovery.audit_orders import pinned
 from swift_ft.recovery.devices import pace_of
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers
@@ -58,7 +56,7 @@ from swift_ft.runtime.slowness.part import SlownessPart
 from swift_ft.runtime.slowness.straggler_watch import StragglerWatch
 from swift_ft.runtime.state_part import LocalState
 from swift_ft.runtime.steps import Loop
-from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
+from swift_ft.runtime.verify.own_gradients_part import KeptSteps, OwnGradientsPart
 from swift_ft.runtime.verify.part import VerifyPart
 from swift_ft.runtime.verify.step_inputs import StepInputs
 from swift_ft.runtime.worker.core import WorkerCore
@@ -255,24 +253,19 @@ class Assembly(Foundations):
         """
         if not self._context.config.audit or not is_whole_model(self.attached.holds):
             return None
-        participant, steps = self._participant, dict[int, OwnStep]()
-
-        def keep(iteration: int, step: OwnStep) -> None:
-            """As long as an audit may ask for it: the checkpoint stays for as long."""
-            if not steps:  # only now the store is this run's
-                self._records.write_setup(self.attached.setup)
-            state = participant.state
-            oldest = min({*state.checkpoints.kept, *pinned(state)}, default=0)
-            for old in [one for one in steps if one < oldest]:
-                del steps[old]
-            steps[iteration] = step
-            self._records.write_own_steps({**steps})
-
-        def epoch() -> int:
-            return participant.state.checkpoints.epoch
-
+        participant, records = self._participant, self._records
+        kept = KeptSteps(
+            participant, records.write_own_steps, lambda: records.write_setup(self.attached.setup)
+        )
         inputs = StepInputs(self._state, self._rollback.carried, digest_of, all_known=False)
-        return OwnGradientsPart(self._replicas, inputs, due, epoch, keep, training=True)
+        return OwnGradientsPart(
+            self._replicas,
+            inputs,
+            due,
+            lambda: participant.state.checkpoints.epoch,
+            kept.keep,
+            training=True,
+        )
 
     def _is_connection_error(self, error: BaseException) -> bool:
         """Whether an exception in the body of a step comes from broken communication."""

@@ -32,6 +32,11 @@ _BEHIND = -1
 """Among the numbers of an optimizer's hooks. torch counts from 0."""
 
 
+def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:
+    """All parameters of an optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def orthogonalized(
     update: torch.Tensor, coefficients: tuple[float, float, float], steps: int, eps: float
 ) -> torch.Tensor:
@@ -138,14 +143,10 @@ def contained(optimizer: Optimizer) -> list[Optimizer]:
         for v in attributes
         if isinstance(v, list | tuple | dict)
     ]
-    own = {id(parameter) for parameter in _parameters(optimizer)}
+    own = {id(parameter) for parameter in parameters_of(optimizer)}
     for inner in lists:
         if inner and all(isinstance(one, Optimizer) for one in inner):
-            held = [id(parameter) for one in inner for parameter in _parameters(one)]
+            held = [id(parameter) for one in inner for parameter in parameters_of(one)]
             if len(held) == len(own) and own == {*held}:
                 return inner
     return []
-
-
-def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.tensors import parts_bytes, parts_of
 
 
@@ -116,7 +117,7 @@ class WholeState:
 
     def __init__(self, optimizer: Optimizer, ignored: frozenset[str]) -> None:
         self._optimizer = optimizer
-        self.params = [param for group in optimizer.param_groups for param in group["params"]]
+        self.params = parameters_of(optimizer)
         self._values = [Snapshot.of(param) for param in self.params]
         self._groups = [Hyper(group) for group in optimizer.param_groups]
         self._state = {key: _snapshots(value) for key, value in optimizer.state.items()}

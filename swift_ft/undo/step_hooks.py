@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import same_bits, versions_of
 from swift_ft.undo.snapshot import WholeState
@@ -102,7 +103,7 @@ class StepHooks:
             self._before = None
 
     def _look(self, optimizer: Optimizer, *, kept: bool) -> _Look:
-        parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         held = [fields for fields in optimizer.state.values() if isinstance(fields, dict)]
         values = [*parameters, *(value for fields in held for value in fields.values())]
         counts = [*map(id, values), *versions_of(values)]

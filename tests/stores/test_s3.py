@@ -78,13 +78,14 @@ def test_half_uploaded_parts_are_swept_with_their_checkpoint(seaweed: SeaweedSer
 
 
 def test_half_uploaded_first_files_of_killed_workers_are_swept(seaweed: SeaweedServer) -> None:
-    """No object shows their checkpoints. A worker that lives may upload; before a run begins, none does."""
+    """No object shows these files. A worker that lives may upload; before a run begins, none does."""
     name = uuid.uuid4().hex
     client = seaweed.client()
     folder = CheckpointFolder(Store(f"s3://{BUCKET}/{name}"))
     killed, living, left = (folder.part(30, rank, 2) for rank in (0, 1, 4))
     for part in (killed, living, left, "log/rank-00000"):
         half_uploaded(client, f"{name}/{part}/__0_0.distcp")
+    folder.store.write_json(f"{killed}/__0_1.distcp", {})  # with its last file the folder itself is gone
     folder.tidy({0: 3, 1: 2}, workers=4)
     assert sorted(half_uploads(client, name)) == [f"{living}/__0_0.distcp", "log/rank-00000/__0_0.distcp"]
     folder.sweep()

@@ -421,16 +421,16 @@ class CarriedVariables:
         return self._trace(value) if copied is UNKNOWN else copied
 
     def _trace(self, value: Any) -> Trace:
-        return trace_of(value, self._variables.is_protected)
+        return trace_of(value, self._variables.protected.has)
 
     def _copier(self) -> Copier:
-        return Copier(self._variables.is_protected, self._references())
+        return Copier(self._variables.protected.has, self._references())
 
     def _references(self) -> References:
         return References(self._variables.state.named_parameters(), self._variables.state.modules)
 
     def _placing(self) -> Placing:
-        return Placing(self._variables.is_protected, self._references())
+        return Placing(self._variables.protected.has, self._references())
 
     def _values(self) -> Iterator[tuple[Place, Any]]:
         variables = self._variables

@@ -9,12 +9,11 @@ them before it computes new ones would lose them: no checkpoint has gradients.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from swift_ft.errors import UnsupportedError
@@ -55,27 +54,29 @@ class CarriedGradients:
                     lambda _, parameter=parameter, name=name: self._before_accumulation(parameter, name)
                 )
 
-    def refuse_carried(self, optimizer: Optimizer) -> None:
+    def refuse_carried(self, parameters: Sequence[torch.Tensor]) -> None:
         """Before an optimizer updates with its gradients, or after it if its closure computes them.
 
         Nothing tells when FSDP adds to the gradient of a shard.
+
+        Args:
+            parameters: which it has.
 
         Raises:
             UnsupportedError: it still has the very gradient of the step before.
         """
         if self._unused:
-            self._refuse_unused(optimizer)
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if not isinstance(parameter, DTensor):
-                    continue
-                stale = self._stale.pop(parameter, None)
-                if stale is not None and parameter.grad is stale and self._any(stale):
-                    raise UnsupportedError(
-                        "A sharded parameter has the gradient tensor of the step before. So gradients "
-                        "may be carried over, which a repeated step would count twice: call "
-                        "optimizer.zero_grad(), with its default set_to_none=True, inside `with step:`."
-                    )
+            self._refuse_unused(parameters)
+        for parameter in parameters:
+            if not isinstance(parameter, DTensor):
+                continue
+            stale = self._stale.pop(parameter, None)
+            if stale is not None and parameter.grad is stale and self._any(stale):
+                raise UnsupportedError(
+                    "A sharded parameter has the gradient tensor of the step before. So gradients "
+                    "may be carried over, which a repeated step would count twice: call "
+                    "optimizer.zero_grad(), with its default set_to_none=True, inside `with step:`."
+                )
 
     def forget(self) -> None:
         """The parameters are others from now on."""
@@ -85,24 +86,23 @@ class CarriedGradients:
         self._stale.clear()
         self._unused.clear()
 
-    def _refuse_unused(self, optimizer: Optimizer) -> None:
+    def _refuse_unused(self, parameters: Iterable[torch.Tensor]) -> None:
         """Whether the step has computed new gradients: only where it is looked at closely, for the time."""
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                noted, version, name = self._unused.pop(parameter, (None, 0, ""))
-                gradient = parameter.grad
-                if noted is None or gradient is None or noted() is not gradient:
-                    continue
-                assert gradient is not None  # mypy takes it for what the reference may give
-                if parameter not in self._stale:
-                    continue  # a new one was added: buckets of DDP may be the very tensors of before
-                if version_of(gradient) == version and self._any(gradient):
-                    raise UnsupportedError(
-                        f"The gradient of {name} is carried over from the step before: the optimizer steps "
-                        "with it before this step computes one. No checkpoint has gradients, so a loss would "
-                        "leave an update out: let backward(), optimizer.step() and optimizer.zero_grad() of "
-                        "one batch be in one `with step:`."
-                    )
+        for parameter in parameters:
+            noted, version, name = self._unused.pop(parameter, (None, 0, ""))
+            gradient = parameter.grad
+            if noted is None or gradient is None or noted() is not gradient:
+                continue
+            assert gradient is not None  # mypy takes it for what the reference may give
+            if parameter not in self._stale:
+                continue  # a new one was added: buckets of DDP may be the very tensors of before
+            if version_of(gradient) == version and self._any(gradient):
+                raise UnsupportedError(
+                    f"The gradient of {name} is carried over from the step before: the optimizer steps "
+                    "with it before this step computes one. No checkpoint has gradients, so a loss would "
+                    "leave an update out: let backward(), optimizer.step() and optimizer.zero_grad() of "
+                    "one batch be in one `with step:`."
+                )
 
     def _before_accumulation(self, parameter: nn.Parameter, name: str) -> None:
         if parameter not in self._stale:

@@ -54,7 +54,7 @@ class LargeValues:
                 continue
             if isinstance(value, torch.Tensor):
                 # Those in attributes of modules are watched as parameters are.
-                if in_module or value.grad_fn is not None or self._variables.is_protected(value):
+                if in_module or value.grad_fn is not None or self._variables.protected.has(value):
                     continue
             elif not isinstance(value, np.ndarray) or isinstance(value, np.memmap):
                 continue
@@ -64,7 +64,7 @@ class LargeValues:
     def _fingerprint(self, value: Any) -> int:
         if isinstance(value, torch.Tensor | np.ndarray):
             return fingerprint_of(value)
-        return trace_of(value, self._variables.is_protected).digest
+        return trace_of(value, self._variables.protected.has).digest
 
 
 def _reference_to(value: Any) -> Callable[[], Any]:

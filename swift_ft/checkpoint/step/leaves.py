@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.step.containers import content_in, fill, items_in, plain, put_at, remove_at
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
+    FIXED_EXACTLY,
     GENERATORS,
     MOST_ELEMENTS,
     is_understood,
@@ -67,18 +68,26 @@ class Leaves:
     Args:
         changing: tensors and arrays that are copied however many bytes there are, by ``id()``; None: all.
         any_length: copy containers of any number of elements, too.
+        has_copy: tells the values that are put back in other ways.
 
     Attributes:
         unnoted: containers that are too large to be copied, by ``id()``.
         beyond: tensors and arrays that are none of these, beyond the bytes that are copied in a step.
     """
 
-    def __init__(self, changing: Container[int] | None = None, *, any_length: bool = False) -> None:
+    def __init__(
+        self,
+        changing: Container[int] | None = None,
+        *,
+        any_length: bool = False,
+        has_copy: Callable[[Any], bool] = lambda _: False,
+    ) -> None:
         self._found: dict[int, Leaf] = {}
         self._room = _MOST_IN_ALL
         self._bytes = MOST_BYTES_IN_ALL
         self._changing = changing
         self._any_length = any_length
+        self._has_copy = has_copy
         self.unnoted: set[int] = set()
         self.beyond: list[Uncopied] = []
 
@@ -95,6 +104,13 @@ class Leaves:
         if (leaf := self._leaf_of(value, most_bytes, once_changed=once_changed)) is not None:
             self._found[id(value)] = leaf
 
+    def add_all(self, values: Iterable[Any], most_bytes: int, *, once_changed: bool = False) -> None:
+        """As :meth:`add`, of values of which others may have a copy."""
+        for value in values:
+            if type(value) in FIXED_EXACTLY or (isinstance(value, torch.Tensor) and self._has_copy(value)):
+                continue
+            self.add(value, most_bytes, once_changed=once_changed)
+
     def add_large(self, value: Any, changing: Container[int]) -> None:
         """Copy a tensor or an array of any size, if it is one of those; else note what is in it.
 
@@ -102,7 +118,7 @@ class Leaves:
             value: values of other kinds are left out, and files that are mapped as arrays.
             changing: those that are known to change, by ``id()``.
         """
-        if id(value) in self._found or not _changes_in_place(value):
+        if id(value) in self._found or not _changes_in_place(value) or self._has_copy(value):
             return
         if id(value) not in changing:
             self._found[id(value)] = Compared(value)

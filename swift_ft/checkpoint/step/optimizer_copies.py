@@ -21,6 +21,7 @@ from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, GENERATORS, is_fixed, is_reference
 from swift_ft.checkpoint.step.leaves import Leaves
 from swift_ft.optim import UndoableOptimizer
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import PLAIN
 from swift_ft.undo.snapshot import Snapshot
@@ -151,7 +152,7 @@ class OptimizerCopy:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._state = optimizer.state
-        parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        parameters = {*map(id, parameters_of(optimizer))}
         self._copies = ValueCopies(parameters)
         self._copies.add(optimizer.state)
         for group in optimizer.param_groups:

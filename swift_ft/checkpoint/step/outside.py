@@ -33,6 +33,8 @@ from swift_ft.checkpoint.step.traces import (
     trace_of,
 )
 from swift_ft.errors import IncompleteStateError
+from swift_ft.torch_core.shards import local
+from swift_ft.torch_core.tensors import same_bits, tensors_in
 from swift_ft.units import format_bytes
 
 _logger = logging.getLogger(__name__)
@@ -68,7 +70,7 @@ class Outside:
             tensors = [t for t in (*module.parameters(), *module.buffers()) if self._counts(t)]
             found = zip(tensors, self._changed(tensors, samples_of_tensors(tensors)), strict=True)
             changed = [tensor for tensor, one in found if one]
-            if changed and not self._variables.part_saves(path, changed):
+            if changed and not self._part_saves(path, changed):
                 raise IncompleteStateError(
                     f"The module {path} (a {type(module).__name__}) changes while training and is not in "
                     "Session(state): a replacement would begin with what its script makes. Pass it too, as "
@@ -97,7 +99,7 @@ class Outside:
                 length, trace = len(value), None
             # What has been added to a list since is cut off.
             first = [*islice(value, length)] if isinstance(value, list) else value
-            now = trace_of(first, self._variables.is_protected)
+            now = trace_of(first, self._variables.protected.has)
             if now != (trace or now):
                 self._say(name, f"{len(value):,} elements")
             self._held[name] = id(value), length, trace or now
@@ -106,7 +108,7 @@ class Outside:
         changed = self._changed([*named.values()], samples)
         for (name, value), one in zip(named.items(), changed, strict=True):
             if one:
-                self._variables.note_changing([value])
+                self._variables.changing.add([value])
                 self._say(name, format_bytes(value.nbytes))
 
     def _modules(self) -> Iterator[tuple[str, nn.Module]]:
@@ -116,6 +118,16 @@ class Outside:
             if id(module) not in held:
                 held |= {id(inner) for inner in module.modules()}
                 yield path, module
+
+    def _part_saves(self, path: str, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the part of the state through which a path leads has copies of tensors in its own state."""
+        root = re.split(r"[.\[]", path, maxsplit=1)[0]
+        part = self._variables.state.small.get(root)
+        saved = [*tensors_in(part.state_dict())] if part is not None else []
+        return bool(saved) and all(
+            any(one.shape == tensor.shape and same_bits(one, local(tensor).to(one.device)) for one in saved)
+            for tensor in tensors
+        )
 
     def _large(self) -> Iterator[tuple[str, Any]]:
         for namespace, name in self._variables.slots:
@@ -145,7 +157,7 @@ class Outside:
     def _counts(self, tensor: torch.Tensor) -> bool:
         if is_lazy(tensor) or not can_be_sampled(tensor):
             return False
-        return tensor.grad_fn is None and not self._variables.is_large_state(tensor)
+        return tensor.grad_fn is None and not self._variables.protected.has_memory_of(tensor)
 
     def _changed(self, values: Sequence[Any], samples: Sequence[bytes]) -> Iterator[bool]:
         for value, sample in zip(values, samples, strict=True):

@@ -23,6 +23,7 @@ from swift_ft.checkpoint.step.parameter_copies import Kind, ParameterCopies, Who
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.fingerprints import Fingerprint, Sampler
+from swift_ft.torch_core.optimizers import parameters_of
 
 _OFTEN = 16
 """Steps: what changes twice within them, where no close look sees it, does so again and again."""
@@ -111,7 +112,7 @@ class ParameterWatch:
         self._uncopied = set()
         if whole is not None:
             optimizers = dict.fromkeys((*self._state.optimizers.values(), *whole))
-            held = (p for one in optimizers for group in one.param_groups for p in group["params"])
+            held = (parameter for one in optimizers for parameter in parameters_of(one))
             self._copied = dict.fromkeys((*self._names, *held), Kind.AFTER)
             return WholeCopies(self._copied, optimizers)
         self._copied = {**self._kinds}
@@ -130,23 +131,23 @@ class ParameterWatch:
             return
         for optimizer in self._windows:
             if optimizer.wait_free:
-                self._look_before(optimizer)
+                self._look_before(optimizer, parameters_of(optimizer))
 
-    def before_update(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to step."""
+    def before_update(self, optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+        """An optimizer is about to step, which has these parameters."""
         self.look()
-        self._look_before(optimizer)
+        self._look_before(optimizer, parameters)
         if changed := {*self._states.note(optimizer)}:
             changed -= self.updated()  # by a wait-free one, as far as it has
             self._states_uncopied |= {p for p in changed if self._copied.get(p) != Kind.AFTER}
             self._note(changed, Kind.AFTER)
         self._stepped.add(id(optimizer))
 
-    def after_update(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped: what it holds has changed as it should."""
+    def after_update(self, optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
+        """An optimizer has stepped, which has these parameters: what it holds has changed as it should."""
         self._states.renew(optimizer)
         if self._around is not None:
-            held = self._held_by(optimizer)
+            held = self._of_modules(parameters)
             self._around.updated.update(map(id, held))
             if isinstance(optimizer, UndoableOptimizer) and optimizer in self._samplers:
                 # An undo begins from these values. A write through `.data` moves no count that it could see.
@@ -189,12 +190,12 @@ class ParameterWatch:
             lost |= self._without_copy(self._before.changed_after(self._between), Kind.AFTER, copied)
         return self._in_words(lost)
 
-    def _held_by(self, optimizer: Optimizer) -> list[torch.Tensor]:
-        """The parameters of an optimizer that a module has."""
+    def _of_modules(self, parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Those of an optimizer's parameters that a module has."""
         positions = self._positions
-        return [p for group in optimizer.param_groups for p in group["params"] if id(p) in positions]
+        return [p for p in parameters if id(p) in positions]
 
-    def _look_before(self, optimizer: Optimizer) -> None:
+    def _look_before(self, optimizer: Optimizer, parameters: Iterable[torch.Tensor]) -> None:
         """See what has changed an optimizer's parameters before its update, except in a close look."""
         around = self._around
         if around is None or self._digests is not None:
@@ -202,7 +203,7 @@ class ParameterWatch:
         opened = self._windows.get(optimizer) if isinstance(optimizer, UndoableOptimizer) else None
         if isinstance(optimizer, UndoableOptimizer) and optimizer.windows_opened != opened:
             around.updated.update(map(id, optimizer.updated))  # a wait-free one has
-        held = [p for p in self._held_by(optimizer) if id(p) not in around.updated]
+        held = [p for p in self._of_modules(parameters) if id(p) not in around.updated]
         moved = around.begun.moved([self._positions[id(p)] for p in held])
         self._note_rare([around.begun.tensors[position] for position in moved], Kind.BEFORE)
         if isinstance(optimizer, UndoableOptimizer) and optimizer.windows_opened == opened:

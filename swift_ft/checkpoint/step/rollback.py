@@ -38,6 +38,7 @@ from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.buffers import BufferCopies
 from swift_ft.torch_core.global_modes import GlobalModes
 from swift_ft.torch_core.module_hooks import OwnHook
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.scalers import Stages, put_stages, stages_of
 
 _FIRST_STEPS = 3
@@ -174,7 +175,7 @@ class Rollback:
         self._now = _Moment(
             iteration,
             GlobalModes(),
-            NotedGradients([*named.values(), *self._variables.in_no_module]),
+            NotedGradients([*named.values(), *self._variables.protected.in_no_module]),
             self._state.snapshot(plain=False),
             [(one, stages_of(one)) for one in self._state.small.values() if isinstance(one, GradScaler)],
             HyperParameters(self._state.optimizers.values()),
@@ -205,7 +206,7 @@ class Rollback:
     def uncopied(self) -> list[str]:
         """Values that a :attr:`whole` step has changed without a copy, in words: the next one has copies."""
         found = self._now.variables.changed_uncopied() if self._now is not None else []
-        self._variables.note_changing(found)
+        self._variables.changing.add(found)
         return [*map(in_words, found)]
 
     def dirty(self) -> str | None:
@@ -345,15 +346,17 @@ class Rollback:
 
     def _before_update(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for held in self._stood_for_by(optimizer).values():
-            self._parameters.before_update(held)
+            parameters = parameters_of(held)
+            self._parameters.before_update(held, parameters)
             if not _has_closure(args, kwargs):
-                self._gradients.refuse_carried(held)
+                self._gradients.refuse_carried(parameters)
 
     def _after_update(self, optimizer: Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for name, held in self._stood_for_by(optimizer).items():
+            parameters = parameters_of(held)  # a closure, or the step itself, may have given it others
             if _has_closure(args, kwargs):  # gradients are its work, of which there was nothing before it
-                self._gradients.refuse_carried(held)
-            self._parameters.after_update(held)
+                self._gradients.refuse_carried(parameters)
+            self._parameters.after_update(held, parameters)
             if not isinstance(held, UndoableOptimizer):  # else it can undo its update
                 self._updated.add(name)
 

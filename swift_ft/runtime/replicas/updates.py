@@ -13,6 +13,7 @@ from swift_ft.errors import RecoveryError, UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.recovery.events import StatusReported
 from swift_ft.recovery.plan import Task
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.tensors import version_of
 
 
@@ -47,7 +48,7 @@ class Updates:
         self._undone.clear()
         # Asked in each step: a script may wrap its optimizer, in place, at any time.
         self._wait_free = [
-            (optimizer, {p for group in optimizer.param_groups for p in group["params"]})
+            (optimizer, {*parameters_of(optimizer)})
             for optimizer in self._undoable().values()
             if optimizer.wait_free
         ]

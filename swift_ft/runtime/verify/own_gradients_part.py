@@ -18,7 +18,9 @@ from swift_ft.checkpoint.own_gradients import OwnStep
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.errors import first_line
 from swift_ft.host.processor import processor_in_words
+from swift_ft.recovery.audit_orders import pinned
 from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
+from swift_ft.runtime.worker.ports import Job
 from swift_ft.torch_core import outputs
 from swift_ft.torch_core.module_hooks import OwnHook
 from swift_ft.torch_core.outputs import Output
@@ -53,6 +55,34 @@ class Inputs(Protocol):
 
     def digest(self, given: Any) -> int:
         """The digest of what the script gives to the model."""
+
+
+class KeptSteps:
+    """A replica's noted steps, as long as an audit may ask for them: their checkpoints stay for as long.
+
+    Args:
+        job: knows these checkpoints.
+        write: is given all that are kept, by iteration, whenever one comes.
+        begin: called before the first one: only then the store is this run's.
+    """
+
+    def __init__(
+        self, job: Job, write: Callable[[Mapping[int, OwnStep]], None], begin: Callable[[], None]
+    ) -> None:
+        self._job = job
+        self._write = write
+        self._begin = begin
+        self._steps: dict[int, OwnStep] = {}
+
+    def keep(self, iteration: int, step: OwnStep) -> None:
+        """A step is complete."""
+        if not self._steps:
+            self._begin()
+        state = self._job.state
+        oldest = min({*state.checkpoints.kept, *pinned(state)}, default=0)
+        self._steps = {number: one for number, one in self._steps.items() if number >= oldest}
+        self._steps[iteration] = step
+        self._write({**self._steps})
 
 
 class OwnGradientsPart(Part):

@@ -415,6 +415,26 @@ def test_the_end_of_a_run_leaves_no_parts_of_killed_processes(tmp_path: Path) ->
     assert folder.store.list("checkpoints/00000040") == ["rank-00001.g00001", "rank-00002.g00003"]
 
 
+def test_the_end_of_a_run_looks_for_checkpoints_once_of_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store behind a network takes its time for each look."""
+    folder = CheckpointFolder(Store(str(tmp_path)))
+    folder.commit(20, {0: folder.part(20, rank=0, generation=1)}, "run", {})
+    folder.store.write_json(f"{folder.part(30, rank=0, generation=1)}/.metadata", {})
+    looks = []
+
+    def listed(self: Store, directory: str) -> list[str]:
+        looks.append(directory)
+        return all_of(self, directory)
+
+    all_of = Store.list
+    monkeypatch.setattr(Store, "list", listed)
+    folder.tidy({0: 2})
+    assert looks.count("checkpoints") == 2  # the committed ones, and all others
+    assert all_of(folder.store, "checkpoints") == ["00000020"]
+
+
 def test_parts_of_killed_processes_go_while_others_save(tmp_path: Path) -> None:
     """A folder without any other part stays: another worker may be about to write there."""
     folder = CheckpointFolder(Store(str(tmp_path)))

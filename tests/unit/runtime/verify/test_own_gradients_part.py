@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from swift_ft.checkpoint.own_gradients import (
     write_own_steps,
 )
 from swift_ft.checkpoint.worker_files import WorkerFiles
+from swift_ft.recovery.job_state import Checkpoints, State
 from swift_ft.runtime.data.digest import digest_of
-from swift_ft.runtime.verify.own_gradients_part import OwnGradientsPart
+from swift_ft.runtime.verify.own_gradients_part import KeptSteps, OwnGradientsPart
 from swift_ft.runtime.worker.part import Interruption, StepInfo
 from swift_ft.storage.store import Store
 from swift_ft.torch_core import outputs
@@ -253,6 +255,17 @@ def test_negative_zeros_are_no_difference(noting: OwnGradientsPart, replica: Rep
 
 
 STEP = OwnStep(1, "a processor", "00ff", {"the parameter weight": 3}, {WEIGHT: 4})
+
+
+def test_notes_are_kept_as_long_as_their_checkpoints() -> None:
+    job = SimpleNamespace(state=State(checkpoints=Checkpoints(committed=None)))
+    said: list[object] = []
+    kept = KeptSteps(job, lambda steps: said.append([*steps]), lambda: said.append("begun"))
+    kept.keep(0, STEP)
+    kept.keep(3, STEP)
+    job.state = State(checkpoints=Checkpoints(committed=3))
+    kept.keep(6, STEP)
+    assert said == ["begun", [0], [0, 3], [3, 6]]
 
 
 def test_notes_are_read_back(tmp_path: Path) -> None:
