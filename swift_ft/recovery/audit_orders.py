@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from swift_ft.recovery import events as ev
@@ -245,7 +246,15 @@ def _act(state: State, due: Due) -> ev.Event | None:
     return ev.DrainRequested(machine=due.leaves, asked_by=asked_by)
 
 
-def _return_to(state: State, iteration: int, reason: str) -> ev.Event:
+def act_at_the_end(state: State, due: Sequence[Due]) -> ev.CheckpointsDoubted | ev.JobClosed:
+    """The event that stands for all that is due in a job that ends: the return furthest back, or its end."""
+    returns = [(one.back_to, one.reason) for one in due if one.back_to is not None]
+    if returns:
+        return _return_to(state, *min(returns))
+    return ev.JobClosed(reason=due[0].reason, cause=Cause.MACHINE)
+
+
+def _return_to(state: State, iteration: int, reason: str) -> ev.CheckpointsDoubted | ev.JobClosed:
     kept = [one for one in state.checkpoints.kept if one <= iteration]
     if not kept:  # that one was damaged, and there was none before it
         return ev.JobClosed(reason=f"no checkpoint is left from before: {reason}", cause=Cause.MACHINE)
