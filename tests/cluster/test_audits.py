@@ -21,7 +21,7 @@ from tests.support.cluster import (
 )
 
 SCRIPT = Path(__file__).parent / "scripts" / "computes_wrong.py"
-MACHINES = {"train_swift": 3, "train_hybrid": 4}
+MACHINES = {"train_swift": 3, "train_hybrid": 4, "talks": 3}
 SMALLER = ["--layers=4", "--microbatches=4"]
 ITERATIONS = 14
 CLEAN = {"what": "nothing", "rank": -2}
@@ -161,6 +161,20 @@ def test_a_link_that_was_wrong_is_no_machine_s_fault(audited: Callable[..., Clus
     sent = [(event["slot"], event["rank"], event["iteration"], event["changed"]) for event in found]
     assert sorted(sent) == [(0, 0, 5, True), (0, 0, 5, True), (1, 0, 5, True), (1, 0, 5, True)]
     assert "what machine 0 has sent arrived as something else" in run.output
+    assert "has computed iteration 5 wrong" not in run.output
+    assert run.events("DrainRequested") == []
+
+
+def test_a_link_that_was_wrong_for_the_script_is_no_machine_s_fault(
+    audited: Callable[..., ClusterRun],
+) -> None:
+    """The script computes with a loss that was broadcast, and arrived as something else."""
+    run = audited("--on-corruption", "drain", example="talks", waits="all", what="result", rank=1, live=True)
+    assert run.code == 0, run.output[-3000:]
+    found = [event for event in run.events("AuditEnded") if event["iteration"] is not None]
+    assert {(event["iteration"], event["changed"]) for event in found} == {(5, True)}
+    assert [event["slot"] for event in found].count(1) == 2
+    assert "has sent arrived as something else" in run.output
     assert "has computed iteration 5 wrong" not in run.output
     assert run.events("DrainRequested") == []
 
