@@ -141,8 +141,7 @@ def candidate(state: State) -> Interval | None:
         return None
     # After a return to a checkpoint logs begin there, and it counts as saved then. Those of a layout before
     # are of no use.
-    since = min(saved_in[begin], saved_in[until])
-    if since < state.checkpoints.log_since or begin < state.layouts.since:
+    if saved_in[begin] < state.checkpoints.log_since or begin < state.layouts.since:
         return None
     interval = _between(state, begin, until)
     marked = any((mark.until, mark.epoch) == (until, interval.epoch) for mark in state.audits.marks)
@@ -270,13 +269,16 @@ def _name_now(state: State, machine: str) -> str:
 
 def _has_gone_back_for(state: State, judgement: Judgement) -> bool:
     """Whether it would be for ever: nobody leaves, and all have gone back for the same before."""
-    if judgement.wrong != Wrong.SEVERAL:
+    if judgement.wrong not in (Wrong.SEVERAL, Wrong.LINK):
         return False
-    begin, epoch = judgement.interval.begin, judgement.interval.epoch
-    earlier = [
-        one for one in state.audits.judged if one.wrong == Wrong.SEVERAL and one.interval.epoch < epoch
-    ]
-    return any(one.interval.begin == begin and one.slots == judgement.slots for one in earlier)
+
+    def cause(one: Judgement) -> tuple[object, ...]:
+        # A link's fault is found at both of its ends.
+        where = one.slots if one.wrong == Wrong.SEVERAL else one.slot
+        return one.wrong, one.interval.begin, where
+
+    epoch = judgement.interval.epoch
+    return any(cause(one) == cause(judgement) for one in state.audits.judged if one.interval.epoch < epoch)
 
 
 def why_in_doubt(judgement: Judgement) -> str:

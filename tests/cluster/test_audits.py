@@ -21,7 +21,7 @@ from tests.support.cluster import (
 )
 
 SCRIPT = Path(__file__).parent / "scripts" / "computes_wrong.py"
-MACHINES = {"train_swift": 3, "train_hybrid": 4, "talks": 3}
+MACHINES = {"train_swift": 3, "train_hybrid": 4, "talks": 3, "train_tied": 3}
 SMALLER = ["--layers=4", "--microbatches=4"]
 ITERATIONS = 14
 CLEAN = {"what": "nothing", "rank": -2}
@@ -118,6 +118,18 @@ def test_what_was_computed_right_is_marked(
     (mark, *_) = status["audits"]
     assert "for all machines" in mark
     assert int(mark.split()[1].rstrip(":")) in status["checkpoints"]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("example", ["talks", "train_tied"])
+def test_what_scripts_send_each_other_is_no_difference(
+    example: str, audited: Callable[..., ClusterRun]
+) -> None:
+    """What has arrived is in the logs, of each kind of message."""
+    run = audited(example=example, waits="marked", struck=0, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    assert {slot for event in run.events("AuditEnded") for slot in event["slots"]} == {0, 1, 2}
+    assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
 
 
 @pytest.mark.parametrize(

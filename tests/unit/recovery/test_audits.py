@@ -325,6 +325,26 @@ def test_a_changed_message_drains_nobody(tmp_path: Path) -> None:
     assert isinstance(doubted, ev.CheckpointsDoubted)
 
 
+def test_all_go_back_once_for_a_link(tmp_path: Path) -> None:
+    """Nobody leaves, so one that changes the same bits each time would have them do so for ever."""
+    changed = "audited {0} 20..40 at=29 digest=x changed then=back"
+    again = [changed.format("T 1"), "doubted 20", "report all nothing", "ready all", "committed 40 keep=2"]
+    again += ["audits S 0 20..40", "audited S 0 20..40 slots=0", "audits S 1 20..40"]
+    again += [changed.format("S 1"), "audits T 1 20..40"]
+    assert acts(tmp_path, changed.format("T 1"), "", *again) == []
+    later = [one.replace("20..40", "40..60") for one in again[4:]]
+    (doubted,) = acts(
+        tmp_path,
+        changed.format("T 1").replace("20..40", "40..60"),
+        "",
+        *again,
+        changed.format("T 1"),
+        "committed 60 keep=2",
+        *later[1:],
+    )
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+
+
 def test_a_machine_that_came_since_is_not_drained(tmp_path: Path) -> None:
     """It may be the one before it that was wrong."""
     replaced = ["lost B", "report 0 at 41", "report 1 nothing", "ready 1", "expect members A S"]
@@ -399,13 +419,13 @@ def test_a_job_that_ends_before_all_have_gone_back_leaves_no_checkpoint_in_doubt
     scenario, path = Scenario(), tmp_path / "scenario.txt"
     path.write_text(f"{BEGIN}{SAME} then=back\ncommitted 60 keep=2")
     scenario.run(path)
-    assert scenario.state.checkpoints.kept == (20, 40, 60)
+    assert [*scenario.state.checkpoints.kept] == [20, 40, 60]
     for event in end:
         scenario.apply(event)
     assert scenario.state.verdict is not None
     assert scenario.state.verdict.exit_code == code
     assert scenario.state.verdict.reason.startswith(why)
-    assert scenario.state.checkpoints.kept == (20,)
+    assert [*scenario.state.checkpoints.kept] == [20]
     assert [doubt.after for doubt in scenario.state.checkpoints.doubts] == [20]
     assert next_acts(scenario.state) == []
 
