@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from swift_ft.recovery import events as ev
@@ -140,8 +141,7 @@ def candidate(state: State) -> Interval | None:
         return None
     # After a return to a checkpoint logs begin there, and it counts as saved then. Those of a layout before
     # are of no use.
-    since = min(saved_in[begin], saved_in[until])
-    if since < state.checkpoints.log_since or begin < state.layouts.since:
+    if saved_in[begin] < state.checkpoints.log_since or begin < state.layouts.since:
         return None
     interval = _between(state, begin, until)
     marked = any((mark.until, mark.epoch) == (until, interval.epoch) for mark in state.audits.marks)
@@ -245,7 +245,15 @@ def _act(state: State, due: Due) -> ev.Event | None:
     return ev.DrainRequested(machine=due.leaves, asked_by=asked_by)
 
 
-def _return_to(state: State, iteration: int, reason: str) -> ev.Event:
+def act_at_the_end(state: State, due: Sequence[Due]) -> ev.CheckpointsDoubted | ev.JobClosed:
+    """The event that stands for all that is due in a job that ends: the return furthest back, or its end."""
+    returns = [(one.back_to, one.reason) for one in due if one.back_to is not None]
+    if returns:
+        return _return_to(state, *min(returns))
+    return ev.JobClosed(reason=due[0].reason, cause=Cause.MACHINE)
+
+
+def _return_to(state: State, iteration: int, reason: str) -> ev.CheckpointsDoubted | ev.JobClosed:
     kept = [one for one in state.checkpoints.kept if one <= iteration]
     if not kept:  # that one was damaged, and there was none before it
         return ev.JobClosed(reason=f"no checkpoint is left from before: {reason}", cause=Cause.MACHINE)
@@ -261,13 +269,16 @@ def _name_now(state: State, machine: str) -> str:
 
 def _has_gone_back_for(state: State, judgement: Judgement) -> bool:
     """Whether it would be for ever: nobody leaves, and all have gone back for the same before."""
-    if judgement.wrong != Wrong.SEVERAL:
+    if judgement.wrong not in (Wrong.SEVERAL, Wrong.LINK):
         return False
-    begin, epoch = judgement.interval.begin, judgement.interval.epoch
-    earlier = [
-        one for one in state.audits.judged if one.wrong == Wrong.SEVERAL and one.interval.epoch < epoch
-    ]
-    return any(one.interval.begin == begin and one.slots == judgement.slots for one in earlier)
+
+    def cause(one: Judgement) -> tuple[object, ...]:
+        # A link's fault is found at both of its ends.
+        where = one.slots if one.wrong == Wrong.SEVERAL else one.slot
+        return one.wrong, one.interval.begin, where
+
+    epoch = judgement.interval.epoch
+    return any(cause(one) == cause(judgement) for one in state.audits.judged if one.interval.epoch < epoch)
 
 
 def why_in_doubt(judgement: Judgement) -> str:

@@ -26,6 +26,9 @@ from swift_ft.recovery.maps import Numbers
 MOST_MARKS = 8
 """Intervals and judgements that are remembered."""
 
+BEFORE_ALL_LOGS = -1
+"""A generation: what follows a checkpoint that was saved in it is not audited."""
+
 
 @dataclass(frozen=True, slots=True)
 class Interval:
@@ -165,7 +168,7 @@ class Audits:
         judged: differences that are judged, the newest last.
         due: what is still to follow from judgements, the newest last.
         saved_in: by checkpoint that counts, the generation in which it was committed, or in which all have
-            gone back to it.
+            gone back to it; :data:`BEFORE_ALL_LOGS` if no replay from it comes out as what was trained.
     """
 
     interval: Interval | None = None

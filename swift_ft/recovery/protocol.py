@@ -146,7 +146,8 @@ def step(state: State, event: ev.Event) -> State:
         return state
     if kind in ev.OF_A_GENERATION and event.generation != state.generation:  # type: ignore[union-attr]  # they have one
         return state
-    return _HANDLERS[kind](state, event)
+    state = _HANDLERS[kind](state, event)
+    return audits.settled(state) if state.phase == Phase.ENDED else state
 
 
 def step_all(state: State, events: Iterable[ev.Event]) -> State:

@@ -160,10 +160,13 @@ class OfflineAssembly(Assembly):
             return
         rank, pipeline, computed = self._context.rank, self.attached.pipeline, error.fields.get("computed")
         assert pipeline is not None
-        of_script = key.direction == Direction.SCRIPT
-        sender = rank if of_script else pipeline.holders()[key.source_stage]
-        sent = self.log.read([sender], since=0, iteration=key.iteration)
-        changed = computed is not None and sent.has(key) and checksum_of(sent.read(key)) == computed
+        sender = error.fields.get("sender")
+        changed = sender is not None  # the replay was given what another worker has
+        if sender is None:
+            of_script = key.direction == Direction.SCRIPT
+            sender = rank if of_script else pipeline.holders()[key.source_stage]
+            sent = self.log.read([sender], since=0, iteration=key.iteration)
+            changed = computed is not None and sent.has(key) and checksum_of(sent.read(key)) == computed
         note_difference(Path(offline.out), rank, key, computed, sender=sender, changed=changed)
 
     def _save_elsewhere(self) -> None:

@@ -21,7 +21,7 @@ from tests.support.cluster import (
 )
 
 SCRIPT = Path(__file__).parent / "scripts" / "computes_wrong.py"
-MACHINES = {"train_swift": 3, "train_hybrid": 4}
+MACHINES = {"train_swift": 3, "train_hybrid": 4, "talks": 3, "train_tied": 3}
 SMALLER = ["--layers=4", "--microbatches=4"]
 ITERATIONS = 14
 CLEAN = {"what": "nothing", "rank": -2}
@@ -120,6 +120,18 @@ def test_what_was_computed_right_is_marked(
     assert int(mark.split()[1].rstrip(":")) in status["checkpoints"]
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("example", ["talks", "train_tied"])
+def test_what_scripts_send_each_other_is_no_difference(
+    example: str, audited: Callable[..., ClusterRun]
+) -> None:
+    """What has arrived is in the logs, of each kind of message."""
+    run = audited(example=example, waits="marked", struck=0, **CLEAN)
+    assert run.code == 0, run.output[-3000:]
+    assert {slot for event in run.events("AuditEnded") for slot in event["slots"]} == {0, 1, 2}
+    assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "rank", "places"),
     [
@@ -161,6 +173,20 @@ def test_a_link_that_was_wrong_is_no_machine_s_fault(audited: Callable[..., Clus
     sent = [(event["slot"], event["rank"], event["iteration"], event["changed"]) for event in found]
     assert sorted(sent) == [(0, 0, 5, True), (0, 0, 5, True), (1, 0, 5, True), (1, 0, 5, True)]
     assert "what machine 0 has sent arrived as something else" in run.output
+    assert "has computed iteration 5 wrong" not in run.output
+    assert run.events("DrainRequested") == []
+
+
+def test_a_link_that_was_wrong_for_the_script_is_no_machine_s_fault(
+    audited: Callable[..., ClusterRun],
+) -> None:
+    """The script computes with a loss that was broadcast, and arrived as something else."""
+    run = audited("--on-corruption", "drain", example="talks", waits="all", what="result", rank=1, live=True)
+    assert run.code == 0, run.output[-3000:]
+    found = [event for event in run.events("AuditEnded") if event["iteration"] is not None]
+    assert {(event["iteration"], event["changed"]) for event in found} == {(5, True)}
+    assert [event["slot"] for event in found].count(1) == 2
+    assert "has sent arrived as something else" in run.output
     assert "has computed iteration 5 wrong" not in run.output
     assert run.events("DrainRequested") == []
 

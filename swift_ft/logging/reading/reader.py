@@ -188,6 +188,16 @@ class LogReader:
         copy = self._newest(self._receipts, key)
         return copy.record.checksum if copy else None
 
+    def checksum(self, key: MessageKey) -> int | None:
+        """The checksum of the message itself, whose payload is not read; None if the log does not have it.
+
+        Raises:
+            DivergenceError: two copies of it differ.
+        """
+        self._load_iteration(key.iteration)
+        copy = self._newest(self._messages, key)
+        return copy.record.checksum if copy else None
+
     def has(self, key: MessageKey) -> bool:
         """True if the log has the message itself; a receipt does not count."""
         self._load_iteration(key.iteration)

@@ -8,6 +8,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import (
+    act_at_the_end,
     auditors,
     candidate,
     due_after,
@@ -176,18 +177,43 @@ def checkpoints_doubted(state: State, event: ev.CheckpointsDoubted) -> State:
     """Give up all checkpoints after one. All workers go back to that one, or the job ends if some cannot."""
     if event.iteration not in state.checkpoints.kept:
         return state
-    while state.checkpoints.committed != event.iteration:
-        assert state.checkpoints.committed is not None
-        state = give_up_checkpoint(state, state.checkpoints.committed, event.reason)
-    state = doubt_what_follows(state, event.iteration)
+    state = _doubt(state, event.iteration, event.reason)
     if reason := why_in_doubt_at_the_end(state, event.reason):
         return end_job(state, reason)
-    marks = tuple(mark for mark in state.audits.marks if mark.until <= event.iteration)
-    due = tuple(
-        replace(one, back_to=None) if one.back_to is not None and one.back_to >= event.iteration else one
-        for one in state.audits.due
-    )
-    state = replace(state, audits=replace(state.audits, marks=marks, due=due))
     # Also where no checkpoint is given up: what came after it is in doubt, in memory as well.
     tries = replace(state.tries, fallback_reason=event.reason, memory_in_doubt=True)
     return open_generation(replace(state, tries=tries))
+
+
+def _doubt(state: State, iteration: int, reason: str) -> State:
+    """Nothing counts that was computed after a checkpoint, and nobody is to go back to it once more."""
+    while state.checkpoints.committed != iteration:
+        assert state.checkpoints.committed is not None
+        state = give_up_checkpoint(state, state.checkpoints.committed, reason)
+    state = doubt_what_follows(state, iteration)
+    marks = tuple(mark for mark in state.audits.marks if mark.until <= iteration)
+    due = tuple(
+        replace(one, back_to=None) if one.back_to is not None and one.back_to >= iteration else one
+        for one in state.audits.due
+    )
+    return replace(state, audits=replace(state.audits, marks=marks, due=due))
+
+
+def settled(state: State) -> State:
+    """The state of a job that has ended, with all that was due after judgements.
+
+    It may end before any machine has appended that. A resumed run must not begin with a checkpoint that is in
+    doubt, and scripts that have all succeeded do not make it a success.
+    """
+    due = [one for one in state.audits.due if one.ends or one.back_to is not None]
+    verdict = state.verdict
+    if not due or verdict is None:
+        return state
+    act = act_at_the_end(state, due)
+    why = act.reason if verdict.ok else ""
+    if isinstance(act, ev.CheckpointsDoubted):
+        state = _doubt(state, act.iteration, act.reason)
+        # Other lines about the end of the loop name a checkpoint that is in doubt.
+        why = why_in_doubt_at_the_end(state, act.reason) or why
+    state = replace(state, audits=replace(state.audits, due=()))
+    return end_job(state, why) if why and verdict.exit_code in (0, 1) else state

@@ -8,7 +8,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.audit_orders import pinned
-from swift_ft.recovery.audits import Audits
+from swift_ft.recovery.audits import BEFORE_ALL_LOGS, Audits
 from swift_ft.recovery.handlers.generations import end_job, open_generation
 from swift_ft.recovery.handlers.worlds import give_up_change
 from swift_ft.recovery.job_state import Checkpoints, Doubt, Phase, SavedPart, State
@@ -83,7 +83,9 @@ def _with_commit(state: State, checkpoints: Checkpoints) -> Audits:
     """Of an iteration that was committed before, what was known is of another history."""
     audits, iteration = state.audits, checkpoints.committed
     assert iteration is not None
-    saved_in = kept(audits.saved_in, lambda at, _: at in checkpoints.kept).set(iteration, state.generation)
+    # An undo may have rounded the state that it has.
+    generation = BEFORE_ALL_LOGS if checkpoints.log_gap_before else state.generation
+    saved_in = kept(audits.saved_in, lambda at, _: at in checkpoints.kept).set(iteration, generation)
     marks = tuple(mark for mark in audits.marks if mark.until < iteration)
     return replace(audits, saved_in=saved_in, marks=marks)
 

@@ -9,7 +9,7 @@ from immutables import Map
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import COMMUNICATION, STATE, Way
-from swift_ft.recovery.audits import Audits
+from swift_ft.recovery.audits import BEFORE_ALL_LOGS, Audits
 from swift_ft.recovery.handlers.failures import note_failure
 from swift_ft.recovery.handlers.generations import end_job, end_too_early, open_generation, restart_all
 from swift_ft.recovery.handlers.layouts import in_layout, placed, with_new_layout
@@ -120,6 +120,7 @@ def _follow(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported])
         checkpoints = _from_memory(state.checkpoints, plan, state.generation)
     else:
         checkpoints = _after_partial_recovery(state, plan, statuses)
+        state = replace(state, audits=_without_what_was_rounded(state, plan, statuses))
     if plan.mode == RecoveryMode.START and state.checkpoints.committed is None:
         state = replace(state, layouts=Layouts(shares=state.layouts.shares))  # all scripts begin anew
     return _carry_out(replace(state, checkpoints=checkpoints), plan)
@@ -177,6 +178,18 @@ def _begun_again(state: State) -> Audits:
     if state.layouts.changes and committed <= state.layouts.since:
         return audits
     return replace(audits, saved_in=audits.saved_in.set(committed, state.generation))
+
+
+def _without_what_was_rounded(state: State, plan: Plan, statuses: Mapping[int, ev.StatusReported]) -> Audits:
+    """Nothing is audited from the last checkpoint to the next: a replay would not round as an undo has.
+
+    Messages may be alike all the same, and then only the states would differ, with nobody at fault.
+    """
+    audits, committed = state.audits, state.checkpoints.committed
+    rounds = any(statuses[rank].rounds for rank, task in plan.tasks.items() if task.undo)
+    if not rounds or committed is None or committed not in audits.saved_in:
+        return audits
+    return replace(audits, saved_in=audits.saved_in.set(committed, BEFORE_ALL_LOGS))
 
 
 def _from_memory(checkpoints: Checkpoints, plan: Plan, generation: int) -> Checkpoints:

@@ -92,7 +92,7 @@ class LogInterceptor:
         inexact_from: the iteration from which a replay's messages may differ from the original's, because it
             adds up gradients in another order; None if they are identical.
         expected: while an earlier iteration is resent, and in an audit, returns the checksum that was
-            received with a key.
+            received with a key. An audit has one for each message that was logged.
         computing: the iteration and the microbatch that a stage computes; None outside of steps.
     """
 
@@ -126,7 +126,8 @@ class LogInterceptor:
             self.retained_sends.keep(message.key, message.tensor)
         if self.source is None or message.peer in self.replay_group:
             return True
-        self._compare(message, self.source.receipt(message.key), "the original sent different bytes")
+        received = self.source.receipt if self.expected is None else self.expected
+        self._compare(message, received, "the original sent different bytes")
         return False
 
     def on_recv(self, message: Message) -> bool:
@@ -148,7 +149,7 @@ class LogInterceptor:
         if outputs.are_watched():
             outputs.show(Output(str(message.key), {"a message": message.tensor}, received=True))
         if self.expected is not None:
-            self._compare(message, self.expected(message.key), "the original received different bytes")
+            self._compare(message, self.expected, "the original received different bytes")
         if self._crosses(message):
             self.log.received(message.key, message.tensor)
 
@@ -179,9 +180,9 @@ class LogInterceptor:
             != self.recovery_groups[self.rank // self.workers_per_machine]
         )
 
-    def _compare(self, message: Message, expected: int | None, why: str) -> None:
-        if expected is None:
-            return  # the original had not sent it yet
+    def _compare(self, message: Message, received: Callable[[MessageKey], int | None], why: str) -> None:
+        if not self._crosses(message) or (expected := received(message.key)) is None:
+            return  # it is in no log, or the original had not sent it yet
         if (computed := checksum_of(message.tensor)) != expected:
             if self.log.in_doubt():
                 raise RuntimeError(ABORTED)

@@ -16,6 +16,7 @@ from swift_ft.logging import LogReader, MessageKey
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import StageLayers, layers_of
 from swift_ft.recovery.plan import Plan, Task
+from swift_ft.runtime.pipeline.arrivals import Arrivals
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor, RetainedSends
 from swift_ft.runtime.pipeline.published_shapes import PublishedShapes
 from swift_ft.runtime.pipeline.replay_shards import ReplayShards, note_several_calls
@@ -290,15 +291,15 @@ class LoggedPipeline:
         offline = self._context.offline
         own = [self._context.rank] if offline is not None and offline.audit else []
         source = self._interceptor.source = self._log.read([*near, *own], since=since, iteration=task.begin)
-        # Else a message that was changed on its way would look like a mistake of the one that got it.
-        self._interceptor.expected = source.receipt if own else None
+        arrivals = Arrivals(source) if own else None
+        self._interceptor.expected = arrivals.of_message if arrivals is not None else None
 
         def read(rank: int) -> LogReader:
             return source if rank in near else self._log.read([rank], since=since, iteration=task.begin)
 
         assert state.plan is not None
         live = {rank for rank, other in state.plan.tasks.items() if not other.replays} - replayed
-        self.script.without(Absence(live, task.replay_until, read, near, present=replayed))
+        self.script.without(Absence(live, task.replay_until, read, near, replayed, arrivals))
 
     def _publish_shapes(self, shapes: Mapping[int, dict[str, Any]]) -> None:
         """Before the first message: a replacement of this worker must know the shapes."""

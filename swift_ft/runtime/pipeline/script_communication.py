@@ -21,6 +21,7 @@ import xxhash
 from swift_ft.determinism import UNLIKE_RESULT
 from swift_ft.errors import DivergenceError, RecoveryError
 from swift_ft.logging import Direction, LogReader, MessageKey, MessageLog, checksum_of
+from swift_ft.runtime.pipeline.arrivals import Arrivals
 from swift_ft.runtime.script.script_line import script_line
 from swift_ft.torch_adapters.script_operations import PERSONAL, Operation
 from swift_ft.units import format_bytes, some
@@ -39,6 +40,7 @@ class Absence:
         read: opens the log of one of them.
         near: those whose logs are read in any case.
         present: those that do take part; None for all others.
+        arrivals: in an audit, what this worker was given in the original; None elsewhere.
     """
 
     ranks: Collection[int]
@@ -46,6 +48,7 @@ class Absence:
     read: Callable[[int], LogReader]
     near: Sequence[int] = ()
     present: Collection[int] | None = None
+    arrivals: Arrivals | None = None
 
 
 @dataclass(slots=True)
@@ -210,13 +213,18 @@ class ScriptCommunication:
         return MessageKey(self.iteration, number, Direction.SCRIPT, place, self.rank, 0)
 
     def _record(self, operation: Operation, key: MessageKey) -> None:
-        if operation.name == "recv" or self.log.writer is None:  # the sender has it; the run is about to end
+        if self.log.writer is None:  # the run is about to end
             return
         # Clones: the log keeps references, and scripts go on to change what they were given.
         if not operation.kept:
             operation.keep()
         for slot, tensor in enumerate(operation.kept):
-            self.log.sent(replace(key, slot=slot), tensor)
+            own = replace(key, slot=slot)
+            if operation.name == "recv":  # the sender has it
+                assert operation.peer is not None
+                self.log.received(replace(own, destination_stage=operation.peer), tensor)
+            else:
+                self.log.sent(own, tensor)
 
     def _fill(self, operation: Operation, key: MessageKey, absence: Absence) -> None:
         holder = self._holder(operation, absence)
@@ -225,8 +233,9 @@ class ScriptCommunication:
         for slot, tensor in enumerate(operation.tensors):
             given = checksum_of(tensor) if operation.source == self.rank else None
             own = replace(key, slot=slot)
-            self._readers[holder].read_into(replace(own, destination_stage=holder), tensor)
-            if given is not None and given != checksum_of(tensor):
+            there = replace(own, destination_stage=holder)
+            served = self._readers[holder].read_into(there, tensor)
+            if given is not None and given != served:
                 raise DivergenceError(
                     f"The replay diverged at {own}: {script_line()} broadcasts other bytes than the original "
                     f"did. {UNLIKE_RESULT}.",
@@ -234,6 +243,24 @@ class ScriptCommunication:
                     computed_in=key.iteration,
                     computed=given,
                 )
+            if absence.arrivals is not None and given is None:
+                self._compare_arrival(operation, own, there, served, absence.arrivals)
+
+    def _compare_arrival(
+        self, operation: Operation, own: MessageKey, there: MessageKey, served: int, arrivals: Arrivals
+    ) -> None:
+        """Another worker has these bytes of an operation. The original of this one may have got others."""
+        arrived = arrivals.of_result(own) if operation.peer is None else arrivals.of_message(there)
+        if arrived != served:
+            sender = there.destination_stage if operation.source is None else operation.source
+            raise DivergenceError(
+                f"The replay diverged at {own}: {script_line()} calls {operation.name}, and worker "
+                f"{there.destination_stage} has other bytes of it than this worker got. {UNLIKE_RESULT}.",
+                key=own,
+                computed_in=own.iteration,
+                computed=served,
+                sender=sender,
+            )
 
     def _holder(self, operation: Operation, absence: Absence) -> int:
         if operation.peer is not None:

@@ -3,13 +3,14 @@
 ``{"example": "train_ddp", "rank": 1, "iteration": 5, "what": "product"}`` flips a bit, on that worker and in
 that iteration, of the next matrix product's result; with ``"what": "parameter"`` of a parameter in the middle
 of the step, with ``"message"`` of what a stage computes, just before it is sent, with ``"received"`` of what
-a stage was sent, after it has come, with ``"link"`` of the same on its way, with ``"average"`` of the average
-of gradients. ``"times"`` are the computations of the iteration that it strikes, from 1 on, each time in
-another bit: ``[1]`` unless said otherwise. Rank -1 is all of them, ``"ranks"`` are several, and ``"every"``
-strikes in each iteration from that one on. What has struck is a file ``struck-RANK-ITERATION-TIME`` in the
-test's folder. ``"live"`` spares replays without the job: it is that machine's fault; ``"audits"`` strikes
-these alone. ``"worn"``: it is the machine on which the worker was at first, and not the one that replaces it.
-``"threads"`` is how many of them a spare computes with, unlike the machines.
+a stage was sent, after it has come, with ``"link"`` of the same on its way, with ``"result"`` of a scalar
+that the script broadcasts, likewise, with ``"average"`` of the average of gradients. ``"times"`` are the
+computations of the iteration that it strikes, from 1 on, each time in another bit: ``[1]`` unless said
+otherwise. Rank -1 is all of them, ``"ranks"`` are several, and ``"every"`` strikes in each iteration from
+that one on. What has struck is a file ``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"`` spares
+replays without the job: it is that machine's fault; ``"audits"`` strikes these alone. ``"worn"``: it is the
+machine on which the worker was at first, and not the one that replaces it. ``"threads"`` is how many of them
+a spare computes with, unlike the machines.
 
 ``"waits": {n: "marked"}``: before iteration n, worker 0 waits until a spare has audited all machines,
 ``"all"``: until the time from iteration 3 to 6 is audited; ``"judged"``: until a difference is judged;
@@ -23,7 +24,7 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.membership import base_of
 from swift_ft.runtime.pipeline.log_interceptor import LogInterceptor
+from swift_ft.runtime.pipeline.script_communication import ScriptCommunication
 from swift_ft.torch_adapters.ddp import DataParallelHook
 from swift_ft.torch_adapters.pipelining.interceptor import Message
+from swift_ft.torch_adapters.script_operations import Operation
 
 wrong = json.loads(os.environ["WRONG"])
 times = wrong.get("times", [1])
@@ -181,6 +184,28 @@ def received(self: LogInterceptor, message: Message) -> None:
     on_received(self, message)
 
 
+begin = ScriptCommunication.begin
+
+
+def begun(self: ScriptCommunication, operation: Operation) -> Callable[[], None] | None:
+    end = begin(self, operation)
+    if (
+        wrong["what"] != "result"
+        or end is None
+        or operation.name != "broadcast"
+        or operation.tensors[0].dim()
+    ):
+        return end
+
+    def ended() -> None:
+        fault.strike(operation.tensors[0])
+        for kept in operation.kept:
+            kept.copy_(operation.tensors[0])
+        end()
+
+    return ended
+
+
 arrived = DataParallelHook._arrived
 
 
@@ -193,5 +218,6 @@ def summed(self: DataParallelHook, bucket: torch.distributed.GradBucket) -> None
 PipelineStage.forward_one_chunk = computed  # type: ignore[assignment]
 DataParallelHook._arrived = summed
 LogInterceptor.on_received = received
+ScriptCommunication.begin = begun
 swift_ft.Session.__init__, swift_ft.Session.steps = init, steps
 example.main()

@@ -325,6 +325,26 @@ def test_a_changed_message_drains_nobody(tmp_path: Path) -> None:
     assert isinstance(doubted, ev.CheckpointsDoubted)
 
 
+def test_all_go_back_once_for_a_link(tmp_path: Path) -> None:
+    """Nobody leaves, so one that changes the same bits each time would have them do so for ever."""
+    changed = "audited {0} 20..40 at=29 digest=x changed then=back"
+    again = [changed.format("T 1"), "doubted 20", "report all nothing", "ready all", "committed 40 keep=2"]
+    again += ["audits S 0 20..40", "audited S 0 20..40 slots=0", "audits S 1 20..40"]
+    again += [changed.format("S 1"), "audits T 1 20..40"]
+    assert acts(tmp_path, changed.format("T 1"), "", *again) == []
+    later = [one.replace("20..40", "40..60") for one in again[4:]]
+    (doubted,) = acts(
+        tmp_path,
+        changed.format("T 1").replace("20..40", "40..60"),
+        "",
+        *again,
+        changed.format("T 1"),
+        "committed 60 keep=2",
+        *later[1:],
+    )
+    assert isinstance(doubted, ev.CheckpointsDoubted)
+
+
 def test_a_machine_that_came_since_is_not_drained(tmp_path: Path) -> None:
     """It may be the one before it that was wrong."""
     replaced = ["lost B", "report 0 at 41", "report 1 nothing", "ready 1", "expect members A S"]
@@ -374,6 +394,40 @@ def test_what_is_done_is_due_no_more(tmp_path: Path) -> None:
     assert 20 in pinned(scenario.state)
     followed(scenario)
     assert still_due(scenario.state) == ()
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "why"),
+    [
+        ([ev.JobClosed(reason="stopped by SIGINT", exit_code=130)], 130, "stopped by SIGINT"),
+        ([ev.JobClosed(reason="no machine is left")], 1, "no machine is left"),
+        (
+            [
+                ev.ScriptExited(machine="A", started_in=1),
+                ev.MachineLost(machine="B", reason="its connection ended"),
+            ],
+            1,
+            "machine 1 has computed iteration 29 wrong: a message (worker 1). That was found when the loop",
+        ),
+    ],
+    ids=["by a signal", "without a machine", "with a loss"],
+)
+def test_a_job_that_ends_before_all_have_gone_back_leaves_no_checkpoint_in_doubt(
+    end: list[ev.Event], code: int, why: str, tmp_path: Path
+) -> None:
+    """A run that is resumed begins with the newest that is in the store."""
+    scenario, path = Scenario(), tmp_path / "scenario.txt"
+    path.write_text(f"{BEGIN}{SAME} then=back\ncommitted 60 keep=2")
+    scenario.run(path)
+    assert [*scenario.state.checkpoints.kept] == [20, 40, 60]
+    for event in end:
+        scenario.apply(event)
+    assert scenario.state.verdict is not None
+    assert scenario.state.verdict.exit_code == code
+    assert scenario.state.verdict.reason.startswith(why)
+    assert [*scenario.state.checkpoints.kept] == [20]
+    assert [doubt.after for doubt in scenario.state.checkpoints.doubts] == [20]
+    assert next_acts(scenario.state) == []
 
 
 def test_bytes_that_changed_on_their_way_are_called_that(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from swift_ft.logging import (
     SegmentIdentity,
     checksum_of,
 )
+from swift_ft.runtime.pipeline.arrivals import Arrivals
 from swift_ft.runtime.pipeline.script_communication import (
     LIMIT_BYTES,
     Absence,
@@ -136,6 +137,66 @@ def test_a_replay_that_broadcasts_something_else_has_diverged(logs: Logs) -> Non
     ) as caught:
         again.begin(replace(operation("broadcast", torch.tensor([5.5])), source=0))
     assert caught.value.fields["computed"] == checksum_of(torch.tensor([5.5]))  # two replays may agree
+
+
+def audit(logs: Logs, holder: int, rank: int) -> Absence:
+    """As :func:`absent`, and what the worker itself was given counts, too."""
+    log = LogReader(logs.store, [f"log/{rank}"], run_id="run")
+    log.refresh()
+    return replace(absent(logs, holder), arrivals=Arrivals(log, patience_s=0.0))
+
+
+@pytest.mark.parametrize("source", [None, 2, 3])
+def test_a_result_that_arrived_as_something_else_is_told_from_a_wrong_computation(
+    source: int | None, logs: Logs
+) -> None:
+    """An audit of the worker that got it would compute with another one, and blame its machine."""
+    others, original, again = logs.worker(2), logs.worker(0), logs.worker(0)
+    for worker, value in ((others, 4.0), (original, 4.5)):
+        worker.begin_iteration(0)
+        done(worker, replace(operation("broadcast", torch.tensor([1.0])), source=source))
+        done(worker, replace(operation("broadcast", torch.tensor([value])), source=source))
+        close(worker)
+    again.without(audit(logs, 2, 0))
+    again.begin_iteration(0)
+    assert again.begin(replace(operation("broadcast", torch.zeros(1)), source=source)) is None
+    with pytest.raises(DivergenceError, match="worker 2 has other bytes of it") as caught:
+        again.begin(replace(operation("broadcast", torch.zeros(1)), source=source))
+    fields = caught.value.fields
+    assert (fields["sender"], fields["computed"]) == (source or 2, checksum_of(torch.tensor([4.0])))
+    again.without(absent(logs, 2))  # a recovery goes on with what the others have
+    again.begin_iteration(0)
+    for _ in range(2):
+        assert again.begin(replace(operation("broadcast", torch.zeros(1)), source=source)) is None
+
+
+def test_a_message_of_the_script_that_arrived_as_something_else(logs: Logs) -> None:
+    sender, original, again = logs.worker(2), logs.worker(0), logs.worker(0)
+    for worker, name, peer, values in ((sender, "send", 0, (1.0, 2.0)), (original, "recv", 2, (1.0, 2.5))):
+        worker.begin_iteration(0)
+        for value in values:
+            done(worker, operation(name, torch.tensor([value]), peer=peer))
+        close(worker)
+    again.without(audit(logs, 2, 0))
+    again.begin_iteration(0)
+    assert again.begin(operation("recv", torch.zeros(1), peer=2)) is None
+    with pytest.raises(DivergenceError) as caught:
+        again.begin(operation("recv", torch.zeros(1), peer=2))
+    assert caught.value.fields["sender"] == 2
+
+
+@pytest.mark.parametrize(("name", "peer"), [("allreduce", None), ("recv", 2)])
+def test_a_result_is_not_audited_if_nothing_says_what_has_arrived(
+    name: str, peer: int | None, logs: Logs
+) -> None:
+    other, again = logs.worker(2), logs.worker(0)
+    other.begin_iteration(0)
+    done(other, operation("send" if peer else name, torch.ones(1), peer=0 if peer else None))
+    close(other)
+    again.without(audit(logs, 2, 0))
+    again.begin_iteration(0)
+    with pytest.raises(LogMissingError, match="so a difference could be the link's"):
+        again.begin(operation(name, torch.zeros(1), peer=peer))
 
 
 @pytest.mark.parametrize(
