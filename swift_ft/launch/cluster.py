@@ -32,6 +32,7 @@ from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import run_machine
 from swift_ft.launch.processes.preload import preload
 from swift_ft.launch.rendezvous.store_service import StoreService, say_restarted
+from swift_ft.launch.schedulers.own_job import cause_of_stop
 from swift_ft.launch.settings import MachineJob
 from swift_ft.launch.signals import (
     FOR_WORKERS,
@@ -275,7 +276,12 @@ class Cluster:
 
     def _close(self, number: int) -> None:
         with contextlib.suppress(SwiftError, SignalException):  # a second signal: at once
-            self._journal().append(ev.JobClosed(reason=stopped_by(number), exit_code=128 + number))
+            cause, evidence = cause_of_stop(number)
+            self._journal().append(
+                ev.JobClosed(
+                    reason=stopped_by(number), exit_code=128 + number, cause=cause, evidence=evidence
+                )
+            )
             self._wait_for_the_rest()
 
     def _kill_agents(self) -> None:

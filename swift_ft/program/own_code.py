@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-_NOT_PROGRAMS = (f"{Path(__file__).parents[1]}/", f"{Path(torch.__file__).parent}/")
+_RUNTIME = f"{Path(__file__).parents[1]}/"
+_NOT_PROGRAMS = (_RUNTIME, f"{Path(torch.__file__).parent}/")
 _LIBRARIES = _NOT_PROGRAMS + tuple(
     f"{path}/"
     for path in (
@@ -32,6 +33,11 @@ def is_own_file(filename: str) -> bool:
     """Whether a source file is the user's own. Asked for each function on the stack in each step."""
     installed = any(part in filename for part in _INSTALLED)
     return not installed and not filename.startswith(("<", *_LIBRARIES))
+
+
+def is_of_runtime(filename: str) -> bool:
+    """Whether a source file is of this package."""
+    return filename.startswith(_RUNTIME)
 
 
 def is_of_program(filename: str) -> bool:

@@ -33,8 +33,10 @@ class Cause(StrEnum):
     """Connections between living machines break, or those to a server that the script needs."""
     STORE = "store"
     """The store, or another disk or file server, cannot be used, or has lost or changed files."""
+    SCHEDULER = "scheduler"
+    """The scheduler, in whose job a launcher runs, has stopped it."""
     SIGNAL = "signal from outside"
-    """A scheduler or a person has stopped or killed a process."""
+    """A person, or whoever else, has stopped or killed a process."""
     INJECTED = "injected fault"
     """A test's, of ``--inject``."""
     RUNTIME = "swift_ft"
@@ -50,6 +52,7 @@ ADVICE = {
     Cause.DEVICE: "look at the device and the driver's log; if it comes again, drain the machine",
     Cause.NETWORK: "look at the links between these machines, and at their errors",
     Cause.STORE: "look at the store's disk or server, and run swift-recover verify",
+    Cause.SCHEDULER: "ask the scheduler why (time limit, preemption, a person); requeue what it stopped",
     Cause.SIGNAL: "nothing if somebody meant it; else see who sent it (scheduler, limits, a person)",
     Cause.INJECTED: "nothing",
     Cause.RUNTIME: "report it to the developers of swift_ft, with this run's --events-out",
@@ -173,10 +176,10 @@ def _says(text: str, parts: tuple[str, ...]) -> bool:
 def cause_of(event: ev.Event) -> Cause:
     """Whose fault an event is that interrupts a job: what the event says, or what its kind does."""
     match event:
-        case ev.MachineLost(stopped_by=number) if number:
-            return Cause.SIGNAL
         case ev.MachineLost(cause=said) | ev.ScriptFailed(cause=said) | ev.JobClosed(cause=said) if said:
             return Cause(said)
+        case ev.MachineLost(stopped_by=number) if number:
+            return Cause.SIGNAL
         case ev.ScriptFailed():
             return Cause.SCRIPT
         case ev.DeadlinePassed(machines=late, located=located) if {*late} <= {*located}:
@@ -194,4 +197,5 @@ def cause_of(event: ev.Event) -> Cause:
 
 def evidence_of(event: ev.Event) -> tuple[str, ...]:
     """The facts by which a cause was found, besides the event's reason."""
-    return event.evidence if isinstance(event, ev.MachineLost | ev.ScriptFailed | ev.DeadlinePassed) else ()
+    told = ev.MachineLost | ev.ScriptFailed | ev.DeadlinePassed | ev.JobClosed
+    return event.evidence if isinstance(event, told) else ()

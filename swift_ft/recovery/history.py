@@ -209,14 +209,14 @@ class History:
         if ended is not None:
             found = incident_of(ended, state.membership, self.incidents)
         elif failed and self._current is not None:
-            found = incident_of_end(self._current, before, entry, self.incidents)
+            found = incident_of_end(self._current, before, entry, self.incidents, state.verdict)
         elif over and self._current is not None:  # without a session, scripts may do without the lost one
             found = incident_of(self._current, state.membership, self.incidents, ENDED)
         elif failed or (
             isinstance(entry.event, ev.ScriptFailed)
             and state.tries.restarts_left < before.tries.restarts_left
         ):
-            found = incident_of_event(before, entry, self.incidents, ended=failed)
+            found = incident_of_event(before, entry, self.incidents, state.verdict if failed else None)
         if found is not None:
             self.incidents.append(found)
         return found

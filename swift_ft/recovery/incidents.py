@@ -9,7 +9,7 @@ from typing import Any
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import ADVICE, Cause, cause_of, evidence_of
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.job_state import State
+from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import RecoveryMode
 from swift_ft.recovery.recoveries import Course, loss_in_words
@@ -107,7 +107,7 @@ def incident_of(
 
 
 def incident_of_end(
-    course: Course, before: State, entry: Entry, earlier: Sequence[Incident]
+    course: Course, before: State, entry: Entry, earlier: Sequence[Incident], ended: Verdict | None
 ) -> Incident | None:
     """The incident of an event that ends a run in a recovery; None for what was asked for.
 
@@ -116,10 +116,11 @@ def incident_of_end(
         before: the state before the event.
         entry: the event.
         earlier: the incidents before it.
+        ended: how the run has ended.
     """
     if not isinstance(entry.event, _ENDS_BY_ITSELF):
         return incident_of(course, before.membership, earlier, ENDED)
-    last = incident_of_event(before, entry, earlier, ended=True)
+    last = incident_of_event(before, entry, earlier, ended)
     if last is None or course.failure is None or course.failure is entry:
         return last
     recovery, injected = course.recovery, course.fault
@@ -149,7 +150,7 @@ def _is_loss(event: ev.Event) -> bool:
 
 
 def incident_of_event(
-    before: State, entry: Entry, earlier: Sequence[Incident], *, ended: bool
+    before: State, entry: Entry, earlier: Sequence[Incident], ended: Verdict | None
 ) -> Incident | None:
     """The incident of an event that restarts all processes or ends the run; None for what was asked for.
 
@@ -157,15 +158,20 @@ def incident_of_event(
         before: the state before the event.
         entry: the event.
         earlier: the incidents before it.
-        ended: whether the run has ended with it.
+        ended: how the run has ended with it; None if it has not.
     """
     event = entry.event
+    if isinstance(event, ev.ScriptExited | ev.CommunicationFailed) and ended is not None:
+        # All are done, and the store has not taken the last checkpoint; or a script has ended too early.
+        cause = Cause.STORE if before.all_finished else Cause.SCRIPT
+        event = ev.JobClosed(reason=ended.reason, cause=cause)
+        entry = replace(entry, event=event)
     if not isinstance(event, _ENDS_BY_ITSELF):
         return None
-    # One that the user can mend has its remedy in its text; who stops a run knows why.
+    # One that the user can mend has its remedy in its text; a person who stops a run knows why.
     if isinstance(event, ev.ScriptFailed) and event.usage:
         return None
-    if isinstance(event, ev.JobClosed) and event.exit_code > 128:
+    if isinstance(event, ev.JobClosed) and event.exit_code > 128 and cause_of(event) == Cause.SIGNAL:
         return None
     machine = getattr(event, "machine", "")
     machines = (machine,) if machine else tuple(getattr(event, "machines", ()))
@@ -177,7 +183,7 @@ def incident_of_event(
         evidence=evidence_of(event),
         machines=machines,
         slots=tuple(slot for name in machines if (slot := before.slot_of(name)) is not None),
-        way=ENDED if ended else RecoveryMode.RESTART.value,
+        way=RecoveryMode.RESTART.value if ended is None else ENDED,
     )
 
 

@@ -11,7 +11,7 @@ from swift_ft.recovery.job_state import Phase, State
 _NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 """Ranks, processes, addresses and free bytes differ between two starts that fail alike."""
 
-_PASSES = frozenset({Cause.NETWORK, Cause.STORE, Cause.SIGNAL, Cause.INJECTED})
+_PASSES = frozenset({Cause.NETWORK, Cause.STORE, Cause.SCHEDULER, Cause.SIGNAL, Cause.INJECTED})
 """Causes from outside, which may be over at the next start."""
 
 

@@ -106,6 +106,9 @@ def test_no_intact_checkpoint_is_left(tmp_path: Path, monkeypatch: pytest.Monkey
     assert run.code == 1
     assert "the checkpoint of iteration 3 is damaged: the file digests.json is gone" in run.output
     assert "no intact checkpoint is left: worker 1: the checkpoint of iteration 0 is damaged" in one_line(run)
+    incident = run.report["incidents"][-1]
+    assert (incident["cause"], incident["way"]) == ("store", "the run ended")
+    assert "(cause: store): " in run.output
 
 
 def test_resume_with_damaged_checkpoints(tmp_path: Path, references: Any) -> None:

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 
+from swift_ft.cli.incident_words import incident_in_words
+from swift_ft.recovery.causes import ADVICE, Cause
+from swift_ft.recovery.incidents import Incident
 from tests.support.cluster import ClusterRun, run_cluster
 
-SCRIPT = Path(__file__).parent / "scripts" / "goes_wrong.py"
+SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPT = SCRIPTS / "goes_wrong.py"
 
 
 def run(folder: Path, how: str, *flags: str) -> tuple[ClusterRun, dict[str, Any]]:
@@ -20,6 +24,46 @@ def run(folder: Path, how: str, *flags: str) -> tuple[ClusterRun, dict[str, Any]
     )
     (incident,) = done.report["incidents"]
     return done, incident
+
+
+def test_each_cause_is_told_in_a_line_and_in_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine dies, connections end, a scheduler stops a launcher, and the runtime itself has a defect."""
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    script = [str(SCRIPTS / "meets_all.py"), str(tmp_path / "store"), str(tmp_path)]
+    done = run_cluster(tmp_path, machines=2, script=script, flags=["--max-restarts", "1"])
+    assert done.code == 0, done.output[-3000:]
+    told = [(one["cause"], one["way"], one["slots"]) for one in done.report["incidents"]]
+    machine, network, scheduler, runtime = done.report["incidents"]
+    assert told == [
+        (Cause.MACHINE, "replica", [1]),
+        (Cause.NETWORK, network["way"], network["slots"]),
+        (Cause.SCHEDULER, "replica", [1]),
+        (Cause.RUNTIME, "restart", [1]),
+    ]
+    assert "connection ended" in machine["reason"]
+    assert network["slots"], "the worker that has said so"
+    assert scheduler["reason"] == "stopped by SIGTERM"
+    assert scheduler["evidence"] == ["this launcher runs in Slurm job 4711: see sacct -j 4711"]
+    assert runtime["reason"].startswith("worker 1: AttributeError: 'NoneType' object has no attribute")
+    place, defect, _ = runtime["evidence"]
+    assert re.fullmatch(r"meets_all.py:\d+, in <module>", place)
+    assert re.fullmatch(r"in swift_ft, steps.py:\d+", defect)
+    assert_told(done)
+    assert [lost.count for lost in done.last_state().membership.losses.values()] == [1], "the dead machine's"
+
+
+def assert_told(done: ClusterRun) -> None:
+    """Checks that the line of each incident has what its record has, and says what to do."""
+    for record in done.report["incidents"]:
+        lists = {name: tuple(value) for name, value in record.items() if isinstance(value, list)}
+        incident = Incident(**record | lists)
+        line = incident_in_words(incident)
+        assert f"] {line}\n" in done.output
+        for part in (f"(cause: {incident.cause})", incident.reason, *incident.evidence, incident.advice):
+            assert part in line
+        assert incident.advice == ADVICE[Cause(incident.cause)]
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,8 @@ def test_a_run_without_its_last_checkpoint_has_failed(tmp_path: Path) -> None:
     goes_on = f"from the checkpoint at iteration {CHECKPOINT_EVERY}, trains the last {CHECKPOINT_EVERY} of"
     assert goes_on in run.output
     assert [*tmp_path.glob("weights*")]
+    (incident,) = run.report["incidents"]
+    assert (incident["cause"], incident["way"]) == ("store", "the run ended")
+    assert goes_on in incident["reason"]
+    assert "incident 1 (cause: store): training is complete" in run.output
+    assert "To do: look at the store's disk or server" in run.output

@@ -193,6 +193,7 @@ def test_signals_that_cannot_be_handled_are_named(names: str, hosts: Hosts) -> N
 
 def test_a_signal_to_all_processes_at_once_is_a_stop(hosts: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a scheduler sends it: the workers get it before their agents, and from these once more."""
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
     handling(hosts, monkeypatch, ends={"SIGTERM": [0, 1]})
     launcher = start_on_one_host(hosts)
     for line in processes_of(hosts.folder):
@@ -201,6 +202,10 @@ def test_a_signal_to_all_processes_at_once_is_a_stop(hosts: Hosts, monkeypatch: 
     assert launcher.wait(60) == 143
     assert hosts.end(interrupted_at_exit=True) == {"all": 143}
     assert hosts.output("all").splitlines()[-1] == "swift-run: stopped by SIGTERM"
+    assert (
+        "(cause: scheduler): stopped by SIGTERM (this launcher runs in Slurm job 4711: see sacct -j 4711)"
+        in hosts.output("all")
+    )
 
 
 @pytest.mark.thorough

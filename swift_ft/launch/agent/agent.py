@@ -38,6 +38,7 @@ from swift_ft.launch.health.gate import UnhealthyMachineError, facts_of, pass_ga
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
+from swift_ft.launch.schedulers.own_job import cause_of_stop
 from swift_ft.launch.settings import AgentSettings
 from swift_ft.network import Port
 from swift_ft.observe.spans import recorder
@@ -201,7 +202,8 @@ class MachineAgent(ElasticAgent):
         """A signal stops this launcher: Ctrl-C ends the run, and all others take this machine out of it."""
         signals.ignore_stop_signals()
         membership, reason = self._membership, signals.stopped_by(number)
-        ending = ev.JobClosed(reason=reason, exit_code=128 + number)
+        cause, evidence = cause_of_stop(number)
+        ending = ev.JobClosed(reason=reason, exit_code=128 + number, cause=cause, evidence=evidence)
         left = f"this machine left the run: {reason}"
         ended: State | None = None
         with contextlib.suppress(RendezvousLostError):
@@ -209,7 +211,13 @@ class MachineAgent(ElasticAgent):
                 state, left = membership.follower.append(ending), reason
             else:
                 self._let_scripts_end(number)
-                left_by = ev.MachineLost(machine=membership.machine, reason=reason, stopped_by=number)
+                left_by = ev.MachineLost(
+                    machine=membership.machine,
+                    reason=reason,
+                    stopped_by=number,
+                    cause=cause,
+                    evidence=evidence,
+                )
                 state = membership.follower.append(left_by)
                 if not state.membership.members and not state.membership.spares:  # no machine is left
                     state = membership.follower.append(ending)

@@ -8,11 +8,14 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from swift_ft.program.own_code import is_own_file
+from swift_ft.program.own_code import is_of_runtime, is_own_file
 from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery.causes import Cause, cause_of_error, names_of
 from swift_ft.torch_adapters.bad_samples import BadSample, bad_sample
 from swift_ft.torch_adapters.comm_errors import is_broken_communication
+
+_DEFECTS = (AssertionError, AttributeError, LookupError, NameError, TypeError, ArithmeticError)
+"""By which a defect of Python code shows itself. One of torch's in our code may be of the user's tensors."""
 
 
 def whose_fault(error: BaseException) -> dict[str, Any]:
@@ -34,6 +37,9 @@ def whose_fault(error: BaseException) -> dict[str, Any]:
     if cause in (Cause.SCRIPT, Cause.NETWORK, Cause.STORE) and sample is not None:
         cause = Cause.DATA if cause == Cause.SCRIPT else cause
         where = [*([sample.place] if sample.place else where), sample.words]
+    elif cause == Cause.SCRIPT and theirs and _is_defect_of_runtime(error, frames[-1]):
+        cause = Cause.RUNTIME
+        where.append(f"in swift_ft, {Path(frames[-1].filename).name}:{frames[-1].lineno}")
     told = sample.error if sample is not None else ""
     failed = without_secrets(told or f"{type(error).__name__}: {error}")  # a secret that is cut is not known
     return {"failed": failed[:2000], "cause": cause.value, "at": where}
@@ -48,6 +54,15 @@ def _cause_of(error: BaseException, sample: BadSample | None) -> Cause:
     if isinstance(kind, type) and issubclass(kind, BaseException):
         return cause_of_error(names_of(kind), sample.text)
     return cause_of_error([name], sample.text)
+
+
+def _is_defect_of_runtime(error: BaseException, innermost: traceback.FrameSummary) -> bool:
+    """Whether it is an error in this package's own code that nobody has raised on purpose.
+
+    What it raises on purpose names a mistake of the script's, but for an assertion.
+    """
+    on_purpose = (innermost.line or "").startswith("raise ") and not isinstance(error, AssertionError)
+    return isinstance(error, _DEFECTS) and is_of_runtime(innermost.filename) and not on_purpose
 
 
 def _is_in_local_pipe(frames: traceback.StackSummary) -> bool:

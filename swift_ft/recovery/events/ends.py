@@ -61,11 +61,15 @@ class ScriptFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobClosed:
-    """The job ends on request (Ctrl-C, SIGTERM), or because it cannot continue: ``cause`` as elsewhere."""
+    """The job ends on request (Ctrl-C, SIGTERM), or because it cannot continue.
+
+    ``cause`` and ``evidence`` are as elsewhere.
+    """
 
     reason: str
     exit_code: int = 1
     cause: str = ""
+    evidence: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from email.message import Message
 from multiprocessing import Pipe
@@ -11,6 +12,8 @@ import pytest
 import torch
 import torch.utils.checkpoint
 
+import swift_ft
+from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.errors import CheckpointError, GaveUpError, RendezvousLostError
 from swift_ft.launch.processes.script_error import whose_fault
 from swift_ft.recovery import events as ev
@@ -42,6 +45,7 @@ def test_a_person_is_told_what_to_do_for_every_cause() -> None:
         (lost(), Cause.MACHINE),
         (lost(cause=Cause.MEMORY.value), Cause.MEMORY),
         (lost(stopped_by=15), Cause.SIGNAL),
+        (lost(stopped_by=15, cause=Cause.SCHEDULER.value), Cause.SCHEDULER),
         (lost(cause="swift_ft"), Cause.RUNTIME),
         (ev.ScriptFailed(machine="m", started_in=1, reason="no"), Cause.SCRIPT),
         (ev.ScriptFailed(machine="m", started_in=1, reason="no", cause="device"), Cause.DEVICE),
@@ -140,6 +144,29 @@ def test_the_end_of_a_process_behind_a_local_pipe_is_no_error_of_a_network() -> 
     its.close()
     with pytest.raises(ConnectionError) as raised:
         mine.send("more")
+    assert whose_fault(raised.value)["cause"] == Cause.SCRIPT
+
+
+def test_a_defect_in_the_runtimes_own_code_is_not_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_ft.recovery.causes._OWN_ERRORS", None)
+    with pytest.raises(TypeError) as raised:
+        cause_of_signal("SIGSEGV")
+    found = whose_fault(raised.value)
+    assert found["cause"] == Cause.RUNTIME
+    place, defect = found["at"]
+    assert place.endswith("in test_a_defect_in_the_runtimes_own_code_is_not_the_scripts")
+    assert re.fullmatch(r"in swift_ft, causes.py:\d+", defect)
+
+
+def test_what_the_runtime_raises_on_purpose_names_a_mistake_of_the_script() -> None:
+    with pytest.raises(AttributeError) as raised:
+        swift_ft.no_such_name  # noqa: B018
+    assert whose_fault(raised.value)["cause"] == Cause.SCRIPT
+
+
+def test_an_error_of_torchs_in_the_runtimes_code_may_be_of_the_scripts_tensors() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        tensor_digests({"weight": torch.empty(2, device="meta")})
     assert whose_fault(raised.value)["cause"] == Cause.SCRIPT
 
 

@@ -65,6 +65,7 @@ def test_two_that_are_there_at_the_same_time_are_two_machines() -> None:
     [
         *(("", True), (Cause.DEVICE, True), (Cause.NETWORK, False), (Cause.SCRIPT, False)),
         *((Cause.NATIVE, False), (Cause.MEMORY, False), (Cause.SIGNAL, False), (Cause.RUNTIME, False)),
+        (Cause.SCHEDULER, False),
     ],
 )
 def test_only_what_another_machine_would_not_meet_counts(cause: str, counts: bool, spare: bool) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from swift_ft.cli.incident_words import incident_in_words
 from swift_ft.recovery import events as ev
-from swift_ft.recovery.causes import Cause
-from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.causes import Cause, cause_of
+from swift_ft.recovery.entries import Entry, event_from_dict
 from swift_ft.recovery.history import History
 from swift_ft.recovery.incidents import ENDED, Incident
 from swift_ft.recovery.job_state import Phase
@@ -74,6 +74,43 @@ def test_a_second_loss_that_empties_a_slot_is_named_once() -> None:
 @pytest.mark.parametrize("code", [130, 143])
 def test_a_person_who_stops_a_recovery_knows_why(code: int) -> None:
     assert incidents(KILLED, ev.JobClosed(reason="stopped by a signal", exit_code=code)) == []
+
+
+STOPPED = ev.MachineLost(machine="B", reason="stopped by SIGTERM", stopped_by=15)
+
+
+@pytest.mark.parametrize("before", [(), (STOPPED,)])
+def test_a_scheduler_that_stops_a_run_does_not_tell_why(before: tuple[ev.Event, ...]) -> None:
+    said = ("Slurm job 7",)
+    closed = ev.JobClosed(
+        reason="stopped by SIGTERM", exit_code=143, cause=Cause.SCHEDULER.value, evidence=said
+    )
+    (one,) = incidents(*before, closed)
+    assert (one.cause, one.reason, one.evidence) == (Cause.SCHEDULER, "stopped by SIGTERM", said)
+    assert one.way == ENDED
+    assert "ask the scheduler why" in incident_in_words(one)
+
+
+def test_a_journal_from_before_schedulers_were_told_apart_is_read() -> None:
+    old = {"event": "MachineLost", "machine": "B", "reason": "stopped by SIGTERM", "stopped_by": 15}
+    assert cause_of(event_from_dict(old)) == Cause.SIGNAL
+    closed = event_from_dict({"event": "JobClosed", "reason": "stopped by SIGTERM", "exit_code": 143})
+    assert incidents(closed) == []
+
+
+@pytest.mark.parametrize(("saves", "cause"), [(8, Cause.STORE), (None, Cause.SCRIPT)])
+def test_the_end_of_scripts_fails_a_run_with_a_cause(saves: int | None, cause: Cause) -> None:
+    """The store has not taken the last checkpoint; or one script is over before the others are."""
+    ready = [ev.WorkerReady(rank=rank, generation=1) for rank in range(2)]
+    finished = [ev.WorkerFinished(rank=rank, generation=1, saves=saves) for rank in range(2)]
+    exits = [
+        ev.ScriptExited(machine=name, started_in=1, rank=rank, iteration=8) for rank, name in enumerate("AB")
+    ]
+    closed = ev.CommunicationFailed(rank=1, generation=1, reason="closed")
+    ends: list[ev.Event] = [*finished, *exits] if saves else [exits[0], closed]
+    (one,) = incidents(*ready, *ends)
+    assert (one.cause, one.way, one.machines) == (cause, ENDED, ())
+    assert ("not in the store" if saves else "worker 0 ended after 8") in one.reason
 
 
 def test_a_fault_of_a_test_is_no_failure_of_the_script() -> None:

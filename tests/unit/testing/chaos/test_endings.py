@@ -99,7 +99,7 @@ def test_an_error_that_another_fault_raises_is_none_of_a_kill() -> None:
 
 def test_all_causes_are_thought_of() -> None:
     """A new one is of machines and networks, or of the program."""
-    of_faults = {Cause.MACHINE, Cause.NETWORK, Cause.STORE, Cause.SIGNAL, Cause.INJECTED}
+    of_faults = {Cause.MACHINE, Cause.NETWORK, Cause.STORE, Cause.SCHEDULER, Cause.SIGNAL, Cause.INJECTED}
     excused = {cause for cause in Cause if not beyond_faults([failed("x", cause)], ())}
     assert excused == of_faults
 
