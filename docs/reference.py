@@ -211,7 +211,8 @@ EXIT_CODES = {
     "EXIT_USAGE": "a mistake that the user can fix; one line per mistake",
     "EXIT_FENCED": "the machine was replaced and may not go on",
     "EXIT_KEPT_OUT": "this machine takes no part, and the run goes on with another one: it differs from the "
-    "others, or fails a [health check](how-to/incidents.md#health-checks)",
+    "others, fails a [health check](how-to/incidents.md#health-checks), or was [lost too "
+    "often](how-to/incidents.md#what-comes-again)",
     "EXIT_NOT_STARTED": "a process could not be started",
     "130, 143": "SIGINT, SIGTERM ended it",
     "any other": "the exit code of the script that failed",

@@ -7,7 +7,7 @@ is named by ``--health-checks``.
 
 from __future__ import annotations
 
-from swift_ft.launch.health.facts import HealthCheck, HealthFacts
+from swift_ft.launch.health.facts import ClockReading, HealthCheck, HealthFacts
 from swift_ft.runtime.worker.part import Interruption, Part, Round, StepInfo
 from swift_ft.storage.files import Files
 from swift_ft.storage.remote import RemoteFiles, register_store
@@ -15,6 +15,7 @@ from swift_ft.torch_adapters.pipelining.schedule_order import register_schedule
 from swift_ft.undo import Rule, register_rule
 
 __all__ = [
+    "ClockReading",
     "Files",
     "HealthCheck",
     "HealthFacts",

@@ -13,6 +13,7 @@ from swift_ft.cli.incident_words import incident_facts
 from swift_ft.cli.news import NEWS, SILENT, News, news
 from swift_ft.cli.words import cost_in_words, machine_in_words, numbers_in_words, plan_in_words
 from swift_ft.recovery import events as ev
+from swift_ft.recovery import exclusion
 from swift_ft.recovery.audit_orders import has_replicas
 from swift_ft.recovery.audits import Judgement, Mark, Wrong, judged_since
 from swift_ft.recovery.history import History, StateChange
@@ -231,6 +232,8 @@ def _of_state(change: StateChange) -> Iterator[_Told]:
     switches = after.worlds.present != before.worlds.present  # which is told as such
     if after.phase == Phase.ENDED:
         return
+    if after.membership.losses is not before.membership.losses:
+        yield from _left_out(before, after)
     if before.generation and before.membership.spares and not after.membership.spares:
         yield "spares_used_up", {}
     stood = before.phase == Phase.FORMING and len(before.membership.members) <= len(after.membership.members)
@@ -285,6 +288,18 @@ def _of_end(change: StateChange, history: History) -> Iterator[_Told]:
             "level": "info" if verdict.ok else "error",
         }
         yield "run_ended", facts
+
+
+def _left_out(before: State, after: State) -> Iterator[_Told]:
+    """Machines and failure domains that are not taken any more."""
+    losses = after.membership.losses
+    for identity in sorted(exclusion.machines_left_out(after) - exclusion.machines_left_out(before)):
+        reason, count = exclusion.machine_in_words(after, identity), losses[identity].count
+        yield "machine_left_out", {"name": identity, "reason": reason, "losses": count}
+    for domain in sorted(exclusion.domains_left_out(after) - exclusion.domains_left_out(before)):
+        count = sum(lost.count for lost in losses.values() if lost.domain == domain)
+        reason = exclusion.domain_in_words(after, domain)
+        yield "machine_left_out", {"name": domain, "reason": reason, "losses": count}
 
 
 def _generation(before: State, after: State, event: ev.Event) -> Iterator[_Told]:

@@ -63,6 +63,8 @@ KINDS = {
         "A spare machine counts as failed."),
     "health_check_failed": NewsKind("warning", NEWS, "{reason}", "name reason",
         "A machine has failed a health check, and takes no part."),
+    "machine_left_out": NewsKind("warning", NEWS, "{reason}", "name reason losses",
+        "A machine, or a failure domain, was lost too often by its own fault, and is not taken again."),
     "spares_used_up": NewsKind("warning", SILENT, "no spare machine is left", "",
         "No spare is left: the next loss waits for a new machine."),
     "guest_declined": NewsKind("warning", NEWS, "{who} cannot run an empty slot, too: {reason}", "",

@@ -66,6 +66,9 @@ from swift_ft.torch_adapters.versions.launch_options import add_missing_options
 _EMBEDDED = StoreAddress.tcp("127.0.0.1", 0)
 """The store that a standalone run starts itself: at a free port."""
 
+_MACHINE_FAILURES = 5
+"""A machine that was lost three times is the last to be used: it had two more chances."""
+
 _LOGS = "swift-logs"
 _STORE_ENDS_S = 10.0
 _POLL_S = 0.2
@@ -145,7 +148,8 @@ exit codes:
   0      the run is complete
   1      the run gave up, or a fault of --inject never struck; one line says why
   2      a mistake that you can fix; one line per mistake
-  78     this machine is kept out: it differs from the others, or fails a health check
+  78     this machine is kept out: it differs from the others, fails a health check, or was
+         lost too often
   other  the exit code of the script that failed
 """
 
@@ -236,6 +240,7 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
         max_failures=config.max_failures,
         min_machines=least if ":" in args.nnodes and not standalone else None,
         shrinks=config.on_loss == "shrink",
+        max_machine_failures=_machine_failures(config.max_machine_failures, standalone=standalone),
     )
     check_names(config.health_checks)
     check_domains(config, machines + config.spares if standalone else 1)
@@ -253,6 +258,16 @@ def _run(args: argparse.Namespace, check: str = "") -> int:
     settings = replace(_settings(args, config, _store_address(args)), secret=given_secret(config))
     job = MachineJob(torch_config, settings, name, opened, args.node_rank)
     return _run_one_machine(job)
+
+
+def _machine_failures(given: int | None, *, standalone: bool) -> int | None:
+    """The losses after which a machine is left out; None for never.
+
+    What fails on this host fails in all of its machines.
+    """
+    if given is None:
+        return None if standalone else _MACHINE_FAILURES
+    return given or None
 
 
 def _check_networks(standalone: bool) -> None:

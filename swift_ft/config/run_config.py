@@ -157,7 +157,7 @@ class RunConfig:
         Topic.FAILURES,
         "",
         "what a machine has to show before it takes part, and again after it was lost, separated by commas: "
-        "memory, disk, product (of matrices, on each device), devices (their memory), links, or "
+        "memory, disk, product (of matrices, on each device), devices (their memory), links, clock, or "
         "package.module:function of your own; one that fails stays out (default: none)",
         metavar="CHECKS",
     )
@@ -306,6 +306,16 @@ class RunConfig:
         Topic.FAILURES,
         16,
         "number of machines that may be lost after the last checkpoint; one more ends the job (default: 16)",
+        metavar="N",
+        minimum=0,
+        same_everywhere=True,
+    )
+    max_machine_failures: int | None = option(
+        Topic.FAILURES,
+        None,
+        "number of losses by its own fault (machine or device) after which a machine is left out, and its "
+        "failure domain with it if that is what fails; 0 for never (default: 5; 0 with --standalone, whose "
+        "machines are all this one)",
         metavar="N",
         minimum=0,
         same_everywhere=True,

@@ -207,11 +207,11 @@ class History:
         over = state.phase == Phase.ENDED and before.phase != Phase.ENDED
         failed = over and state.verdict is not None and not state.verdict.ok
         if ended is not None:
-            found = incident_of(ended, state.membership, self.incidents)
+            found = incident_of(ended, state, self.incidents)
         elif failed and self._current is not None:
             found = incident_of_end(self._current, before, entry, self.incidents, state.verdict)
         elif over and self._current is not None:  # without a session, scripts may do without the lost one
-            found = incident_of(self._current, state.membership, self.incidents, ENDED)
+            found = incident_of(self._current, state, self.incidents, ENDED)
         elif failed or (
             isinstance(entry.event, ev.ScriptFailed)
             and state.tries.restarts_left < before.tries.restarts_left

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import ADVICE, Cause, cause_of, evidence_of
 from swift_ft.recovery.entries import Entry
+from swift_ft.recovery.exclusion import domain_in_words, domains_left_out, machine_in_words, machines_left_out
 from swift_ft.recovery.job_state import State, Verdict
 from swift_ft.recovery.membership import Membership
 from swift_ft.recovery.plan import RecoveryMode
@@ -65,15 +66,13 @@ _ENDS_BY_ITSELF = (
 """Events that say themselves why they end a run. Others end it because of the loss before them."""
 
 
-def incident_of(
-    course: Course, known: Membership, earlier: Sequence[Incident], way: str = ""
-) -> Incident | None:
+def incident_of(course: Course, known: State, earlier: Sequence[Incident], way: str = "") -> Incident | None:
     """The incident that a recovery was about; None if all of it was on purpose.
 
     Args:
         course: the recovery. Its cause is that of its first failure; that of a machine that was late, if
             the first failure was one of communication.
-        known: who the machines are.
+        known: the state after it: who the machines are, and which of them are left out.
         earlier: the incidents before it.
         way: of what became of it, where that is not the recovery's own.
     """
@@ -119,7 +118,7 @@ def incident_of_end(
         ended: how the run has ended.
     """
     if not isinstance(entry.event, _ENDS_BY_ITSELF):
-        return incident_of(course, before.membership, earlier, ENDED)
+        return incident_of(course, before, earlier, ENDED)
     last = incident_of_event(before, entry, earlier, ended)
     if last is None or course.failure is None or course.failure is entry:
         return last
@@ -133,7 +132,7 @@ def incident_of_end(
     reasons.pop(loss_in_words(entry.event), None)
     return _incident(
         entry,
-        before.membership,
+        before,
         earlier,
         cause=cause,
         evidence=evidence,
@@ -177,7 +176,7 @@ def incident_of_event(
     machines = (machine,) if machine else tuple(getattr(event, "machines", ()))
     return _incident(
         entry,
-        before.membership,
+        before,
         earlier,
         cause=cause_of(event),
         evidence=evidence_of(event),
@@ -189,7 +188,7 @@ def incident_of_event(
 
 def _incident(
     first: Entry,
-    known: Membership,
+    known: State,
     earlier: Sequence[Incident],
     *,
     cause: Cause,
@@ -214,9 +213,18 @@ def _incident(
         way=way,
         seconds=seconds,
         iterations_lost=iterations_lost,
-        times=_times(cause, machines, known, earlier),
-        advice=ADVICE[cause],
+        times=_times(cause, machines, known.membership, earlier),
+        advice="; ".join([ADVICE[cause], *_left_out_in_words(known, machines)]),
     )
+
+
+def _left_out_in_words(known: State, machines: Sequence[str]) -> Iterator[str]:
+    """Of those machines that are left out from now on, and of their failure domains."""
+    membership, left_out, domains = known.membership, machines_left_out(known), domains_left_out(known)
+    identities = dict.fromkeys(map(membership.identity_of, machines))
+    yield from (machine_in_words(known, identity) for identity in identities if identity in left_out)
+    of = dict.fromkeys(membership.losses[one].domain for one in identities if one in membership.losses)
+    yield from (domain_in_words(known, domain) for domain in of if domain in domains)
 
 
 def _reason_of(event: ev.Event) -> str:

@@ -63,6 +63,7 @@ class JobShape:
         setup: what all machines must have in common, as ``name: value``.
         min_machines: as few may run all slots; None for any number, but only after a loss.
         shrinks: if no machine comes for a lost one, a smaller world is tried before guests.
+        max_machine_failures: a machine that was lost so often by its own fault is left out; None if none is.
     """
 
     machines: int = 0
@@ -71,6 +72,7 @@ class JobShape:
     setup: tuple[str, ...] = ()
     min_machines: int | None = None
     shrinks: bool = False
+    max_machine_failures: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class Losses:
 
 OFTEN = 3
 """So many losses of one machine come too often for chance."""
-_OFTEN_EACH = 2
+OFTEN_EACH = 2
 """And so many of each of several machines of one failure domain: it is the rack."""
 
 
@@ -176,7 +176,7 @@ class Membership:
         if not domain:
             return own if own >= OFTEN else 0
         of_domain = [losses.count for losses in self.losses.values() if losses.domain == domain]
-        is_domain = sum(count >= _OFTEN_EACH for count in of_domain) > 1
+        is_domain = sum(count >= OFTEN_EACH for count in of_domain) > 1
         return sum(of_domain) if is_domain else own if own >= OFTEN else 0
 
     def waiting(self) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from swift_ft.recovery.exclusion import machines_left_out
 from swift_ft.recovery.guests import guests_wanted
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.membership import Losses, base_of
@@ -30,6 +31,8 @@ def kept_out_s(state: State, machine: str) -> float:
     """
     membership = state.membership
     identity = membership.identity_of(machine)
+    if identity in machines_left_out(state):  # what it comes for is to be told so
+        return 0.0
     times = _put_off(state, identity)
     if len(membership.members) == state.shape.machines:
         domain = membership.losses.get(identity, Losses(0)).domain
@@ -103,8 +106,10 @@ def _put_off(state: State, identity: str) -> int:
 
 
 def _has_left(state: State, identity: str) -> bool:
-    """Whether a machine was asked to leave, and so does not return."""
+    """Whether a machine was asked to leave, or is left out, and so does not return."""
     membership = state.membership
+    if identity in machines_left_out(state):
+        return True
     if (bearer := membership.bearers.get(identity)) is not None:
         return bearer in membership.left
     return any(base_of(machine) == identity for machine in membership.left)

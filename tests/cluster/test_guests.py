@@ -56,6 +56,24 @@ def test_a_pipeline_goes_on_with_fewer_and_fewer_machines(tmp_path: Path, refere
     assert "machine 0 runs the workers of machine 3, too" in run.output
 
 
+def test_a_machine_that_was_lost_too_often_is_left_out(tmp_path: Path, references: Any) -> None:
+    """It is started again, and refused. No other one is there, so another machine runs its workers."""
+    fault = "kill machine=1 iteration=4 point=forward microbatch=3"
+    flags = ["--spares", "0", "--elastic-wait", "0.2", "--max-machine-failures", "1"]
+    run = run_cluster(tmp_path, inject=fault, flags=flags)
+    assert_identical(run, references())
+    assert ways(run) == [("replay", (1,))], run.output[-3000:]
+    assert "machine 0 runs the workers of machine 1, too" in run.output
+    joined = [event for event in run.events("MachineJoined") if not event["host"]]
+    (left_out,) = {event["identity"] for event in joined if event["preferred_slot"] == 1}
+    said = f"machine {left_out} is left out: it was lost once in this run by its own fault"
+    (refused,) = run.last_state().membership.refused.values()
+    assert refused.startswith(said)
+    (incident,) = run.report["incidents"]
+    assert said in incident["advice"]
+    assert run.output.count(said) >= 2, "the console says so, and whoever starts it again hears it"
+
+
 def test_a_guest_alone_is_lost(tmp_path: Path, references: Any) -> None:
     """Its worker is killed, and its host takes another one."""
     faults = "kill machine=1 iteration=4 point=forward; kill worker=1 iteration=6 point=backward"

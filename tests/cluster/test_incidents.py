@@ -206,7 +206,7 @@ def test_a_run_whose_machines_all_fail_their_health_checks_says_why(tmp_path: Pa
 
 def test_a_machine_that_fails_its_health_checks_stays_out(tmp_path: Path) -> None:
     """It may not come back after its loss. Without the check it would wait as a spare."""
-    flags = ["--health-checks", "disk,product,tests.support.health:good_until_lost"]
+    flags = ["--health-checks", "disk,product,clock,tests.support.health:good_until_lost"]
     (tmp_path / "waits").touch()
     flags += ["--on-event", f"grep -q health_check_failed && touch {tmp_path / 'said'} || true"]
     done, incident = run(tmp_path, "killed", *flags)

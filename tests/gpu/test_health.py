@@ -16,7 +16,7 @@ def test_each_check_that_ships_finds_nothing(tmp_path: Path) -> None:
 
 
 def test_before_a_machine_takes_part_and_after_its_loss(tmp_path: Path, gpu: OnOneGpu) -> None:
-    checked = ["--health-checks", "memory,disk,product,devices,links"]
+    checked = ["--health-checks", "memory,disk,product,devices,links,clock"]
     fault = "kill machine=1 iteration=5 point=optimizer"
     run = gpu.run(tmp_path, "train_ddp", inject=fault, flags=checked)
     assert_identical(run, gpu.undisturbed("train_ddp"))

@@ -34,6 +34,7 @@ from swift_ft.launch.detection.late_workers import LateWorkers
 from swift_ft.launch.detection.neighbour_watch import NeighbourWatch
 from swift_ft.launch.detection.worker_channels import WorkerChannels
 from swift_ft.launch.detection.worker_watch import WorkerWatch
+from swift_ft.launch.health.clocks import CLOCK, read_clocks, tell_time
 from swift_ft.launch.health.gate import UnhealthyMachineError, facts_of, pass_gate
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
@@ -95,7 +96,8 @@ class MachineAgent(ElasticAgent):
         self._standby = standby
         self._membership = spec.rdzv_handler
         assert settings.secret is not None  # agreed on before
-        self._port = Port(settings.address, settings.secret, {RELAY: self._membership.relay.serve})
+        served = {RELAY: self._membership.relay.serve, CLOCK: tell_time}
+        self._port = Port(settings.address, settings.secret, served)
         kernel_log = KernelLog()
         self._neighbours = NeighbourWatch(
             spec.rdzv_handler,
@@ -281,7 +283,9 @@ class MachineAgent(ElasticAgent):
             return
         state = membership.follower.state
         others, workers = sorted(state.membership.addresses.values()), state.shape.workers_per_machine
-        facts = facts_of(membership.machine, others, workers, after_loss=after_loss)
+        assert self._settings.secret is not None
+        clocks = read_clocks(others, self._settings.secret)
+        facts = facts_of(membership.machine, others, workers, after_loss=after_loss, clocks=clocks)
         try:
             pass_gate(config.health_checks, facts)
         except UnhealthyMachineError as error:

@@ -6,6 +6,7 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from swift_ft.host.accelerators import accelerators_expected
 from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.network.addresses import split_endpoint
+from swift_ft.units import format_seconds
 
 _MIB = 1 << 20
 _PATTERN_BYTES = 64 * _MIB
@@ -27,6 +29,13 @@ _ODD = 0x9E3779B97F
 _CONNECT_S = 5.0
 _MOST_ASKED = 64
 """Of a large job a machine asks some, from its first to its last address."""
+_MOST_APART_S = 120.0
+"""Clocks that NTP keeps are milliseconds apart. Kerberos (HDFS) refuses who is 300 s off, S3 who is 900 s;
+and their own clocks may be wrong, too."""
+_RATE_S = 1.0
+_MOST_UNLIKE_S = 0.05
+"""Within that time. NTP changes the rate of both clocks alike; one that it sets just then is read twice."""
+_READINGS = 10
 _EDAC = Path("/sys/devices/system/edac/mc")
 
 
@@ -75,14 +84,58 @@ def links(facts: HealthFacts) -> str:
     return f"{len(failed)} of {len(asked)} other machines cannot be reached, such as {failed[0]}"
 
 
+def clock(facts: HealthFacts) -> str:
+    """The wall clock runs, and is near those of other machines. Passes where none of them answers."""
+    runs_wrong = _runs_wrong(time.time, time.monotonic, time.sleep)
+    if runs_wrong and (runs_wrong := _runs_wrong(time.time, time.monotonic, time.sleep)):
+        return runs_wrong
+    apart = [one for one in facts.clocks if abs(one.ahead_s) - one.error_s > _MOST_APART_S]
+    if 2 * len(apart) <= len(facts.clocks):  # the clock of one of them may be wrong instead
+        return ""
+    address, ahead_s, error_s = min(apart, key=lambda one: one.error_s)
+    return (
+        f"this machine's clock is {format_seconds(abs(ahead_s))} {'behind' if ahead_s > 0 else 'ahead of'} "
+        f"that of {address} (known to {error_s:.3f} s), and {_MOST_APART_S:g} s is the most: look at "
+        "`chronyc tracking`, or at whatever sets its clock (NTP)"
+    )
+
+
 SHIPPED: dict[str, HealthCheck] = {
     "memory": memory,
     "disk": disk,
     "product": product,
     "devices": devices,
     "links": links,
+    "clock": clock,
 }
 """By the name in ``--health-checks``."""
+
+
+def _runs_wrong(
+    wall: Callable[[], float], monotonic: Callable[[], float], sleep: Callable[[float], None]
+) -> str:
+    """The difference in how the wall clock and the monotonic one run, in words. Empty if it is small."""
+    begun_at, begun = _both(wall, monotonic)
+    sleep(_RATE_S)
+    ended_at, ended = _both(wall, monotonic)
+    ran_s, passed_s = ended_at - begun_at, ended - begun
+    if abs(ran_s - passed_s) <= _MOST_UNLIKE_S * max(1.0, passed_s / _RATE_S):
+        return ""
+    ran = f"ran {ran_s:.3f} s" if ran_s else "stood still"
+    return (
+        f"this machine's wall clock {ran} while its monotonic clock ran {passed_s:.3f} s: look at what "
+        "sets it (the host of a virtual machine, NTP)"
+    )
+
+
+def _both(wall: Callable[[], float], monotonic: Callable[[], float]) -> tuple[float, float]:
+    """Both clocks at one time: the reading in which the process was held up least."""
+    readings = []
+    for _ in range(_READINGS):
+        before, at, after = monotonic(), wall(), monotonic()
+        readings.append((after - before, at, (before + after) / 2))
+    _, at, middle = min(readings)
+    return at, middle
 
 
 def _devices() -> list[torch.device]:

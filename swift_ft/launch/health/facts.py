@@ -4,6 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ClockReading(NamedTuple):
+    """The wall clock of another machine, compared with this one's.
+
+    Attributes:
+        address: (``host:port``), at which it was asked.
+        ahead_s: by how many seconds its clock is ahead of this one's; negative if it is behind.
+        error_s: the most by which that may be wrong.
+    """
+
+    address: str
+    ahead_s: float
+    error_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +32,7 @@ class HealthFacts:
             server that all share.
         others: addresses (``host:port``) of machines that take part, to which it will connect.
         workers: that run on it, with an accelerator each if they use any; 0 if that is unknown.
+        clocks: of some other machines; empty if none is there, or none answers.
     """
 
     machine: str
@@ -24,6 +40,7 @@ class HealthFacts:
     folder: str
     others: tuple[str, ...] = ()
     workers: int = 0
+    clocks: tuple[ClockReading, ...] = ()
 
 
 HealthCheck = Callable[[HealthFacts], str]

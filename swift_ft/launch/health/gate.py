@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from swift_ft.errors import KeptOutError, UsageError, first_line
-from swift_ft.launch.health.facts import HealthCheck, HealthFacts
+from swift_ft.launch.health.facts import ClockReading, HealthCheck, HealthFacts
 from swift_ft.observe.waits import waiting
 
 _TEMPORARY = "/tmp"
@@ -137,7 +137,7 @@ def run_checks(names: Sequence[str], facts: HealthFacts) -> dict[str, str]:
     return failed
 
 
-_SHIPPED = ("memory", "disk", "product", "devices", "links")
+_SHIPPED = ("memory", "disk", "product", "devices", "links", "clock")
 
 
 def _find(name: str) -> HealthCheck:
@@ -161,11 +161,18 @@ def _unhealthy(facts: HealthFacts, why: str) -> UnhealthyMachineError:
     )
 
 
-def facts_of(machine: str, others: Sequence[str], workers: int, *, after_loss: bool) -> HealthFacts:
+def facts_of(
+    machine: str,
+    others: Sequence[str],
+    workers: int,
+    *,
+    after_loss: bool,
+    clocks: Sequence[ClockReading] = (),
+) -> HealthFacts:
     """The facts of this machine."""
     # As it was given: Python would look for another folder that can be written, and the disk would be fine.
     folder = os.environ.get("TMPDIR") or _TEMPORARY
-    return HealthFacts(machine, after_loss, folder, tuple(others), workers)
+    return HealthFacts(machine, after_loss, folder, tuple(others), workers, tuple(clocks))
 
 
 def main() -> None:
@@ -174,6 +181,7 @@ def main() -> None:
     facts, results = request["facts"], request["results"]
     os.set_inheritable(results, False)
     facts["others"] = tuple(facts["others"])
+    facts["clocks"] = tuple(ClockReading(*reading) for reading in facts["clocks"])
     failed = run_checks(request["names"], HealthFacts(**facts))
     os.write(results, json.dumps(failed).encode())
 

@@ -23,6 +23,7 @@ class JobOpened:
             layout; empty if they do.
         shrinks: after a loss for which no machine comes, a world of fewer workers takes the survivors' state
             over where it can (`recovery/survivors.py`). Otherwise guests fill the slots.
+        max_machine_failures: a machine that was lost so often by its own fault is left out; None if none is.
     """
 
     machines: int
@@ -34,6 +35,7 @@ class JobOpened:
     min_machines: int | None = None
     layers: tuple[int, ...] = ()
     shrinks: bool = False
+    max_machine_failures: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
 from swift_ft.recovery.causes import Cause, cause_of
 from swift_ft.recovery.early_ends import why_incomplete, why_not_saved
+from swift_ft.recovery.exclusion import domains_left_out, why_left_out
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine, note_run
 from swift_ft.recovery.handlers.generations import end_job, end_too_early, fill_slots, restart_all, vacate
@@ -49,6 +50,7 @@ def job_opened(state: State, event: ev.JobOpened) -> State:
             event.setup,
             event.min_machines,
             event.shrinks,
+            event.max_machine_failures,
         ),
         membership=replace(state.membership, started_in=started_in),
         checkpoints=replace(state.checkpoints, committed=event.checkpoint),
@@ -75,12 +77,17 @@ def machine_joined(state: State, event: ev.MachineJoined) -> State:
             return replace(
                 state, membership=replace(membership, fenced=membership.fenced.set(event.machine, None))
             )
+    membership = membership.identify(event.machine, event.identity)
+    if not event.host:
+        known = replace(state, membership=membership)
+        if reason := why_left_out(known, event.machine, event.domain):
+            return refuse(known, event.machine, reason)
     if (base := base_of(event.machine)) in membership.silent:  # it was frozen for longer than allowed
         state = replace(state, tries=replace(state.tries, thawed=state.tries.thawed + 1))
         membership = replace(membership, silent=membership.silent.delete(base))
     spare = Spare(membership.arrivals, event.preferred_slot, event.domain)
     membership = replace(
-        membership.identify(event.machine, event.identity),
+        membership,
         spares=membership.spares.set(event.machine, spare),
         arrivals=membership.arrivals + 1,
         addresses=membership.addresses.set(event.machine, event.address),
@@ -150,7 +157,7 @@ def _lose_with_guests(state: State, event: ev.MachineLost) -> State:
 
 def _lose(state: State, event: ev.MachineLost, *, last: bool = True) -> State:
     """Fence a machine and empty its slot; ``last`` unless others are lost with it."""
-    state = _fence(_charge(state, event), event)
+    state = _leave_out_spares(_fence(_charge(state, event), event))
     membership, slot = state.membership, state.slot_of(event.machine)
     # A spare's loss interrupts nothing, nor that of a machine whose script has ended with success.
     if slot is None or slot in membership.exited:
@@ -216,6 +223,21 @@ def _fence(state: State, event: ev.MachineLost) -> State:
     if event.on_request:
         membership = replace(membership, left=membership.left.set(machine, None))
     return replace(state, membership=replace(membership, fenced=membership.fenced.set(machine, None)))
+
+
+def _leave_out_spares(state: State) -> State:
+    """Refuse spares whose failure domain is left out by now."""
+    if not state.membership.spares or not (domains := domains_left_out(state)):
+        return state
+    for machine, spare in sorted(state.membership.spares.items()):
+        if spare.domain not in domains or machine in state.membership.hosts:
+            continue
+        if reason := why_left_out(state, machine, spare.domain):
+            change = state.worlds.change
+            if change is not None and change.slot_of(machine) is not None:
+                state = give_up_change(state, f"machine {machine} is left out")
+            state = refuse(state, machine, reason)
+    return state
 
 
 def worker_came_back(state: State, event: ev.WorkerCameBack) -> State:

@@ -13,6 +13,7 @@ from typing import Any
 from immutables import Map, MapMutation
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.exclusion import machines_left_out
 from swift_ft.recovery.handlers.checkpoints import part_that_counts
 from swift_ft.recovery.handlers.recovery import report_counts, status_that_counts
 from swift_ft.recovery.job_state import Phase, SavedPart, State
@@ -91,7 +92,7 @@ def _parts(state: State, run: Sequence[ev.PartPersisted]) -> tuple[State, int]:
 
 def _joins(state: State, run: Sequence[ev.MachineJoined]) -> tuple[State, int]:
     """Machines like all others that join a job which forms, and do not fill it."""
-    if state.phase != Phase.FORMING:
+    if state.phase != Phase.FORMING or machines_left_out(state):  # one of them may be refused
         return state, 0
     membership = state.membership
     least = state.shape.machines - len(membership.members)  # spares that fill all slots

@@ -6,7 +6,7 @@ unless ``gen=`` (``epoch=``, ``started_in=``) says otherwise. ``R`` in ``prepare
 of the world that was planned last.
 
     open 4 [workers=2] [restarts=1] [max-failures=3] [checkpoint=20] [torch=2.9] [min=2]
-           [on-loss=shrink]
+           [on-loss=shrink] [max-machine-failures=5]
     join M ... [slot=1] [on=M] [torch=2.9] [identity=host1] [domain=rack1]
     lost M ["why"] [by=M] [silent] [on-request] [signal=15] [starts-again] [ran=7200]
            [cause="out of memory"]

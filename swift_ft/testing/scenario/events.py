@@ -36,6 +36,7 @@ def read_events(name: str, line: Line, state: State) -> Sequence[ev.Event]:
 
 def _open(line: Line, _: State) -> list[ev.Event]:
     limit, checkpoint = line.option("max-failures"), line.option("checkpoint")
+    machine_limit = line.number("max-machine-failures", 0) or None
     return [
         ev.JobOpened(
             machines=int(line.take()),
@@ -46,6 +47,7 @@ def _open(line: Line, _: State) -> list[ev.Event]:
             setup=_setup(line),
             min_machines=line.number("min", 0) or None,
             shrinks=(line.option("on-loss") or "guest") == "shrink",
+            max_machine_failures=machine_limit,
         )
     ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.exclusion import machines_left_out
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import WorkerOrder
 from swift_ft.recovery.plan import Plan, RecoveryMode
@@ -66,6 +67,9 @@ def _check_members(state: State) -> None:
         raise Violation("a fenced machine is a member or a spare")
     if (set(members) | spares) & set(state.membership.refused):
         raise Violation("a refused machine is a member or a spare")
+    left_out = machines_left_out(state)
+    if any(state.membership.identity_of(machine) in left_out for machine in live | spares):
+        raise Violation("a machine that was lost too often is a member or a spare")
     if state.phase != Phase.ENDED and state.shape.machines:
         if (state.phase == Phase.FORMING) != (None in state.members):
             raise Violation(f"phase {state.phase} with members {state.members}")

@@ -7,6 +7,7 @@ A run raises :class:`Violation` when something happens that must never happen.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,6 +92,8 @@ class SimulatedJob(Cluster):
         self._ways_back = WaysBack()
         restarts = self.rng.choice((0, 0, 1, 2))
         max_failures = self.rng.randint(0, 3) if self.rng.random() < 0.1 else None
+        # Of its own random numbers, so that seeds stay what they were.
+        machine_limit = random.Random(f"left out {seed}").choice((None, None, 1, 2, 3))
         for iterations in self.settings.resume:
             self._store_earlier_run(iterations)
         self.append(
@@ -101,6 +104,7 @@ class SimulatedJob(Cluster):
                 max_failures=max_failures,
                 setup=self.setup,
                 shrinks=shrinks,
+                max_machine_failures=machine_limit,
             ),
             "simulation",
         )

@@ -83,3 +83,12 @@ def test_a_run_of_too_many(flags: str, words: str, capsys: pytest.CaptureFixture
     assert run.main([*flags.split(), __file__]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert words in said
+
+
+@pytest.mark.parametrize(
+    ("given", "standalone", "limit"), [(None, True, None), (None, False, 5), (0, False, None), (2, True, 2)]
+)
+def test_machines_of_one_host_are_left_out_only_on_request(
+    given: int | None, standalone: bool, limit: int | None
+) -> None:
+    assert run._machine_failures(given, standalone=standalone) == limit

@@ -27,9 +27,11 @@ from swift_ft.config.run_config import RunConfig
 from swift_ft.errors import UsageError
 from swift_ft.launch.agent import agent
 from swift_ft.launch.agent.agent import MachineAgent
-from swift_ft.launch.health import checks, gate
-from swift_ft.launch.health.facts import HealthFacts
+from swift_ft.launch.health import checks, clocks, gate
+from swift_ft.launch.health.clocks import CLOCK, read_clocks, tell_time
+from swift_ft.launch.health.facts import ClockReading, HealthFacts
 from swift_ft.launch.health.gate import UnhealthyMachineError, check_names, pass_gate, run_checks
+from swift_ft.network import JobSecret, Port
 from swift_ft.recovery.job_state import State
 
 ALL = ",".join(checks.SHIPPED)
@@ -272,7 +274,8 @@ def test_a_machine_that_is_not_checked_needs_no_facts(
     monkeypatch.setattr(agent, "pass_gate", lambda *_: None)
     machine: Any = MachineAgent.__new__(MachineAgent)
     machine._membership = SimpleNamespace(machine="m-1.0", host=host, follower=SimpleNamespace(state=State()))
-    machine._settings = SimpleNamespace(config=RunConfig(health_checks=asked_for))
+    secret = JobSecret.generated()
+    machine._settings = SimpleNamespace(config=RunConfig(health_checks=asked_for), secret=secret)
     machine._show_health(after_loss=False)
     assert checked == []
     machine._membership.host, machine._settings.config = "", RunConfig(health_checks="disk")
@@ -349,3 +352,116 @@ def test_a_check_is_told_how_many_workers_there_are() -> None:
     assert told == HealthFacts("m-1.0", after_loss=False, folder=told.folder, others=("h:1",), workers=8)
     with pytest.raises(UnhealthyMachineError, match="8 workers"):
         pass_gate(f"{__name__}:counts", told)
+
+
+class Clocks:
+    """A machine's wall clock and its monotonic one, which nobody waits for."""
+
+    def __init__(self, rate: float = 1.0, jump_s: float = 0.0) -> None:
+        self.rate = rate
+        self.jump_s = jump_s
+        self.passed_s = 0.0
+        self.jumped_s = 0.0
+
+    def time(self) -> float:
+        return 1.8e9 + self.rate * self.passed_s + self.jumped_s
+
+    def monotonic(self) -> float:
+        self.passed_s += 1e-6
+        return 50.0 + self.passed_s
+
+    def sleep(self, seconds: float) -> None:
+        self.passed_s += seconds
+        self.jumped_s, self.jump_s = self.jumped_s + self.jump_s, 0.0
+
+
+def at(*ahead_s: float, error_s: float = 0.001) -> tuple[ClockReading, ...]:
+    """As other machines have it."""
+    return tuple(ClockReading(f"10.0.0.{n}:1", one, error_s) for n, one in enumerate(ahead_s, 1))
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "words"),
+    [
+        ((), ""),  # nobody is there to be asked
+        ((0.1,), ""),
+        ((119.0, -119.0), ""),
+        ((121.0,), "this machine's clock is 2 min 1 s behind that of 10.0.0.1:1 (known to 0.001 s)"),
+        ((-86400.0,), "this machine's clock is 24 h ahead of that of 10.0.0.1:1 (known to 0.001 s)"),
+        ((900.0, 0.0), ""),  # one of them is wrong, and nobody knows which
+        ((900.0, 0.0, 0.0), ""),
+        ((900.0, 901.0, 0.0), "this machine's clock is 15 min 0 s behind that of 10.0.0.1:1"),
+    ],
+)
+def test_a_clock_that_most_others_contradict(
+    ahead_s: tuple[float, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "time", Clocks())
+    found = checks.clock(replace(facts(tmp_path), clocks=at(*ahead_s)))
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
+    assert not found or "chronyc tracking" in found
+
+
+def test_a_slow_answer_proves_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "time", Clocks())
+    assert checks.clock(replace(facts(tmp_path), clocks=at(124.0, error_s=5.0))) == ""
+    assert checks.clock(replace(facts(tmp_path), clocks=at(126.0, error_s=5.0)))
+
+
+@pytest.mark.parametrize(
+    ("clocks", "words"),
+    [
+        (Clocks(), ""),
+        (Clocks(rate=1.01), ""),
+        (Clocks(rate=0.0), "this machine's wall clock stood still while its monotonic clock ran 1.000 s"),
+        (Clocks(rate=2.0), "this machine's wall clock ran 2.000 s while its monotonic clock ran 1.000 s"),
+        (Clocks(rate=-1.0), "this machine's wall clock ran -1.000 s while its monotonic"),
+        (Clocks(jump_s=3600.0), ""),  # NTP has set it
+    ],
+)
+def test_a_clock_that_runs_otherwise(
+    clocks: Clocks, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "time", clocks)
+    found = checks.clock(facts(tmp_path))
+    assert found.startswith(words)
+    assert bool(found) == bool(words)
+
+
+def test_machines_tell_each_other_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    secret = JobSecret.generated()
+    port, stranger = (Port("127.0.0.1", of, {CLOCK: tell_time}) for of in (secret, JobSecret.generated()))
+    try:
+        gone = f"127.0.0.1:{free_port()}"
+        (reading,) = read_clocks([port.address, gone, stranger.address], secret)
+        assert reading.address == port.address
+        assert abs(reading.ahead_s) <= reading.error_s < clocks._LIMIT_S
+        wrong = SimpleNamespace(time=lambda: time.time() - 600, monotonic=time.monotonic)
+        told = clocks.tell_time
+
+        def tells(asker: Any) -> None:
+            monkeypatch.setattr(clocks, "time", time)
+            told(asker)
+
+        port.serve(CLOCK, tells)
+        monkeypatch.setattr(clocks, "time", wrong)
+        (reading,) = read_clocks([port.address], secret)
+        assert abs(reading.ahead_s - 600) <= reading.error_s + 0.01
+        assert read_clocks([], secret) == ()
+    finally:
+        port.close()
+        stranger.close()
+
+
+def test_of_a_large_job_a_few_clocks_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(clocks, "_read_clock", lambda address, secret: asked.append(address))
+    assert read_clocks([f"10.0.0.1:{port}" for port in range(1000)], JobSecret.generated()) == ()
+    assert len(asked) == clocks._MOST_ASKED
+
+
+def test_a_clock_that_is_wrong_keeps_a_machine_out(tmp_path: Path) -> None:
+    """What was read of others reaches the process of the checks."""
+    with pytest.raises(UnhealthyMachineError, match="clock: this machine's clock is 15 min 0 s behind"):
+        pass_gate("clock", replace(facts(tmp_path), clocks=at(900.0)))
