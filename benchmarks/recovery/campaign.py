@@ -52,6 +52,8 @@ _COSTS = ("attempts", "spent_s", "cpu_s")
 """Fields of a trial that say what its seed has cost."""
 _LISTS = ("missed", "ways")
 """Fields of a trial that are lists: its faults that did not strike, and how it has recovered."""
+_EXPLAINED = (Outcome.ENDED, Outcome.DAMAGED)
+"""Good outcomes, of which the report has the reasons."""
 _BAD = tuple(outcome for outcome in Outcome if not outcome.is_good and outcome != Outcome.NOT_STRUCK)
 
 
@@ -283,7 +285,8 @@ class _Notes:
 def _earlier(place: Path, seeds: range) -> dict[int, Trial]:
     """The outcomes of an interrupted campaign, by seed.
 
-    Lines without a seed are from a time when runs were noted in the order of their seeds.
+    Lines without a seed are from a time when runs were noted in the order of their seeds. Where a run ended
+    by its faults, and with exit code 0, its last checkpoint was damaged: that had no name of its own.
     """
     if not (place / _OUTCOMES).exists():
         return {}
@@ -291,7 +294,10 @@ def _earlier(place: Path, seeds: range) -> dict[int, Trial]:
     for number, line in enumerate((place / _OUTCOMES).read_text().splitlines()):
         facts = json.loads(line)
         seed = facts.get("seed", seeds.start + number)
-        trial = Trial(facts["plan"], Outcome(facts["outcome"]), facts["code"], facts["reason"], {}, place)
+        outcome = Outcome(facts["outcome"])
+        if outcome == Outcome.ENDED and facts["code"] == 0:
+            outcome = Outcome.DAMAGED
+        trial = Trial(facts["plan"], outcome, facts["code"], facts["reason"], {}, place)
         known = {key: facts[key] for key in _COSTS if key in facts}
         known |= {key: tuple(facts[key]) for key in _LISTS if key in facts}
         found[seed] = replace(trial, seed=seed, **known)
@@ -313,8 +319,8 @@ def report(found: dict[str, list[Trial]], seed: int, minutes: float, asked: int 
         *(Target(str(bad).lower(), "0", str(all_of_them[bad]), all_of_them[bad] == 0) for bad in _BAD),
         Target("ended before any fault", "0", str(by_itself), by_itself == 0),
     ]
-    ended = Counter(t.reason for trials in found.values() for t in trials if t.outcome == Outcome.ENDED)
-    lines = [f"- {count} ended with: {reason}" for reason, count in ended.most_common()]
+    reasons = Counter((t.outcome, t.reason) for t in chain(*found.values()) if t.outcome in _EXPLAINED)
+    lines = [f"- {count} {outcome}: {reason}" for (outcome, reason), count in reasons.most_common()]
     head = ["topology", "plans", "faults", *(outcome.lower() for outcome in Outcome)]
     said = (
         f"Seeds from {seed} on, those of each further topology {_APART:,} later. The last sitting took "

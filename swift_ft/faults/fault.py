@@ -36,7 +36,7 @@ class Action(StrEnum):
     RAISE = "raise"
     """The script raises an exception of its own."""
     BREAK = "break"
-    """The worker's connections break, and no process dies."""
+    """The worker's connections break, and no process dies. It strikes only while the worker has some."""
     FREEZE = "freeze"
     """A thread holds the interpreter for ``seconds``: no other line of Python runs in the worker."""
     SUSPEND = "suspend"
@@ -148,7 +148,8 @@ class Fault:
         bucket: for points of a bucket of gradients or of a transfer: which bucket; None for the first one.
         committed: the target waits at the point until the checkpoint of this iteration, or a later one, is
             committed, so that what the fault costs does not depend on how fast the store is; None: no wait.
-        seconds: for actions that end by themselves: when; None for :data:`DEFAULT_SECONDS`.
+        seconds: for actions that end by themselves: when; None for :data:`DEFAULT_SECONDS`. Of a store's
+            trouble each worker counts them from when it is struck itself.
         factor: for ``slow``; None for :data:`DEFAULT_FACTOR`.
         calls: for actions of stores: how many calls go wrong in each worker, at most; None for all.
         each: for ``lag``: seconds of each call; None for :data:`DEFAULT_EACH_S`.

@@ -6,17 +6,16 @@ import contextlib
 import ctypes
 import math
 import os
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from swift_ft.host.outside import is_outside, start_outside
+
 _TOUCHED_IN_A_FILE = 0.5
 """The part of a file before the byte that is flipped, and the part that a truncated file keeps."""
-OUTSIDE = "swift_ft.faults: outside of all machines"
-"""In the command line of a process that ends a fault. It belongs to no machine: none takes it along."""
 AWAY = ".away"
 """The suffix of a store that has vanished."""
 _LATER = "import os, shutil, signal, sys, time\ntime.sleep(float(sys.argv[1]))\n"
@@ -132,13 +131,8 @@ class Slowness:
 
 
 def _beside(code: str, *arguments: object) -> None:
-    """Start a process that belongs to no machine and to no run: it outlives this one."""
-    command = [sys.executable, "-I", "-S", "-c", f"# {OUTSIDE}\n{code}", *map(str, arguments)]
-    devnull = subprocess.DEVNULL
-    started = subprocess.Popen(
-        command, stdin=devnull, stdout=devnull, stderr=devnull, env={}, start_new_session=True
-    )
-    started.returncode = 0  # nobody waits for it
+    """Start Python outside of this machine and of its run."""
+    start_outside([sys.executable, "-I", "-S", "-c"], code, *map(str, arguments), env={})
 
 
 def below(pid: int) -> list[int]:
@@ -147,14 +141,8 @@ def below(pid: int) -> list[int]:
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
-                if not _is_outside(child):
+                if not is_outside(int(child)):
                     found += [int(child), *below(int(child))]
     except OSError:  # it has ended
         pass
     return found
-
-
-def _is_outside(pid: str) -> bool:
-    with contextlib.suppress(OSError):  # it has ended
-        return OUTSIDE.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False

@@ -22,6 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from swift_ft.host.outside import start_outside
+
 _CLONE_NEWNET = 0x40000000
 _NAMESPACES = Path("/run/netns")
 _VARIABLE = "SWIFT_NETWORK"
@@ -293,13 +295,5 @@ def _run(lines: Sequence[str]) -> None:
 def _then(lines: Sequence[str], seconds: float, later: Sequence[str]) -> None:
     """Do something now, and something later, by a process that belongs to no machine and to no run."""
     _run(lines)
-    devnull = subprocess.DEVNULL
-    started = subprocess.Popen(
-        ["sh", "-c", "\n".join([f"sleep {seconds:g}", *later])],
-        stdin=devnull,
-        stdout=devnull,
-        stderr=devnull,
-        env={"PATH": os.environ.get("PATH", os.defpath)},
-        start_new_session=True,
-    )
-    started.returncode = 0  # nobody waits for it
+    code = "\n".join([f"sleep {seconds:g}", *later])
+    start_outside(["sh", "-c"], code, env={"PATH": os.environ.get("PATH", os.defpath)})

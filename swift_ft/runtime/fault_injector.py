@@ -119,7 +119,10 @@ class FaultInjector:
                 self._strike(fault)
 
     def _share_troubles(self) -> None:
-        """Have the troubles that another worker has begun for all of a machine, or for all machines."""
+        """Have the troubles that another worker has begun for all of a machine, or for all machines.
+
+        They begin here: this worker may have passed no point since, and clocks of machines differ.
+        """
         for fault in [one for one in self._shared if str(one) in self._participant.state.injected]:
             self._begin_trouble(fault)
 
@@ -146,6 +149,8 @@ class FaultInjector:
         match fault.action:
             case Action.FLIP | Action.TRUNCATE | Action.VANISH:
                 return bool(self._in_store(fault))
+            case Action.BREAK:  # as a worker starts, and in a part of each recovery, it has no group
+                return self._participant.active.number is not None
         if fault.action in OF_CHANGES:
             return bool(_machines_after(self._participant.state, fault))
         if fault.action in OF_NETWORKS:
@@ -279,8 +284,9 @@ class FaultInjector:
         for path in self._in_store(fault):
             with contextlib.suppress(OSError):
                 harms[fault.action](path)
+                # The words by which `testing/chaos/struck.py` knows it, also below.
+                logger.warning("'%s' has struck %s", fault, path.relative_to(self._store or path))
                 return
-        # The words by which `testing/chaos/struck.py` knows it.
         logger.warning("'%s' found nothing to strike", fault)
 
 

@@ -10,6 +10,9 @@ _OWN = re.compile(
     r"(run\.json|runs/[^/]+/(run|layers)\.json|workers/rank-\d{5}\.json|probe)(\.[0-9a-f]{12}\.tmp)?"
     r"|(checkpoints/\d{8}|log/rank-\d{5}|runs/[^/]+/(journal|workers))/.*"
 )
+_OWN_FOLDER = re.compile(
+    r"workers|checkpoints(/\d{8}(/.*)?)?|log(/rank-\d{5}(/.*)?)?|runs(/[^/]+(/(journal|workers)(/.*)?)?)?"
+)
 
 
 def is_own(path: str) -> bool:
@@ -19,6 +22,15 @@ def is_own(path: str) -> bool:
         path: of the file, in its store.
     """
     return _OWN.fullmatch(path) is not None
+
+
+def is_own_folder(path: str) -> bool:
+    """Whether swift_ft makes a folder.
+
+    Args:
+        path: of the folder, in its store.
+    """
+    return _OWN_FOLDER.fullmatch(path) is not None
 
 
 def is_finished(path: str) -> bool:

@@ -218,10 +218,10 @@ class Troubles:
 
     def _writing(self, sink: pa.NativeFile, path: str) -> pa.NativeFile:
         """An open file whose writes are calls. Arrow's own of a local file asks nobody."""
-        if not isinstance(sink, pa.OSFile):
-            return sink
-        sink.close()
-        file = open(path, "wb", buffering=0)  # noqa: PTH123, SIM115  (Arrow closes it)
+        file: Any = sink
+        if isinstance(sink, pa.OSFile):
+            sink.close()
+            file = open(path, "wb", buffering=0)  # noqa: PTH123, SIM115  (Arrow closes it)
         return pa.PythonFile(_Written(file, self._before_write(file, path)), mode="w")
 
     def _before_write(self, file: Any, path: Any) -> Callable[[Any], None]:

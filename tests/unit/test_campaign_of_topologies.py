@@ -217,6 +217,27 @@ def test_outcomes_say_what_has_not_struck(
     assert found == [((trial.plan,), ("replay",)) for trial in run(tmp_path, 3)]
 
 
+@pytest.mark.parametrize(
+    ("outcome", "code", "read"),
+    [("ended", 0, "damaged"), ("ended", 1, "ended"), ("damaged", 0, "damaged"), ("WRONG", 0, "WRONG")],
+)
+def test_a_damaged_checkpoint_is_an_outcome_of_its_own(
+    outcome: str, code: int, read: str, tmp_path: Path, runs: Runs
+) -> None:
+    """Also where it was noted when it was none."""
+    place = tmp_path / PLACE
+    place.mkdir()
+    noted = {"plan": "flip worker=0 iteration=1", "outcome": outcome, "code": code, "reason": "why"}
+    (place / "outcomes.jsonl").write_text(json.dumps({**noted, "seed": 20}) + "\n")
+    trials = run(tmp_path, 1, seed=20)
+    assert [trial.outcome for trial in trials] == [read]
+    said = benchmark.report({NAME: trials}, 0, 1.0)
+    head, _, row = said.splitlines()[2:5]
+    counted = dict(zip(head.split("|"), row.split("|"), strict=True))
+    assert {name.strip() for name, count in counted.items() if count.strip() == "1"} > {read.lower()}
+    assert (f"- 1 {read}: why" in said) == (read != "WRONG")
+
+
 def test_no_plan_begins_after_the_time(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that have begun come to their end."""
     clock = chain([0.0], repeat(math.inf))

@@ -43,7 +43,8 @@ examples:
     swift-chaos -- -m package.train --store {folder}/store
 
 exit codes:
-  0    every run was identical, within a documented bound, or ended by its faults, with a line
+  0    every run was identical, within a documented bound, ended by its faults with a line, or complete with
+       a last checkpoint that a fault has damaged
   1    a run was wrong, hung, crashed, left something behind, lost its checkpoint, or no fault struck in it
   2    not done: one line says why, and what to do
   130  interrupted; 143: stopped by SIGTERM, 129: by SIGHUP, 131: by SIGQUIT

@@ -146,12 +146,15 @@ class Report:
             self._campaign.forget(found.folder)
             return found
 
+        def fails_so(found: Trial) -> bool:
+            return fails_alike(found, trial, reference.differing)
+
         plan = parse_faults(trial.plan)
         again = run_again(plan)
-        if not fails_alike(again, trial):
+        if not fails_so(again):
             self._more(f"not each time: run once more, it ended as {again.outcome}{_why(again)}")
             return {"again": again.outcome.value}
-        smallest, runs = shrunk(plan, lambda smaller: fails_alike(run_again(smaller), trial), self._shrinks)
+        smallest, runs = shrunk(plan, lambda smaller: fails_so(run_again(smaller)), self._shrinks)
         text = "; ".join(map(str, smallest))
         self._more(f"the smallest plan that fails so, of {counted(runs, 'run')}: {text}")
         command = self._repeats.of_plan(text, seed)

@@ -8,6 +8,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
+from swift_ft.errors import UsageError
 from swift_ft.program.own_code import is_of_runtime, is_own_file
 from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery.causes import Cause, cause_of_error, names_of
@@ -43,6 +44,12 @@ def whose_fault(error: BaseException) -> dict[str, Any]:
     told = sample.error if sample is not None else ""
     failed = without_secrets(told or f"{type(error).__name__}: {error}")  # a secret that is cut is not known
     return {"failed": failed[:2000], "cause": cause.value, "at": where}
+
+
+def cause_of_usage(error: UsageError) -> str:
+    """The cause of an error that the user can mend; empty where that is the script, as it mostly is."""
+    cause = cause_of_error(names_of(type(error)), str(error))
+    return "" if cause == Cause.SCRIPT else cause.value
 
 
 def _cause_of(error: BaseException, sample: BadSample | None) -> Cause:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from swift_ft.faults.strikes import OUTSIDE
+from swift_ft.host.outside import OUTSIDE
 
 _logger = logging.getLogger(__name__)
 

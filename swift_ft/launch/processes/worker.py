@@ -24,7 +24,7 @@ from swift_ft.errors import GaveUpError, JobEndedError, UsageError
 from swift_ft.launch.log_handlers import show_log
 from swift_ft.launch.processes.main_module import run_main, show_error
 from swift_ft.launch.processes.script_end import finish
-from swift_ft.launch.processes.script_error import whose_fault
+from swift_ft.launch.processes.script_error import cause_of_usage, whose_fault
 from swift_ft.launch.processes.sessionless import SessionlessSteps
 from swift_ft.launch.processes.stacks import offer_stack
 from swift_ft.network import JobSecret, hold_secret
@@ -186,7 +186,7 @@ def _run_script(job: WorkerJob, channel: AgentChannel) -> int:
         _logger.error("%s", error, extra={"event": "script_misused"})  # noqa: TRY400  (the line is enough)
         whose = {name: bool(error.fields.get(name)) for name in ("differs", "alike")}
         code: int = error.fields.get("exit_code", EXIT_USAGE)
-        channel.send(failed=str(error), exit_code=code, usage=True, **whose)
+        channel.send(failed=str(error), exit_code=code, usage=True, cause=cause_of_usage(error), **whose)
         return code
     except JobEndedError as error:  # the launcher prints the reason, once for all workers
         channel.send(failed=str(error), exit_code=1)

@@ -24,7 +24,7 @@ from swift_ft.testing.chaos.plans import Shape, random_plan
 from swift_ft.testing.chaos.run_folder import is_at_home, is_module
 from swift_ft.testing.chaos.running import run_trial
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
-from swift_ft.testing.chaos.unstable import Unstable
+from swift_ft.testing.chaos.unstable import FILE, Unstable
 
 _logger = logging.getLogger(__name__)
 
@@ -264,6 +264,11 @@ class Reference:
     def unstable(self) -> Unstable:
         """Files and variables in which undisturbed runs differ, as far as that was looked at."""
         return self._training.unstable
+
+    def differing(self, trial: Trial) -> list[str]:
+        """The names of all that differs in a run: of its files alone where its state cannot be compared."""
+        names = self.unstable.differing(trial.state, self.trial.state)
+        return names if "iteration" in trial.state else [name for name in names if name.startswith(FILE)]
 
     def look_again(self) -> None:
         """Find what undisturbed runs do not have in common: once. It is not compared from then on.

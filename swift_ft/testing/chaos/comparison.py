@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from swift_ft.checkpoint.state_payload import unpack
 from swift_ft.checkpoint.state_values import digests, leaves
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.job_state import SavedPart
-from swift_ft.storage.own_files import is_own
+from swift_ft.storage.own_files import is_own, is_own_folder
 from swift_ft.storage.store import Store
-from swift_ft.testing.chaos.run_folder import OWN, store_in
+from swift_ft.testing.chaos.run_folder import FOLDER, OWN, store_in
 
 UNDO_BOUND = 1e-5
 """The largest difference after an undo that is not exact, as :func:`largest_difference` measures it.
@@ -27,49 +28,91 @@ The undo itself errs by a few units in the last place (docs/undo.md), and the it
 from there.
 """
 
+_SAVER = re.compile(r"/rank-(\d{5})\.")
+"""In the path of a part."""
+
 
 def files_of(folder: Path) -> dict[str, str]:
-    """A digest of each file that a script wrote into its run's folder, also beside those of the store."""
+    """All that a script wrote into its run's folder, also beside what is in the store.
+
+    Returns:
+        a digest of each file, the target of each link, and which folders are empty (their names end with a
+        slash).
+    """
     store = store_in(folder)
     found = {}
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
         is_ours = inside.parts[0] == OWN or (store is not None and _is_of(store, path))
-        if path.is_file() and not is_ours and "__pycache__" not in inside.parts:
+        if is_ours or "__pycache__" in inside.parts:
+            continue
+        if path.is_symlink():
+            target = str(path.readlink())
+            for place in (folder.resolve(), folder):
+                target = target.replace(str(place), FOLDER)
+            found[f"file {inside}"] = f"-> {target}"
+        elif path.is_file():
             found[f"file {inside}"] = xxhash.xxh3_128_hexdigest(path.read_bytes())
+        elif path.is_dir() and not any(path.iterdir()):
+            found[f"file {inside}/"] = "an empty folder"
     return found
 
 
 def _is_of(store: str, path: Path) -> bool:
-    """Whether a file is one that swift_ft has written into its store."""
-    return path.is_relative_to(store) and is_own(path.relative_to(store).as_posix())
+    """Whether swift_ft has written a file into its store, or made a folder there."""
+    if not path.is_relative_to(store):
+        return False
+    name = path.relative_to(store).as_posix()
+    return is_own_folder(name) if path.is_dir() and not path.is_symlink() else is_own(name)
 
 
-def last_state(url: str) -> dict[str, str]:
+def last_state(url: str, iteration: int | None = None) -> dict[str, str]:
     """A digest of each value in the last checkpoint of a store, by rank and name. Empty without a checkpoint.
 
     The random state of the process is left out: a script need not seed what it does not use, and steps have
     random state of their own.
+
+    Args:
+        url: the store's.
+        iteration: of an earlier checkpoint, to take that one. Empty if it is not there.
+
+    Raises:
+        SwiftError: it cannot be read.
     """
     folder = CheckpointFolder(Store(url))
-    if not (committed := folder.committed()):
+    committed = folder.committed()
+    if not committed or (iteration is not None and iteration not in committed):
         return {}
-    return {"iteration": str(committed[-1]), **digests(_values(folder, committed[-1]))}
+    taken = committed[-1] if iteration is None else iteration
+    return {"iteration": str(taken), **digests(_values(folder, taken))}
 
 
-def loads(url: str, *, committed: int | None = None, spoiled: int = 0) -> bool:
-    """Whether the last committed checkpoint of a store can be read, all parts of it.
+def newest_intact(url: str, *, committed: int | None = None, damaged: Collection[str] = ()) -> int | None:
+    """The iteration of the last checkpoint of a store that can be read, all parts of it.
 
     Args:
         url: the store's.
         committed: the iteration of the last one, as the run's journal has it; None if it does not tell.
-        spoiled: files that faults have damaged. So many checkpoints, the last ones, may be unreadable.
+        damaged: files that faults have damaged, by their paths in the store.
+
+    Returns:
+        None if there is none, or if no fault has damaged a later one that cannot be read.
     """
     folder = CheckpointFolder(Store(url))
     there = folder.committed()
-    if committed is not None and not spoiled and committed not in there:
-        return False
-    return any(_can_be_read(folder, iteration) for iteration in there[-1 - spoiled :])
+
+    def is_damaged(iteration: int) -> bool:
+        place = folder.part(iteration, 0, 0).rpartition("/")[0]
+        return any(path.startswith(f"{place}/") for path in damaged)
+
+    if committed is not None and committed not in there and not is_damaged(committed):
+        return None
+    for iteration in reversed(there):
+        if _can_be_read(folder, iteration):
+            return iteration
+        if not is_damaged(iteration):
+            return None
+    return None
 
 
 def _can_be_read(folder: CheckpointFolder, iteration: int) -> bool:
@@ -81,7 +124,7 @@ def _can_be_read(folder: CheckpointFolder, iteration: int) -> bool:
     return True
 
 
-def largest_difference(url: str, other_url: str, names: Sequence[str]) -> float:
+def largest_difference(url: str, other_url: str, names: Sequence[str], iteration: int | None = None) -> float:
     """The largest difference of values of a last checkpoint from those of an undisturbed run's.
 
     It is relative to the largest element of all tensors of its kind: those of the models, or one kind of an
@@ -93,8 +136,9 @@ def largest_difference(url: str, other_url: str, names: Sequence[str]) -> float:
         url: the store with the checkpoint.
         other_url: that of the undisturbed run.
         names: those of the values to compare.
+        iteration: of the checkpoints, where they are not the last ones.
     """
-    ours, theirs = dict(_last_values(url)), dict(_last_values(other_url))
+    ours, theirs = (dict(_values_of(one, iteration)) for one in (url, other_url))
     largest: dict[str, float] = {}
     for name, value in theirs.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.layout == torch.strided:
@@ -119,9 +163,9 @@ def _relative(found: tuple[float, float], largest: float | None) -> float:
     return relative if math.isfinite(relative) else math.inf  # NaN is neither larger nor smaller than a bound
 
 
-def are_finite(url: str, other_url: str, names: Sequence[str]) -> bool:
-    """Whether tensors of a last checkpoint are finite, and but for their numbers as those of another one."""
-    ours, theirs = dict(_last_values(url)), dict(_last_values(other_url))
+def are_finite(url: str, other_url: str, names: Sequence[str], iteration: int | None = None) -> bool:
+    """Whether tensors of a checkpoint are finite, and but for their numbers as those of another store's."""
+    ours, theirs = (dict(_values_of(one, iteration)) for one in (url, other_url))
     return all(_is_finite(ours.get(name), theirs.get(name)) for name in names)
 
 
@@ -147,19 +191,41 @@ def _difference(one: Any, other: Any) -> tuple[float, float]:
     return (one.double() - other.double()).abs().max().item(), scale
 
 
-def _last_values(url: str) -> Iterator[tuple[str, Any]]:
+def _values_of(url: str, iteration: int | None) -> Iterator[tuple[str, Any]]:
+    """The values of a checkpoint, or of the last one."""
     folder = CheckpointFolder(Store(url))
     if committed := folder.committed():
-        yield from _values(folder, committed[-1])
+        yield from _values(folder, committed[-1] if iteration is None else iteration)
 
 
 def _values(folder: CheckpointFolder, iteration: int) -> Iterator[tuple[str, Any]]:
-    """Each value that was saved. Replicas share one part: it is that of the first of them."""
+    """Each value that was saved."""
+    for rank, part in _parts(folder, iteration):
+        yield from leaves(_opened(folder.reader(part).read()), f"worker {rank}")
+
+
+def _parts(folder: CheckpointFolder, iteration: int) -> Collection[tuple[int, SavedPart]]:
+    """Each part, with the worker whose name its values have: of replicas, which share one, the first."""
     parts: dict[str, tuple[int, SavedPart]] = {}
     for rank, part in sorted(folder.parts_of(iteration).items()):
         parts.setdefault(part.path, (rank, part))
-    for rank, part in parts.values():
-        yield from leaves(_opened(folder.reader(part).read()), f"worker {rank}")
+    return parts.values()
+
+
+def names_by_saver(url: str, iteration: int | None = None) -> dict[int, str]:
+    """The name that the values of a part have, by the rank of the worker whose state it is.
+
+    Args:
+        url: the store's.
+        iteration: of the checkpoint, where it is not the last one.
+    """
+    folder = CheckpointFolder(Store(url))
+    committed = folder.committed()
+    if not committed:
+        return {}
+    parts = _parts(folder, committed[-1] if iteration is None else iteration)
+    savers = ((_SAVER.search(part.path), rank) for rank, part in parts)
+    return {int(found[1]): f"worker {rank}." for found, rank in savers if found is not None}
 
 
 def _opened(part: Any) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from swift_ft.faults import Action, Fault
+from swift_ft.faults.fault import OF_CHANGES, OF_FILES, OF_STORES
 from swift_ft.recovery.causes import Cause
 from swift_ft.torch_adapters.step_failures import TRANSPORTS
 
@@ -31,20 +32,29 @@ _OF_THE_NETWORK = (
 )
 _OF_THE_END = ("the job has ended", "(--exit-timeout)")
 """Of a worker that another one's end has ended, and of one that took too long for it."""
+_TAKE_NOTHING = frozenset({Action.CLOCK, Action.SLOW, Action.LAG, *OF_CHANGES})
 
 
-def beyond_faults(events: Iterable[Event], plan: Iterable[Fault]) -> str:
+def take_nothing(faults: Collection[Fault]) -> bool:
+    """Whether there are faults, and each leaves all machines, connections and files as they are.
+
+    One that stops a machine for some seconds is none of these: it may count as lost.
+    """
+    return bool(faults) and all(fault.action in _TAKE_NOTHING for fault in faults)
+
+
+def beyond_faults(events: Iterable[Event], struck: Iterable[Fault]) -> str:
     """The reason of the first event by which a run ended that no fault can have caused; empty without one.
 
     Args:
         events: of the journal, as ``--events-out`` has them.
-        plan: the faults of the run.
+        struck: the faults that have struck the run.
     """
-    actions = {fault.action for fault in plan}
+    actions = frozenset(fault.action for fault in struck)
     return next((reason for event in events if (reason := _beyond(event, actions))), "")
 
 
-def _beyond(event: Event, actions: Collection[Action]) -> str:
+def _beyond(event: Event, actions: frozenset[Action]) -> str:
     match event["event"]:
         case "JobClosed" if _is_proof(event):
             return str(event["reason"])
@@ -66,9 +76,15 @@ def _is_proof(closed: Event) -> bool:
     return by.startswith("worker ") or closed["cause"] == Cause.RUNTIME.value
 
 
-def _is_own_error(failed: Event, actions: Collection[Action]) -> bool:
+def _is_own_error(failed: Event, actions: frozenset[Action]) -> bool:
     reason = failed["reason"]
-    if failed["usage"] or failed["cause"] not in _OWN_CAUSES or _OF_THE_FAULT in reason:
+    if _OF_THE_FAULT in reason:
+        return False
+    if failed["usage"]:
+        # A script that is refused for what it does is refused undisturbed, too, or else a loss breaks it.
+        of_store = failed["cause"] == Cause.STORE and not actions.isdisjoint(OF_STORES | OF_FILES)
+        return bool(actions) and not of_store
+    if failed["cause"] not in _OWN_CAUSES:
         return False
     if Action.RAISE in actions and "InjectedError" in reason:
         return False

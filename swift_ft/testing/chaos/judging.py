@@ -12,7 +12,7 @@ from typing import Any
 from swift_ft.checkpoint.state_digest import STORED_AS
 from swift_ft.checkpoint.step.carried import UNSAVED
 from swift_ft.errors import SwiftError, first_line
-from swift_ft.faults import Action, Fault, parse_faults
+from swift_ft.faults import Fault, parse_faults
 from swift_ft.program.loop_frame import LOOP, PASSES_ON
 from swift_ft.testing.chaos.comparison import (
     UNDO_BOUND,
@@ -20,17 +20,19 @@ from swift_ft.testing.chaos.comparison import (
     files_of,
     largest_difference,
     last_state,
-    loads,
+    names_by_saver,
+    newest_intact,
 )
-from swift_ft.testing.chaos.endings import beyond_faults
+from swift_ft.testing.chaos.endings import beyond_faults, take_nothing
 from swift_ft.testing.chaos.run_folder import output_of, read_report
+from swift_ft.testing.chaos.struck import damaged_by
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 from swift_ft.testing.chaos.unstable import FILE, variable_of
 
-_DAMAGES = (Action.FLIP, Action.TRUNCATE)
 _OF_STEPS = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON, ""))
 """Of variables in the functions that run the loop, and of the script itself, where that is in no function."""
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+_STATISTICS = ("running_mean", "running_var")
+"""Of data that a replica has seen. How many batches that was is the same in all replicas."""
 _DIGESTS = f".plain.bytes.{STORED_AS}."
 """Of digests that workers have compared: all values of which they are stand beside them."""
 _KEPT = re.compile(
@@ -68,20 +70,8 @@ def judged(
     if end.left:
         return Outcome.LEAKED, "left behind: " + "; ".join(end.left), {}
     if end.code != 0:
-        return *_judged_error(end, plan, url, reason), {}
-    try:
-        state = {**(last_state(url) if url else {}), **files_of(folder)}
-    except SwiftError as error:
-        spoiled = _spoiled(plan, end.missed)
-        damaged = spoiled > 0 and loads(url, spoiled=spoiled)
-        why = f"its last checkpoint is damaged: {first_line(error)}"
-        return (Outcome.ENDED if damaged else Outcome.WRONG), why, {}
-    if "iteration" not in state:
-        return Outcome.WRONG, "it left no checkpoint", state
-    if expected is None:
-        return _unless_missed(Outcome.IDENTICAL, plan, end.missed), "", state
-    outcome, reason = _compared(training, folder, end.report, state, expected)
-    return _unless_missed(outcome, plan, end.missed), reason, state
+        return *_judged_error(end, plan, url, reason, folder), {}
+    return _judged_state(training, folder, plan, end, expected)
 
 
 def judged_again(trial: Trial, training: Training, expected: Trial) -> Trial:
@@ -92,10 +82,60 @@ def judged_again(trial: Trial, training: Training, expected: Trial) -> Trial:
         training: names them.
         expected: the undisturbed run.
     """
-    outcome, reason = _compared(training, trial.folder, read_report(trial.folder), trial.state, expected)
-    return replace(
-        trial, outcome=_unless_missed(outcome, parse_faults(trial.plan), trial.missed), reason=reason
-    )
+    plan, report = parse_faults(trial.plan), read_report(trial.folder)
+    if "iteration" in trial.state:
+        outcome, reason = _compared(training, trial.folder, report, trial.state, expected)
+        outcome = _unless_missed(outcome, plan, trial.missed)
+    else:
+        output = output_of(trial.folder).read_text(errors="replace")
+        end = End(trial.code, output, trial.wall_s, report=report, missed=trial.missed)
+        outcome, reason, _ = _judged_state(training, trial.folder, plan, end, expected)
+    return replace(trial, outcome=outcome, reason=reason)
+
+
+def _judged_state(
+    training: Training, folder: Path, plan: Sequence[Fault], end: End, expected: Trial | None
+) -> tuple[Outcome, str, dict[str, str]]:
+    """As :func:`judged`, of a run that ended well."""
+    url, files = training.store_of(folder), files_of(folder)
+    try:
+        state = {**(last_state(url) if url else {}), **files}
+    except SwiftError as error:
+        why = f"its last checkpoint is damaged: {first_line(error)}"
+        last = None if expected is None else expected.iterations
+        damaged = damaged_by(plan, end.output, folder)
+        intact = newest_intact(url, committed=last, damaged=damaged)
+        if intact is None:
+            return Outcome.WRONG, why, {}
+        if expected is not None and (reason := _unlike_before(training, folder, end, expected, intact)):
+            return Outcome.WRONG, f"{why}; {reason}", files
+        return Outcome.DAMAGED, why, files
+    if "iteration" not in state:
+        return Outcome.WRONG, "it left no checkpoint", state
+    if expected is None:
+        return _unless_missed(Outcome.IDENTICAL, plan, end.missed), "", state
+    outcome, reason = _compared(training, folder, end.report, state, expected)
+    return _unless_missed(outcome, plan, end.missed), reason, state
+
+
+def _unlike_before(training: Training, folder: Path, end: End, expected: Trial, iteration: int) -> str:
+    """The difference from the undisturbed run, where only an earlier checkpoint can be read.
+
+    Args:
+        training: what both have run.
+        folder: the run's.
+        end: its end.
+        expected: the undisturbed run. Of its checkpoints it may have kept others.
+        iteration: the checkpoint's.
+    """
+    url, other_url = (training.store_of(one) for one in (folder, expected.folder))
+    there = last_state(other_url, iteration) if other_url else {}
+    here = last_state(url, iteration) if there else {}
+    files = {name: digest for name, digest in expected.state.items() if _is_file(name)}
+    then = replace(expected, state={**there, **files})
+    state = {**here, **files_of(folder)}
+    outcome, reason = _compared(training, folder, end.report, state, then, iteration)
+    return reason if outcome == Outcome.WRONG else ""
 
 
 def _unless_missed(outcome: Outcome, plan: Sequence[Fault], missed: Sequence[str]) -> Outcome:
@@ -104,34 +144,46 @@ def _unless_missed(outcome: Outcome, plan: Sequence[Fault], missed: Sequence[str
     return outcome
 
 
-def _judged_error(end: End, plan: Sequence[Fault], url: str, reason: str) -> tuple[Outcome, str]:
+def _judged_error(
+    end: End, plan: Sequence[Fault], url: str, reason: str, folder: Path
+) -> tuple[Outcome, str]:
     """The outcome of a run that ended with a line."""
     events = end.report.get("events", ())
     if not events:
         return Outcome.CRASHED, f"it left no events, so its faults may have no part in this: {reason}"
-    if why := beyond_faults(events, plan):
+    struck = [fault for fault in plan if str(fault) not in end.missed]
+    if why := beyond_faults(events, struck):
         return Outcome.CRASHED, f"no fault of the plan can have caused this: {why}"
+    if take_nothing(struck):
+        return Outcome.CRASHED, f"its faults have taken nothing away: {reason}"
     committed = [event["iteration"] for event in events if event["event"] == "CheckpointCommitted"]
     is_whole = events[0]["position"] == 0  # else a snapshot took the place of the first, and may have had one
     last = committed[-1] if committed else None
     had_one = bool(committed) or not is_whole
-    if had_one and not (url and loads(url, committed=last, spoiled=_spoiled(plan, end.missed))):
+    damaged = damaged_by(plan, end.output, folder)
+    if had_one and (not url or newest_intact(url, committed=last, damaged=damaged) is None):
         return Outcome.UNLOADABLE, reason
-    if plan and len(end.missed) == len(plan):
+    if plan and not struck:
         return Outcome.NOT_STRUCK, f"it ended before any fault: {reason}"
     return Outcome.ENDED, reason if had_one else f"before its first checkpoint: {reason}"
 
 
-def _spoiled(plan: Sequence[Fault], missed: Sequence[str]) -> int:
-    """The number of files that faults of the plan have damaged."""
-    return sum(fault.action in _DAMAGES and str(fault) not in missed for fault in plan)
-
-
 def _compared(
-    training: Training, folder: Path, report: dict[str, Any], state: dict[str, str], expected: Trial
+    training: Training,
+    folder: Path,
+    report: dict[str, Any],
+    state: dict[str, str],
+    expected: Trial,
+    iteration: int | None = None,
 ) -> tuple[Outcome, str]:
-    """The outcome of a run that ended well, and how it differs from the undisturbed one."""
+    """The outcome of a run that ended well, and how it differs from the undisturbed one.
+
+    The state may be that of an earlier checkpoint, of this ``iteration``.
+    """
     differ = training.unstable.differing(state, expected.state)
+    if iteration is not None:  # unstable ones that last states have, an earlier one need not have
+        known = state.keys() | expected.state.keys()
+        differ = [name for name in differ if _is_file(name) or name in known]
     if _came_after_all(report, expected):
         there = {variable_of(name) for name in state}
         differ = [name for name in differ if not _is_made_anew(name, there)]
@@ -142,7 +194,7 @@ def _compared(
         if _are_its_own(folder, report, expected, differ):
             return Outcome.BOUNDED, "what a lost replica had for itself is as in its last checkpoint"
         urls = training.store_of(folder), training.store_of(expected.folder)
-        if within := _bound(*urls, report.get("recoveries", ()), differ):
+        if within := _bound(*urls, report.get("recoveries", ()), differ, iteration):
             return Outcome.BOUNDED, within
     compared = len(training.unstable.compared(state, expected.state))
     shown = f"{len(differ)} of {compared} values and files differ: {', '.join(differ[:3])}"
@@ -152,18 +204,28 @@ def _compared(
     return Outcome.WRONG, shown
 
 
-def _bound(url: str, other_url: str, recoveries: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+def _bound(
+    url: str,
+    other_url: str,
+    recoveries: Sequence[Mapping[str, Any]],
+    names: Sequence[str],
+    iteration: int | None,
+) -> str:
     """The documented reason for which values may differ as they do; empty if there is none."""
     values = [name for name in names if _DIGESTS not in name]
     statistics, reasons = [], []
-    if any(one["statistics_from"] for one in recoveries):
-        statistics = [name for name in values if name.rpartition(".")[2] in _STATISTICS]
+    if replaced := {int(rank) for one in recoveries for rank in one["statistics_from"]}:
+        theirs = tuple(name for rank, name in names_by_saver(url, iteration).items() if rank in replaced)
+        of_them = [name for name in values if name.startswith(theirs)]
+        statistics = [name for name in of_them if name.rpartition(".")[2] in _STATISTICS]
     if statistics:
-        if not are_finite(url, other_url, statistics):
+        if not are_finite(url, other_url, statistics, iteration):
             return ""
         reasons.append("running statistics of a lost replica are another one's")
     if others := [name for name in values if name not in statistics]:
-        found = largest_difference(url, other_url, others) if _has_rounded(recoveries) else math.inf
+        found = math.inf
+        if _has_rounded(recoveries):
+            found = largest_difference(url, other_url, others, iteration)
         if found > UNDO_BOUND:
             return ""
         reasons.append(f"an undo without exact=True: values differ by {found:.2g} at most")

@@ -81,11 +81,16 @@ def likeness(plain: State, undisturbed: State, unstable: Unstable) -> Likeness:
     """
     both = plain.keys() & undisturbed.keys()  # a variable of the script has no digest under torchrun
     here, there = (
-        {name: digest for name, digest in state.items() if name in both or name.startswith(FILE)}
+        {name: digest for name, digest in state.items() if name in both or _is_compared_file(name)}
         for state in (plain, undisturbed)
     )
     compared = unstable.compared(here, there)
-    differ = [name for name in unstable.differing(here, there) if name in both or name.startswith(FILE)]
+    differ = [name for name in unstable.differing(here, there) if name in both or _is_compared_file(name)]
     if not compared and not differ:
         raise SwiftError("Plain torchrun left nothing that the run under swift-run has: omit --torchrun.")
     return Likeness(len(compared), tuple(differ))
+
+
+def _is_compared_file(name: str) -> bool:
+    """Whether it is a file. An empty folder may be one for the store, which torchrun leaves so."""
+    return name.startswith(FILE) and not name.endswith("/")

@@ -29,6 +29,8 @@ WEIGHTS = {Action.KILL: 8, Action.STOP: 1, Action.BREAK: 1}
 """The actions that are drawn unless others are asked for, and how often in comparison with each other."""
 _TARGETS = {Target.MACHINE: 3, Target.WORKER: 1, Target.AGENT: 1}
 _IN_A_CHANGE = (Point.PREPARED, Point.OFFER, Point.TAKE)
+_WITHOUT_A_GROUP = (Point.START, Point.LEAVE, Point.REPORT, Point.LOAD, Point.JOIN, *_IN_A_CHANGE)
+"""There a worker has no connections to others that could break."""
 _OF_A_REPLACEMENT = (Point.LOAD, Point.REPLAY)
 """Survivors pass these seldom: most faults at them are aimed at an earlier one's place."""
 _AIMED = 0.75
@@ -134,6 +136,8 @@ def _random_fault(
         target = _choose(draw, _TARGETS)
     if action in OF_CHANGES and point not in _IN_A_STEP:  # nobody may ask for one in a recovery or a change
         point = Point.BETWEEN
+    if action == Action.BREAK and point in _WITHOUT_A_GROUP:
+        point = draw.choice([one for one in points if one not in _WITHOUT_A_GROUP] or [Point.BETWEEN])
     of_a_microbatch = point in (Point.FORWARD, Point.BACKWARD) and shape.microbatches > 1
     if action in OF_STORES:
         target = draw.choice((Target.MACHINE, Target.WORKER))

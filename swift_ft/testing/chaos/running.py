@@ -12,6 +12,7 @@ from pathlib import Path
 from swift_ft.faults import Action, Fault, parse_faults
 from swift_ft.faults.fault import DEFAULT_FACTOR, DEFAULT_SECONDS
 from swift_ft.faults.strikes import AWAY
+from swift_ft.storage.store import Store
 from swift_ft.testing.chaos.forked_launchers import LAUNCHER
 from swift_ft.testing.chaos.judging import End, judged
 from swift_ft.testing.chaos.launchers import LAUNCHERS, LauncherEnd
@@ -116,7 +117,7 @@ def _run(training: Training, folder: Path, inject: str, expected: Trial | None) 
         ended = _launched(training, folder, inject, temporary)
         output = output_of(folder).read_text(errors="replace")
         took_s = time.monotonic() - began
-        _wait_for_store(folder, inject)
+        _wait_for_store(training, folder, inject)
         left = left_by(folder, temporary, before, None if expected is None else expected.leaves)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -124,13 +125,20 @@ def _run(training: Training, folder: Path, inject: str, expected: Trial | None) 
     return end, left.kinds
 
 
-def _wait_for_store(folder: Path, inject: str) -> None:
+def _wait_for_store(training: Training, folder: Path, inject: str) -> None:
     """A store that has vanished comes back after the time that the fault says, whenever the run ended."""
-    if any(fault.action == Action.VANISH for fault in parse_faults(inject)):
-        deadline = time.monotonic() + _BACK_S
-        while any(folder.rglob(f"*{AWAY}")) and time.monotonic() < deadline:
-            LAUNCHERS.check()
-            time.sleep(0.1)
+    if not any(fault.action == Action.VANISH for fault in parse_faults(inject)):
+        return
+    url = training.store_of(folder)
+    store = Store(url).local_path("") if url else None
+    if store is None:
+        return
+    # A store that is looked for in the run's folder may be found where it is meanwhile.
+    away = store.with_name(f"{store.name.removesuffix(AWAY)}{AWAY}")
+    deadline = time.monotonic() + _BACK_S
+    while away.exists() and time.monotonic() < deadline:
+        LAUNCHERS.check()
+        time.sleep(0.1)
 
 
 def _launched(training: Training, folder: Path, inject: str, temporary: Path) -> LauncherEnd:

@@ -3,26 +3,45 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from swift_ft.faults import Fault
 from swift_ft.testing.chaos.trial import Outcome, Trial
+from swift_ft.testing.chaos.unstable import variable_of
 
 Plan = tuple[Fault, ...]
 _NAMED_BY_THE_REASON = (Outcome.CRASHED, Outcome.UNLOADABLE)
 """Outcomes with many causes. The reason of any other one says where it was seen, not why it came to that."""
+_WORKER = re.compile(r"^worker \d+\.")
 _NUMBERED = re.compile(r"\S*\d\S*")
 
 
-def fails_alike(one: Trial, other: Trial) -> bool:
+def fails_alike(one: Trial, other: Trial, differing: Callable[[Trial], Collection[str]]) -> bool:
     """Whether two runs have failed in the same way, as far as outcomes and reasons tell.
 
-    Numbers, and the names and addresses with digits in them, are other ones in each run.
+    Numbers, and the names and addresses with digits in them, are other ones in each run. Of two that are
+    wrong something has to differ in both, or nothing but variables of the script.
+
+    Args:
+        one: a run.
+        other: another one.
+        differing: tells the names of all that differs in a run.
     """
-    if one.outcome != other.outcome or one.outcome not in _NAMED_BY_THE_REASON:
-        return one.outcome == other.outcome
+    if one.outcome != other.outcome:
+        return False
+    if one.outcome == Outcome.WRONG:
+        ours, theirs = differing(one), differing(other)
+        if ours and theirs:
+            of_scripts = all(variable_of(name) is not None for name in (*ours, *theirs))
+            return of_scripts or not _on_any_worker(ours).isdisjoint(_on_any_worker(theirs))
+    elif one.outcome not in _NAMED_BY_THE_REASON:
+        return True
     return _NUMBERED.sub("#", one.reason) == _NUMBERED.sub("#", other.reason)
+
+
+def _on_any_worker(names: Iterable[str]) -> set[str]:
+    return {_WORKER.sub("worker.", name) for name in names}
 
 
 def shrunk(plan: Plan, fails: Callable[[Plan], bool], most_runs: int) -> tuple[Plan, int]:

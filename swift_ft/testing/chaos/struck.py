@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swift_ft.faults import Fault
+from swift_ft.faults import Action, Fault
 from swift_ft.faults.fault import OF_FILES, OF_STORES
 from swift_ft.testing.chaos.run_folder import logs_of
+
+_DAMAGES = (Action.FLIP, Action.TRUNCATE)
 
 
 def missed_of(report: Mapping[str, Any], plan: Sequence[Fault], output: str, folder: Path) -> tuple[str, ...]:
@@ -47,10 +50,29 @@ def _without_effect(faults: Sequence[Fault], output: str, folder: Path) -> set[s
     idle = {str(one): f"'{one}' found nothing to strike" for one in faults if one.action in OF_FILES}
     if not (met or idle):
         return set()
-    logs = (path for path in logs_of(folder).rglob("*") if path.is_file())
-    texts = [output, *(path.read_text(errors="replace") for path in logs)]
+    texts = _texts(output, folder)
 
     def said(lines: Mapping[str, str]) -> set[str]:
         return {fault for fault, line in lines.items() if any(line in text for text in texts)}
 
     return (met.keys() - said(met)) | said(idle)
+
+
+def damaged_by(plan: Sequence[Fault], output: str, folder: Path) -> set[str]:
+    """The files that faults of a plan have damaged, by their paths in the store.
+
+    Args:
+        plan: the faults.
+        output: all that the launcher has printed.
+        folder: the run's.
+    """
+    # The words of swift_ft.runtime.fault_injector.
+    words = [f"'{fault}' has struck " for fault in plan if fault.action in _DAMAGES]
+    texts = _texts(output, folder) if words else []
+    return {path for one in words for text in texts for path in re.findall(re.escape(one) + r"(\S+)", text)}
+
+
+def _texts(output: str, folder: Path) -> list[str]:
+    """All that the processes of a run have printed and logged."""
+    logs = (path for path in logs_of(folder).rglob("*") if path.is_file())
+    return [output, *(path.read_text(errors="replace") for path in logs)]

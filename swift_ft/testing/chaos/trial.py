@@ -20,21 +20,27 @@ class Outcome(StrEnum):
     IDENTICAL = "identical"
     """Its last checkpoint and its script's files are those of the undisturbed run, bit for bit."""
     BOUNDED = "within bound"
-    """They differ as far as a documented way of recovery may let them: an undo without exact=True, or running
-    statistics of a lost replica."""
+    """They differ as far as a documented way of recovery may let them: an undo without exact=True, running
+    statistics of a lost replica, or a variable that each replica has for itself, of a worker that has named
+    it and came after the last step."""
     NOT_STRUCK = "not struck"
     """None of its faults struck: it shows nothing, also where it ended with an error."""
     ENDED = "ended"
     """Its faults ended it, with an error in one line, and its last checkpoint loads, or an earlier one where
-    faults have damaged files; or before its first checkpoint. Nothing is silently wrong."""
+    faults have damaged that one; or before its first checkpoint. Nothing is silently wrong."""
+    DAMAGED = "damaged"
+    """It ended well, and a fault has damaged its last checkpoint. An earlier one loads, and is that of the
+    undisturbed run where that has kept it, and so are the script's files."""
     WRONG = "WRONG"
-    """It ended well, with another state or other files."""
+    """It ended well, with another state or other files, or with a checkpoint that does not load for no
+    fault."""
     HUNG = "HUNG"
     """It did not end in time."""
     CRASHED = "CRASHED"
     """It ended with a traceback of swift_ft's own, by a signal, or without saying why; or with an error that
-    no fault can have caused: replicas differ, or the script or swift_ft itself failed. Without the events of
-    the run nobody can know."""
+    none of its faults can have caused: replicas differ, the script or swift_ft itself failed, or the script
+    is refused, which undisturbed it was not; or with any error, where its faults have left machines,
+    connections and files as they were. Without the events of the run nobody can know."""
     LEAKED = "LEAKED"
     """It left processes behind, shared memory that the undisturbed run does not leave, or temporary files of
     swift_ft's own."""
@@ -44,7 +50,7 @@ class Outcome(StrEnum):
     @property
     def is_good(self) -> bool:
         """Whether a campaign of such outcomes alone has found nothing."""
-        return self in (Outcome.IDENTICAL, Outcome.BOUNDED, Outcome.ENDED)
+        return self in (Outcome.IDENTICAL, Outcome.BOUNDED, Outcome.ENDED, Outcome.DAMAGED)
 
 
 @dataclass(frozen=True, slots=True)

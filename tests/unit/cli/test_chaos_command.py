@@ -404,6 +404,7 @@ def test_a_file_that_only_one_run_has_differs_from_torchrun() -> None:
     assert likeness({}, {out: "2"}, ALL_STABLE) == Likeness(1, (out,))
     unlike = Unstable(unlike=frozenset({out, "worker 0.plain.bytes.carried.began"}))
     assert likeness({"a": "1"}, {"a": "1", out: "2"}, unlike) == Likeness(1, (out,)), "whatever it holds"
+    assert likeness({"a": "1", "file store/": "2"}, {"a": "1"}, ALL_STABLE) == Likeness(1, ()), "its store"
 
 
 def test_a_file_s_name_may_hold_a_time_under_torchrun_too() -> None:

@@ -49,7 +49,8 @@ class Worker:
         self.broken = 0
         self.status = WorkerStatus(5)
         self.optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)
-        self.participant = SimpleNamespace(state=self.state, append=self.journal.append)
+        self.active = SimpleNamespace(number=1)
+        self.participant = SimpleNamespace(state=self.state, append=self.journal.append, active=self.active)
         place = SimpleNamespace(rank=2, slot=1, agent_pid=agent_pid, config=SimpleNamespace(inject=inject))
         inject_faults(
             cast(Any, place),
@@ -96,6 +97,15 @@ def test_a_fault_that_happened_before_a_restart_does_not_happen_again() -> None:
     worker = Worker(fault, frozenset([fault]))
     hit(Point.BETWEEN, 5)
     assert not worker.broken
+
+
+@pytest.mark.parametrize("point", ["start", "leave", "report", "load", "join"])
+def test_there_is_nothing_to_break_without_a_group(point: str) -> None:
+    """It is not in the journal: the run says that it never struck."""
+    worker = Worker(f"break worker=2 iteration=any point={point}")
+    worker.active.number = None
+    hit(Point(point), 5)
+    assert (worker.broken, worker.journal) == (0, [])
 
 
 def test_a_replay_passes_the_points_of_the_original_unharmed() -> None:
@@ -272,7 +282,9 @@ def test_a_fault_strikes_also_without_a_checkpoint(caplog: pytest.LogCaptureFixt
 @pytest.mark.parametrize(
     ("fault", "expected"), [("flip worker=2 iteration=5", b"abbd"), ("truncate worker=2 iteration=5", b"ab")]
 )
-def test_the_newest_file_of_the_store_is_damaged(fault: str, expected: bytes, tmp_path: Path) -> None:
+def test_the_newest_file_of_the_store_is_damaged(
+    fault: str, expected: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     worker = Worker(fault, store=tmp_path)
     new = written(tmp_path, "log/rank-00002/g00001-s000002", at=2)
     others = [
@@ -281,6 +293,7 @@ def test_the_newest_file_of_the_store_is_damaged(fault: str, expected: bytes, tm
     ]
     hit(Point.BETWEEN, 5)
     assert new.read_bytes() == expected
+    assert f"'{fault} point=between' has struck log/rank-00002/g00001-s000002" in caplog.text
     assert {other.read_bytes() for other in others} == {b"abcd"}
     assert worker.journal
 

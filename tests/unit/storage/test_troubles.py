@@ -92,11 +92,26 @@ def test_each_kind_fails_what_it_says(
     assert deletes or not store.temporary_files("")
 
 
-def test_a_write_that_is_under_way_fails(store: Store, troubles: Troubles) -> None:
+@pytest.mark.parametrize("url", ["{folder}/there", "memory://{folder}/there"])
+def test_a_write_that_is_under_way_fails(tmp_path: Path, url: str) -> None:
+    """Also to a store behind a network."""
+    store = Store(url.format(folder=tmp_path), patience_s=0.0)
+    troubles = Troubles(store)
     file = store.open_write("segment")
     file.write(b"x" * 100_000)
     begin(troubles, "full")
     fails(errno.ENOSPC, lambda: [file.write(b"x" * 100_000) for _ in range(3)])
+    troubles.remove()
+    file.abort()
+
+
+def test_what_is_written_to_a_store_behind_a_network_gets_there(tmp_path: Path) -> None:
+    store = Store(f"memory://{tmp_path}", patience_s=0.0)
+    troubles = Troubles(store)
+    write(store)
+    troubles.remove()
+    with store.open_read("log/segment") as file:
+        assert file.read() == b"x" * 100_000
 
 
 @pytest.mark.parametrize(

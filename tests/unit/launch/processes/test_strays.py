@@ -73,7 +73,7 @@ VANISHES = """
 import os, pathlib, sys
 from swift_ft.faults.strikes import vanish
 
-vanish(pathlib.Path(sys.argv[1]), 1.0)
+vanish(pathlib.Path(sys.argv[1]), 3.0)
 os.kill(os.getpid(), 9)
 """
 
@@ -94,6 +94,36 @@ def test_a_store_that_has_vanished_comes_back_though_its_worker_is_lost(
     (back,) = children(standby)
     assert back not in strikes.below(standby.pid)
     wait_until(store.exists, "the store is back")
+
+
+CUTS = """
+import os
+from swift_ft.host.networks import Networks
+
+Networks(1, os.getpid(), 2).cut(0, 3.0, sends=True, hears=False, peer=1)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_network_that_is_cut_is_mended_though_its_worker_is_lost(standby: Standby, tmp_path: Path) -> None:
+    """By a program that stands in for ``ip``. Nor is it stopped with its machine."""
+    told, ip = tmp_path / "told", tmp_path / "ip"
+    ip.write_text(f'#!/bin/sh\necho "$*" >> {told}\n')
+    ip.chmod(0o755)
+    job = WorkerJob(
+        {"PATH": f"{tmp_path}:{os.environ['PATH']}"}, sys.executable, ("-c", CUTS), kind="program"
+    )
+    ours, theirs = channel_pair()
+    with ours:
+        standby.launch(job, local_rank=0, stdout="", stderr="", channel=theirs)
+    assert "started" in (standby.receive() or {})
+    assert (standby.receive() or {})["status"] == -signal.SIGKILL
+    (mender,) = children(standby)
+    assert mender not in strikes.below(standby.pid)
+    wait_until(lambda: len(told.read_text().splitlines()) == 2, "the network is mended")
+    cut, mended = told.read_text().splitlines()
+    assert "lladdr 02:53:57:ff:ff:ff" in cut
+    assert "lladdr 02:53:57:01:00:02" in mended
 
 
 def children(standby: Standby) -> list[int]:

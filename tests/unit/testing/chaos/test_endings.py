@@ -42,6 +42,8 @@ def injected(fault: str = KILL) -> dict[str, Any]:
         closed("machine 1 has computed iteration 3 wrong", "machine", by="worker 0"),
         closed("no plan", "swift_ft"),
         failed("worker 0: KeyError: 'weight'", "script"),
+        failed("iteration 3 got another batch than before", usage=True),
+        failed("the store /s cannot be written", "store", usage=True),
         failed("worker 0: the script exited with code 3"),
         *(failed("worker 0: ValueError: x", cause) for cause in ("data", "native code", "out of memory")),
         *(failed("worker 0: RuntimeError: x", cause) for cause in ("device", "swift_ft")),
@@ -57,7 +59,6 @@ def test_no_fault_causes_it(event: dict[str, Any]) -> None:
     [
         (KILL, closed("too few machines are left", "machine")),
         (KILL, closed("the store was lost", "store", by="launcher")),
-        (KILL, failed("name a store", usage=True)),
         (KILL, failed("worker 0: DistBackendError: ncclRemoteError", "network")),
         (
             KILL,
@@ -68,6 +69,14 @@ def test_no_fault_causes_it(event: dict[str, Any]) -> None:
         (
             "full machine=1 iteration=3",
             failed("worker 1: OSError: [Errno 28] No space (injected): '/s'", "script"),
+        ),
+        *(
+            (f"{action} worker=1 iteration=3", failed("/s cannot be written", "store", usage=True))
+            for action in ("denied", "vanish")
+        ),
+        (
+            "full machine=1 iteration=3",
+            failed("/s cannot be written (OSError: No space (injected))", usage=True),
         ),
         ("raise worker=1 iteration=3", failed("worker 1: InjectedError: injected: raise worker=1", "script")),
         (
@@ -97,6 +106,11 @@ def test_an_error_that_another_fault_raises_is_none_of_a_kill() -> None:
     assert beyond_faults([event], parse_faults(KILL))
 
 
+def test_a_script_that_is_refused_undisturbed_is_no_finding() -> None:
+    """As one with planted habits may be: no fault has struck, and the line is for its user."""
+    assert not beyond_faults([failed("name a store", usage=True)], ())
+
+
 def test_all_causes_are_thought_of() -> None:
     """A new one is of machines and networks, or of the program."""
     of_faults = {Cause.MACHINE, Cause.NETWORK, Cause.STORE, Cause.SCHEDULER, Cause.SIGNAL, Cause.INJECTED}
@@ -105,7 +119,7 @@ def test_all_causes_are_thought_of() -> None:
 
 
 def end_of(
-    folder: Path, code: int, *events: dict[str, Any], missed: tuple[str, ...] = ()
+    folder: Path, code: int, *events: dict[str, Any], missed: tuple[str, ...] = (), plan: str = KILL
 ) -> tuple[Outcome, str]:
     """The outcome of a run that left a checkpoint, and its reason."""
     store = folder / "store"
@@ -113,7 +127,7 @@ def end_of(
     report = {"events": [{**event, "position": place} for place, event in enumerate(events)]}
     end = End(code, "swift-run: the reason\n", 1.0, [], report, missed)
     training = Training((), (), "{folder}/store", 10)
-    outcome, reason, _ = judged(training, folder, parse_faults(KILL), end, None)
+    outcome, reason, _ = judged(training, folder, parse_faults(plan), end, None)
     return outcome, reason
 
 
@@ -128,6 +142,27 @@ def test_the_end_of_a_run_by_an_error_of_its_own_is_not(tmp_path: Path) -> None:
     outcome, reason = end_of(tmp_path, 1, injected(), closed("replicas differ", "machine", by="worker 1"))
     assert outcome == Outcome.CRASHED
     assert reason == "no fault of the plan can have caused this: replicas differ"
+
+
+@pytest.mark.parametrize(
+    ("plan", "outcome"),
+    [
+        (
+            "clock worker=0 iteration=3; slow worker=0 iteration=3; lag worker=0 iteration=3; "
+            "reload machine=0 iteration=3; move machine=0 iteration=3",
+            Outcome.CRASHED,
+        ),
+        (f"clock worker=0 iteration=3; {KILL}", Outcome.ENDED),
+        ("suspend machine=0 iteration=3 seconds=1", Outcome.ENDED),
+    ],
+)
+def test_faults_that_take_nothing_away_end_no_run(tmp_path: Path, plan: str, outcome: Outcome) -> None:
+    """Whoever closes the job. Those that have not struck do not count."""
+    events = (committed(4), closed("too few machines are left", "machine", by="launcher"))
+    assert end_of(tmp_path, 1, *events, plan=plan)[0] == outcome
+    if outcome == Outcome.CRASHED:
+        _, reason = end_of(tmp_path, 1, *events, plan=f"{plan}; {KILL}", missed=(KILL,))
+        assert reason == "its faults have taken nothing away: swift-run: the reason"
 
 
 def test_a_launcher_that_a_signal_ends_has_crashed(tmp_path: Path) -> None:
@@ -152,19 +187,25 @@ ENDED = (injected(), closed("too few", "machine"))
 
 
 @pytest.mark.parametrize(
-    ("damaged", "plan", "missed", "outcome"),
+    ("damaged", "struck", "outcome"),
     [
-        ((4,), KILL, "", Outcome.UNLOADABLE),
-        ((4,), f"{KILL}; {FLIP}", "", Outcome.ENDED),
-        ((4,), f"{KILL}; {FLIP}", FLIP, Outcome.UNLOADABLE),
-        ((4, 2), f"{KILL}; {FLIP}", "", Outcome.UNLOADABLE),
-        ((4, 2), f"{KILL}; {FLIP}; {FLIP.replace('flip', 'truncate')}", "", Outcome.ENDED),
-        ((2,), KILL, "", Outcome.ENDED),
+        ((4,), (), Outcome.UNLOADABLE),
+        ((4,), ("checkpoints/00000004/rank-00000.g00001/a.distcp",), Outcome.ENDED),
+        ((4,), ("checkpoints/00000002/rank-00000.g00001/a.distcp",), Outcome.UNLOADABLE),
+        ((4,), ("log/rank-00000/g00001-s000001",), Outcome.UNLOADABLE),
+        ((4, 2), ("checkpoints/00000004/committed.json",), Outcome.UNLOADABLE),
+        (
+            (4, 2),
+            ("checkpoints/00000004/committed.json", "checkpoints/00000002/committed.json"),
+            Outcome.ENDED,
+        ),
+        ((2,), (), Outcome.ENDED),
     ],
 )
 def test_the_last_checkpoint_loads_unless_a_fault_has_damaged_it(
-    tmp_path: Path, damaged: tuple[int, ...], plan: str, missed: str, outcome: Outcome
+    tmp_path: Path, damaged: tuple[int, ...], struck: tuple[str, ...], outcome: Outcome
 ) -> None:
+    """Of whatever else it may have struck."""
     for iteration in (0, 2, 4):
         save(tmp_path / "store", state_of(), iteration=iteration)
     for iteration in damaged:
@@ -172,8 +213,10 @@ def test_the_last_checkpoint_loads_unless_a_fault_has_damaged_it(
         file.write_bytes(file.read_bytes()[:-1] + b"?")
     events = [*map(committed, (0, 2, 4)), *ENDED]
     report = {"events": [{**event, "position": place} for place, event in enumerate(events)]}
-    end = End(1, "swift-run: the reason\n", 1.0, [], report, (missed,) if missed else ())
-    found, reason, _ = judged(Training((), (), "{folder}/store", 10), tmp_path, parse_faults(plan), end, None)
+    said = "".join(f"[machine 0] swift_ft: '{FLIP}' has struck {path}\n" for path in struck)
+    end = End(1, f"{said}swift-run: the reason\n", 1.0, [], report)
+    plan = parse_faults(f"{KILL}; {FLIP}")
+    found, reason, _ = judged(Training((), (), "{folder}/store", 10), tmp_path, plan, end, None)
     assert found == outcome, reason
 
 

@@ -59,3 +59,38 @@ def test_a_file_beside_those_of_the_store_is_compared(tmp_path: Path, store: str
 def test_a_folder_without_checkpoints_is_no_store(tmp_path: Path) -> None:
     write(tmp_path / "store" / "run.json")
     assert files_of(tmp_path).keys() == {"file store/run.json"}
+
+
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_a_link_is_compared_by_its_target(tmp_path: Path, is_absolute: bool) -> None:
+    """To a file, to a folder, or to nothing: wherever the run's folder is."""
+
+    def linked(name: str, target: str) -> dict[str, str]:
+        folder = tmp_path / name
+        write(folder / "ckpt-4" / "a", "1")
+        write(folder / "ckpt-8" / "a", "1")
+        (folder / "latest").symlink_to(folder / target if is_absolute else target)
+        return files_of(folder)
+
+    one = linked("one", "ckpt-8")
+    assert one.keys() == {"file ckpt-4/a", "file ckpt-8/a", "file latest"}
+    assert one == linked("same", "ckpt-8")
+    assert one != linked("other", "ckpt-4")
+    assert one != linked("of a file", "ckpt-8/a")
+    assert one != linked("dangling", "ckpt-9")
+
+
+def test_an_empty_folder_is_compared(tmp_path: Path) -> None:
+    (tmp_path / "out" / "empty").mkdir(parents=True)
+    assert files_of(tmp_path).keys() == {"file out/empty/"}
+    write(tmp_path / "out" / "empty" / "a")
+    assert files_of(tmp_path).keys() == {"file out/empty/a"}
+
+
+def test_a_folder_that_swift_ft_has_left_empty_is_not_compared(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    write(store / "run.json")
+    own = ("checkpoints/00000004/rank-00000.g00001", "log/rank-00000", "workers", "runs/a/journal")
+    for name in (*own, "checkpoints/best", "mine"):
+        (store / name).mkdir(parents=True)
+    assert files_of(tmp_path).keys() == {"file store/checkpoints/best/", "file store/mine/"}

@@ -28,7 +28,7 @@ TRAINING = Training((), (), "{folder}/store", 10)
 KILL = "kill machine=1 iteration=3 point=between"
 UNDONE = {"resume": 3, "undone": {"0": 2}, "undone_exactly": [], "statistics_from": {}}
 EXACTLY = {**UNDONE, "undone_exactly": [0]}
-REPLACED = {"resume": 3, "undone": {}, "undone_exactly": [], "statistics_from": {"1": 0}}
+REPLACED = {"resume": 3, "undone": {}, "undone_exactly": [], "statistics_from": {"0": 1}}
 PLAINLY = {"resume": 3, "undone": {}, "undone_exactly": [], "statistics_from": {}}
 AFTER_ALL = {**PLAINLY, "resume": 4}
 
@@ -73,25 +73,79 @@ def test_nothing_excuses_a_file_that_differs(tmp_path: Path, recovery: dict[str,
         assert f"file {name}" in reason
 
 
+FLIP = "flip worker=0 iteration=3 point=between"
+
+
+def damaged(
+    folder: Path, *, weight: float = 1.0, text: str = "1", struck: str = "checkpoints/00000004/a"
+) -> tuple[Trial, End]:
+    """A run that a fault has left without its last checkpoint, and its end."""
+    save(folder / "store", state_of(weight), iteration=2)
+    save(folder / "store", state_of())
+    (file,) = (folder / "store" / "checkpoints" / "00000004").rglob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    (folder / "out.txt").write_text(text)
+    new_own(folder)
+    output_of(folder).write_text(f"[machine 0] swift_ft: '{FLIP}' has struck {struck}\n")
+    trial = Trial(FLIP, Outcome.WRONG, 0, "", files_of(folder), folder)
+    return trial, End(0, output_of(folder).read_text(), 1.0, report={"recoveries": [PLAINLY]})
+
+
 @pytest.mark.parametrize(
-    ("plan", "missed", "outcome"),
+    ("plan", "struck", "outcome"),
     [
-        ("flip worker=0 iteration=3 point=between", False, Outcome.ENDED),
-        ("flip worker=0 iteration=3 point=between", True, Outcome.WRONG),
-        (KILL, False, Outcome.WRONG),
+        (FLIP, "checkpoints/00000004/committed.json", Outcome.DAMAGED),
+        (FLIP, "checkpoints/00000002/committed.json", Outcome.WRONG),
+        (FLIP, "log/rank-00000/g00001-s000001", Outcome.WRONG),
+        (KILL, "checkpoints/00000004/committed.json", Outcome.WRONG),
     ],
 )
 def test_a_damaged_checkpoint_is_excused_where_a_fault_has_damaged_it(
-    tmp_path: Path, plan: str, missed: bool, outcome: Outcome
+    tmp_path: Path, plan: str, struck: str, outcome: Outcome
 ) -> None:
     """And an earlier one loads."""
-    save(tmp_path / "store", state_of(), iteration=2)
-    save(tmp_path / "store", state_of())
-    (file,) = (tmp_path / "store" / "checkpoints" / "00000004").rglob("*.distcp")
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
-    end = End(0, "", 1.0, missed=(plan,) if missed else ())
+    _, end = damaged(tmp_path, struck=struck)
     found, reason, _ = judged(TRAINING, tmp_path, parse_faults(plan), end, None)
     assert (found, "its last checkpoint is damaged" in reason) == (outcome, True)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kept", "outcome", "differs"),
+    [
+        ({}, True, Outcome.DAMAGED, ""),
+        ({"weight": 2.0}, True, Outcome.WRONG, "worker 0.models.model.weight"),
+        ({"weight": 2.0}, False, Outcome.DAMAGED, ""),
+        ({"text": "2"}, True, Outcome.WRONG, "file out.txt"),
+        ({"text": "2"}, False, Outcome.WRONG, "file out.txt"),
+    ],
+)
+def test_all_but_a_damaged_checkpoint_is_compared(
+    tmp_path: Path, facts: dict[str, Any], kept: bool, outcome: Outcome, differs: str
+) -> None:
+    """The script's files, and the newest intact checkpoint if the undisturbed run still has that one."""
+    if kept:
+        save(tmp_path / "expected" / "store", state_of(), iteration=2)
+    save(tmp_path / "expected" / "store", state_of())
+    (tmp_path / "expected" / "out.txt").write_text("1")
+    state = {**last_state(str(tmp_path / "expected" / "store")), **files_of(tmp_path / "expected")}
+    expected = Trial("", Outcome.IDENTICAL, 0, "", state, tmp_path / "expected")
+    # A variable in which undisturbed runs differ is in their last checkpoints.
+    training = replace(TRAINING, unstable=Unstable(unlike=frozenset({"worker 0.plain.bytes.carried..t0"})))
+    trial, end = damaged(tmp_path / "run", **facts)
+    found, reason, left = judged(training, tmp_path / "run", parse_faults(FLIP), end, expected)
+    assert (found, left) == (outcome, trial.state), reason
+    assert differs in reason
+    report_of(trial.folder).write_text(json.dumps(end.report))
+    assert judged_again(trial, training, expected).outcome == outcome
+    unlike = replace(training, unstable=Unstable(unlike=frozenset({"file out.txt"})))
+    judged_so = Outcome.DAMAGED if "file" in differs else outcome
+    assert judged_again(trial, unlike, expected).outcome == judged_so
+
+
+def test_a_run_that_has_come_less_far_is_wrong_whatever_is_damaged(tmp_path: Path) -> None:
+    _, end = damaged(tmp_path)
+    expected = Trial("", Outcome.IDENTICAL, 0, "", {"iteration": "6", **files_of(tmp_path)}, tmp_path)
+    assert judged(TRAINING, tmp_path, parse_faults(FLIP), end, expected)[0] == Outcome.WRONG
 
 
 def test_a_run_is_judged_again_by_what_it_left(tmp_path: Path) -> None:
@@ -139,6 +193,34 @@ def test_statistics_of_a_lost_replica_are_numbers_of_another_one(tmp_path: Path)
     assert judge(other, expected, REPLACED)[0] == Outcome.BOUNDED
     assert judge(other, expected, PLAINLY)[0] == Outcome.WRONG
     assert judge(broken, expected, REPLACED)[0] == Outcome.WRONG
+    assert judge(other, expected, {**REPLACED, "statistics_from": {"1": 0}})[0] == Outcome.WRONG
+
+
+@pytest.mark.parametrize(("saver", "outcome"), [(1, Outcome.BOUNDED), (0, Outcome.WRONG)])
+def test_statistics_are_those_of_the_worker_that_has_saved_them(
+    tmp_path: Path, saver: int, outcome: Outcome
+) -> None:
+    """Under the name of the first one that has this part."""
+
+    def saved(name: str, mean: float) -> Trial:
+        state = state_of()
+        state["model"].register_buffer("running_mean", torch.full((2,), mean))
+        url = save(tmp_path / name / "store", state, state, parts={0: saver, 1: saver})
+        return Trial("", Outcome.IDENTICAL, 0, "", last_state(url), tmp_path / name)
+
+    expected, other = saved("expected", 1.0), saved("other", 3.0)
+    assert {name.split(".")[0] for name in other.state} == {"iteration", "worker 0"}
+    assert judge(other, expected, {**REPLACED, "statistics_from": {"1": 0}})[0] == outcome
+
+
+def test_a_count_of_batches_is_the_same_in_all_replicas(tmp_path: Path) -> None:
+    def saved(name: str, count: int) -> Trial:
+        state = state_of()
+        state["model"].register_buffer("num_batches_tracked", torch.tensor(count))
+        url = save(tmp_path / name / "store", state)
+        return Trial("", Outcome.IDENTICAL, 0, "", last_state(url), tmp_path / name)
+
+    assert judge(saved("run", 3), saved("expected", 4), REPLACED)[0] == Outcome.WRONG
 
 
 def test_statistics_and_an_undo_have_a_bound_each(tmp_path: Path) -> None:

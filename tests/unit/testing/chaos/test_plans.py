@@ -89,6 +89,13 @@ def test_of_a_known_run_only_what_it_passes_is_drawn() -> None:
     assert random_plan(known, 5, attempt=1) == random_plan(known, 5, attempt=1) != random_plan(known, 5)
 
 
+def test_connections_are_broken_only_where_a_worker_has_some() -> None:
+    plans = [random_plan(replace(SHAPE, weights={Action.BREAK: 1, Action.RELOAD: 1}), n) for n in range(500)]
+    points = {fault.point for plan in plans for fault in plan if fault.action == Action.BREAK}
+    without = {Point.START, Point.LEAVE, Point.REPORT, Point.LOAD, Point.JOIN}
+    assert points == set(Point) - without - {Point.COPY} - NOT_DRAWN
+
+
 def test_the_first_fault_needs_no_earlier_one() -> None:
     recovery = {Point.LEAVE, Point.REPORT, Point.JOIN, Point.LOAD, Point.MOVE, Point.TRANSFER}
     recovery |= {Point.REPLAY, Point.HELP}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -78,3 +79,39 @@ def test_the_limit_that_was_asked_for_is_the_shortest() -> None:
     plan = parse_faults("clock worker=1 iteration=1 seconds=-86400; kill machine=1 iteration=3")
     assert limit_of(Training((), (), "", 5000.0), plan, UNDISTURBED) == 5000.0
     assert limit_of(Training((), (), "", 10.0), plan, UNDISTURBED) < 1000
+
+
+@pytest.mark.parametrize(
+    ("store", "away"),
+    [
+        ("{folder}/store", "run/store.away"),
+        ("file://{folder}/store/", "run/store.away"),
+        ("", "run/out/store.away"),
+        ("{folder}-elsewhere/store", "run-elsewhere/store.away"),
+    ],
+)
+def test_a_store_that_has_vanished_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, away: str
+) -> None:
+    """Wherever it is. A folder of the script is none of it, whatever its name."""
+    (tmp_path / "run" / "plots.away").mkdir(parents=True)
+    gone = tmp_path / away
+    (gone / "checkpoints").mkdir(parents=True)
+    (gone / "run.json").touch()
+    looks: list[bool] = []
+
+    def run(arguments: Sequence[str], folder: Path, *_: Any, output: Path, **__: Any) -> LauncherEnd:
+        output.touch()
+        return LauncherEnd(1)
+
+    def check() -> None:
+        looks.append(gone.exists())
+        gone.rename(gone.with_name("store"))
+
+    monkeypatch.setattr(LAUNCHERS, "run", run)
+    monkeypatch.setattr(LAUNCHERS, "check", check)
+    plan = parse_faults("vanish worker=1 iteration=1")
+    began = time.monotonic()
+    run_trial(Training((), ("train.py",), store, 10.0), tmp_path / "run", plan)
+    assert looks == [True]
+    assert time.monotonic() - began < 30

@@ -9,7 +9,7 @@ import pytest
 
 from swift_ft.faults import parse_faults
 from swift_ft.testing.chaos.run_folder import logs_of
-from swift_ft.testing.chaos.struck import missed_of
+from swift_ft.testing.chaos.struck import damaged_by, missed_of
 
 PLAN = parse_faults(
     "kill machine=1 iteration=3 point=optimizer; full machine=all iteration=3 point=optimizer calls=2"
@@ -53,6 +53,18 @@ def test_a_fault_that_has_found_no_file_has_not_struck(action: str, tmp_path: Pa
     told = {"ok": True, "missed_faults": [], "events": []}
     assert missed_of(told, plan, f"'{plan[0]}' found nothing to strike", tmp_path) == (str(plan[0]),)
     assert missed_of(told, plan, f"an injected fault strikes: {plan[0]}", tmp_path) == ()
+
+
+def test_a_worker_says_which_file_a_fault_has_damaged(tmp_path: Path) -> None:
+    """In what the launcher prints, or in its log alone."""
+    plan = parse_faults("flip worker=0 iteration=3 point=between; kill machine=1 iteration=3")
+    log = logs_of(tmp_path) / "0" / "stderr.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"[machine 0] swift_ft: '{plan[0]}' has struck log/rank-00000/a\na line\n")
+    said = f"[machine 0] '{plan[0]}' has struck checkpoints/00000004/committed.json"
+    found = {"log/rank-00000/a", "checkpoints/00000004/committed.json"}
+    assert damaged_by(plan, said, tmp_path) == found
+    assert damaged_by(plan[1:], said, tmp_path) == set()
 
 
 def test_a_journal_without_its_beginning_tells_of_no_missed_fault(tmp_path: Path) -> None:
