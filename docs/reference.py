@@ -64,7 +64,7 @@ _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 MEANINGS = {
     "variable_missing": "A variable has changed since the start of a script, and a replacement has none yet.",
     "hooks_of_first_step": "A script's hooks are others after its first step: a replacement may lack some.",
-    "parameter_copied": "A parameter changes outside of an optimizer's step, so that no undo brings it back.",
+    "parameter_copied": "Parameters change outside of an optimizer's step, so that no undo brings them back.",
     "alarm_failed": "An error of swift_ft itself where something was due. All else that is due goes on.",
     "undo_not_compiled": "torch.compile fails on this machine: exact steps are as with `exact=True`.",
     "undo_compiled": "The inverse of an optimizer's step is being compiled, once for all its steps.",
