@@ -104,6 +104,7 @@ MEANINGS = {
     "too_many_objects": "A script holds so many objects that what is in some of them is not noted.",
     "loading_begins_again": "A data set has changed, and processes that load batches begin again with it.",
     "changed_within_epoch": "A loader's data set has changed in mid-epoch. A replacement would differ.",
+    "variables_behind": "Steps go on with variables that a worker has of an earlier iteration than the rest.",
     "own_variables": "Variables that are unlike on all replicas are not taken over from one of them.",
     "variable_too_large": "A variable of Lightning's is too large to be given to other workers.",
     "variables_missing": "A worker of Lightning's goes on without variables that were too large.",
