@@ -64,7 +64,7 @@ _LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
 MEANINGS = {
     "variable_missing": "A variable has changed since the start of a script, and a replacement has none yet.",
     "hooks_of_first_step": "A script's hooks are others after its first step: a replacement may lack some.",
-    "parameter_copied": "A parameter changes outside of an optimizer's step, so that no undo brings it back.",
+    "parameter_copied": "Parameters change outside of an optimizer's step, so that no undo brings them back.",
     "alarm_failed": "An error of swift_ft itself where something was due. All else that is due goes on.",
     "undo_not_compiled": "torch.compile fails on this machine: exact steps are as with `exact=True`.",
     "undo_compiled": "The inverse of an optimizer's step is being compiled, once for all its steps.",
@@ -104,6 +104,7 @@ MEANINGS = {
     "too_many_objects": "A script holds so many objects that what is in some of them is not noted.",
     "loading_begins_again": "A data set has changed, and processes that load batches begin again with it.",
     "changed_within_epoch": "A loader's data set has changed in mid-epoch. A replacement would differ.",
+    "variables_behind": "Steps go on with variables that a worker has of an earlier iteration than the rest.",
     "own_variables": "Variables that are unlike on all replicas are not taken over from one of them.",
     "variable_too_large": "A variable of Lightning's is too large to be given to other workers.",
     "variables_missing": "A worker of Lightning's goes on without variables that were too large.",

@@ -38,7 +38,7 @@ def loader_of(dataset: Dataset[Any]) -> DataLoader[Any]:
 def train_one_epoch(
     epoch: int, session: Any, batches: Any, steps: int, model: nn.Module, optimizer: Any
 ) -> float:
-    """Returns the mean loss of this replica."""
+    """Returns the mean loss of all replicas."""
     model.train()
     total = 0.0
     for step in session.steps(steps):
@@ -48,7 +48,9 @@ def train_one_epoch(
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            total += loss.item()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)  # a sum of what all replicas have alike is brought to a replacement
+            total += mean.item() / dist.get_world_size()
     return total / steps
 
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from types import CodeType, FrameType
 
 _LOADS_AND_STORES = "STORE_FAST_LOAD_FAST"
+_OF_SCRIPT = ("LOAD_NAME", "STORE_NAME", "DELETE_NAME")
 _ENDS = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 
@@ -22,7 +23,8 @@ _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
 def read_later(frame: FrameType) -> frozenset[str]:
     """Names of variables that a function may read before it sets them, once its present call returns.
 
-    A loop counts as one that has a next element. What only a handler of exceptions reads is left out.
+    A loop counts as one that has a next element. What only a handler of exceptions reads is left out. Of a
+    script's own lines, which are in no function, what only a function reads is left out as well.
     """
     return _read_after(frame.f_code, frame.f_lasti)
 
@@ -31,7 +33,7 @@ def read_later(frame: FrameType) -> frozenset[str]:
 def _read_after(code: CodeType, place: int) -> frozenset[str]:
     instructions = [*dis.get_instructions(code)]
     offsets = [one.offset for one in instructions]
-    bits = {name: 1 << number for number, name in enumerate(code.co_varnames)}
+    bits = {name: 1 << number for number, name in enumerate((*code.co_varnames, *code.co_names))}
     reads: list[int] = []
     sets: list[int] = []
     following: list[list[int]] = []
@@ -61,7 +63,7 @@ def _read_after(code: CodeType, place: int) -> frozenset[str]:
 
 def _names_of(one: dis.Instruction) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The local variables that an instruction reads, and those that it sets or deletes."""
-    if "_FAST" not in one.opname:
+    if "_FAST" not in one.opname and one.opname not in _OF_SCRIPT:
         return (), ()
     names: tuple[str, ...] = one.argval if isinstance(one.argval, tuple) else (str(one.argval),)
     if one.opname == _LOADS_AND_STORES:

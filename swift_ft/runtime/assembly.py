@@ -390,7 +390,7 @@ class Assembly(Foundations):
                 copy=self._in_memory.load,
                 layout=self._layout_of(layers),
                 end_segment=self.log.roll,
-                kept=partial(self._replicas.kept_variables, replaced=True, shared=shared),
+                kept=partial(self._replicas.kept_variables, own_at=None, shared=shared),
                 note_variables=self._replicas.note_variables,
                 exact=lambda: self.attached.exact,
                 saving=self._history.saving,

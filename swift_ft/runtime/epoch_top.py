@@ -195,6 +195,8 @@ class EpochTop:
             carried.say_what_is_unlike()
         elif before is not None:
             carried.say_what_is_missing(before)
+        if carried.arrived is None:  # else what has arrived before is replaced
+            carried.arrived = before
         return ""
 
     def last_step_begins(self, iteration: int) -> None:
@@ -204,7 +206,9 @@ class EpochTop:
 
     def step_begins(self) -> None:
         """All that has arrived is in its place."""
-        self._carried.arrived = None
+        arrived, self._carried.arrived = self._carried.arrived, None
+        if arrived is not None:
+            self._carried.say_what_is_behind(arrived)
 
     def _packed(self) -> bytes:
         state = self._state

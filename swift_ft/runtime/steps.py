@@ -254,6 +254,13 @@ class Loop:
         Raises:
             UsageError: the script asks for them a second time, or for other numbers than before.
         """
+        try:
+            yield from self._steps_of_epoch(count)
+        except SystemExit:  # of the session itself, as where a check is over: the script has left nothing
+            last_duties.remove(self._leave)
+            raise
+
+    def _steps_of_epoch(self, count: int) -> Iterator[Step]:
         if self._asked:
             raise UsageError("Call session.steps() once in each epoch of session.epochs().", alike=True)
         self._asked = True

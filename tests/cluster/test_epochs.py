@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,11 @@ def run_epochs(folder: Path, inject: str = "") -> ClusterRun:
     return run
 
 
+def losses_of(run: ClusterRun) -> set[str]:
+    """What the workers have said of their epochs: a repeated step may say it twice."""
+    return set(re.findall(r"\[worker \d\] epoch \d: loss [\d.]+, next rate [\d.]+", run.output))
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ClusterRun:
     return run_epochs(tmp_path_factory.mktemp("undisturbed"))
@@ -46,3 +52,4 @@ def test_the_example(at: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
     assert_same_files(run, undisturbed)
     for epoch in range(EPOCHS):
         assert f"epoch {epoch}: " in run.output
+    assert losses_of(run) == losses_of(undisturbed)

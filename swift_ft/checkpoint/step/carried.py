@@ -18,6 +18,7 @@ import xxhash
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder, classes_in
+from swift_ft.checkpoint.step.behind import say_what_is_behind
 from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed
 from swift_ft.checkpoint.step.outside import Outside
@@ -26,7 +27,7 @@ from swift_ft.checkpoint.step.reach import MISSING, content_of
 from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of
-from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, set_variables
+from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, loop_frames, set_variables
 
 _logger = logging.getLogger(__name__)
 
@@ -60,11 +61,13 @@ class Arrived:
         saved: by path and name.
         own: what each replica has for itself: it is not taken from another one.
         of_own: what the lost worker of this rank had of it.
+        behind: those of ``own`` that are not of the iteration of the rest.
     """
 
     saved: Saved
     own: frozenset[Place]
     of_own: Saved = field(default_factory=dict)
+    behind: frozenset[Place] = frozenset()
 
 
 class CarriedVariables:
@@ -75,7 +78,7 @@ class CarriedVariables:
         outside: tells of what cannot travel.
 
     Attributes:
-        own, of_own: of :class:`Arrived`, for what is taken over now.
+        own, of_own, behind: of :class:`Arrived`, for what is taken over now.
         alike: what was found to be equal on all replicas.
         arrived: what was taken over since the last step; None if nothing was.
     """
@@ -93,6 +96,7 @@ class CarriedVariables:
         self._at_epoch: dict[Place, Any] = {}  # as the steps of this epoch began
         self.own: frozenset[Place] = frozenset()
         self.of_own: Saved = {}
+        self.behind: frozenset[Place] = frozenset()
         self.alike: frozenset[Place] = frozenset()
         self.arrived: Arrived | None = None
         self._unlike_at_top: list[str] = []  # of what was taken over last
@@ -127,10 +131,10 @@ class CarriedVariables:
 
     def take_over_again(self, arrived: Arrived) -> None:
         """As :meth:`take_over`, of what has arrived at another time."""
-        before = self.own, self.of_own
-        self.own, self.of_own = arrived.own, arrived.of_own
+        before = self.own, self.of_own, self.behind
+        self.own, self.of_own, self.behind = arrived.own, arrived.of_own, arrived.behind
         self.take_over(arrived.saved)
-        self.own, self.of_own = before
+        self.own, self.of_own, self.behind = before
 
     def say_what_is_unlike(self) -> None:
         """Name what the lines at the top of the epoch have set to other values than those taken over."""
@@ -142,6 +146,15 @@ class CarriedVariables:
                 ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else ""),
                 extra={"event": "variables_of_epoch_unlike", "variables": names},
             )
+
+    def say_what_is_behind(self, arrived: Arrived) -> None:
+        """Name what steps go on with, and what is of another iteration than all else that has arrived."""
+        if arrived.behind:
+            handed_over = {
+                path: {name: value for name, value in values.items() if (path, name) not in arrived.own}
+                for path, values in arrived.saved.items()
+            }
+            say_what_is_behind(arrived.behind, handed_over, loop_frames(self._variables.epochs))
 
     def say_what_is_missing(self, arrived: Arrived) -> None:
         """Name what has arrived for a place that the lines at the top of the epoch have not made either."""
@@ -268,7 +281,7 @@ class CarriedVariables:
 
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
-        self.arrived = Arrived(saved, self.own, self.of_own)
+        self.arrived = Arrived(saved, self.own, self.of_own, self.behind)
         saved, left = _with_own(saved, self.own, self.of_own)
         self._unlike_at_top.clear()
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for

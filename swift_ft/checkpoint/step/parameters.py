@@ -306,6 +306,7 @@ class ParameterWatch:
             found_as: the kind; None if it depends on whether their optimizer has stepped.
         """
         owners: dict[torch.Tensor, list[Optimizer]] | None = None
+        found: list[torch.Tensor] = []
         for tensor in tensors:
             if tensor not in self._names:
                 continue
@@ -316,16 +317,28 @@ class ParameterWatch:
                 self._uncopied.add(tensor)
             if kind > self._kinds.get(tensor, 0):
                 if tensor not in self._kinds:
-                    of_state = "" if found_as is None else "an optimizer's state of "
-                    _logger.info(
-                        "%s%s changes outside of an optimizer's step: it is copied as each step begins "
-                        "(%.2f MB)",
-                        of_state,
-                        self._names[tensor],
-                        tensor.nbytes / 1e6,
-                        extra={"event": "parameter_copied", "parameter": self._names[tensor]},
-                    )
+                    found.append(tensor)
                 self._kinds[tensor] = kind
+        self._say_copied(found, "" if found_as is None else "an optimizer's state of ")
+
+    def _say_copied(self, found: Iterable[torch.Tensor], of_state: str) -> None:
+        """One line for each part of the state: averaged weights have as many tensors as the model."""
+        parts: dict[str, list[torch.Tensor]] = {}
+        for tensor in found:
+            parts.setdefault(self._names[tensor].partition(".")[0], []).append(tensor)
+        for part, tensors in parts.items():
+            names = [self._names[tensor] for tensor in tensors]
+            if len(names) > 1:
+                words = f"{len(names)} tensors of {part}, such as {names[0]}, change", "they are"
+            else:
+                words = f"{names[0]} changes", "it is"
+            _logger.info(
+                "%s%s outside of an optimizer's step: %s copied as each step begins (%.2f MB)",
+                of_state,
+                *words,
+                sum(tensor.nbytes for tensor in tensors) / 1e6,
+                extra={"event": "parameter_copied", "parameters": names},
+            )
 
     @staticmethod
     def _all_bits(tensors: Sequence[torch.Tensor]) -> dict[str, int]:

@@ -24,7 +24,7 @@ from swift_ft.runtime.worker.status import WorkerStatus
 class Kept(Protocol):
     """See :class:`LayerSync`."""
 
-    def __call__(self, iteration: int, *, replaced: bool) -> AbstractContextManager[None]:
+    def __call__(self, iteration: int, *, own_at: int | None) -> AbstractContextManager[None]:
         """The block for what is taken over."""
 
 
@@ -38,7 +38,7 @@ class LayerSync:
         groups: in which state travels.
         progress: where it publishes what it does.
         kept: within the block that it makes, for an iteration, variables of the script stay that a worker has
-            for itself; ``replaced`` if this process has begun in the place of a lost one.
+            for itself; ``own_at`` as in :meth:`OwnVariables.kept`.
     """
 
     def __init__(
@@ -96,7 +96,8 @@ class LayerSync:
             StatePayload(payload.tensors, one["layers"]) for payload, one in zip(arrived, rest, strict=True)
         ]
         begin = plan.tasks[self._rank].begin
-        with self._kept(begin, replaced=not self._status.known):
+        own_at = self._status.iteration if self._status.known else None
+        with self._kept(begin, own_at=own_at):
             self._repartition.give_whole(layers)
         self._state.restore(rest[0]["small"])  # after the variables, as everywhere
         self._status.iteration = begin

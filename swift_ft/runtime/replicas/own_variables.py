@@ -165,7 +165,7 @@ class OwnVariables:
         replicas: Sequence[int],
         iteration: int,
         *,
-        replaced: bool,
+        own_at: int | None,
         shared: Callable[[Place], bool] = lambda _: False,
     ) -> Iterator[None]:
         """Within the block, a state that is taken over leaves what is known to be unlike as it is.
@@ -173,7 +173,8 @@ class OwnVariables:
         Args:
             replicas: ranks of this worker and its replicas.
             iteration: of the state, which may be an earlier one than that of the last notes.
-            replaced: this process has begun in the place of a lost one, whose notes tell what it had.
+            own_at: the iteration of this process's own values; None if it has begun in the place of a lost
+                one, whose notes tell what it had.
             shared: tells of a place whether it belongs to what a worker holds, and not to the worker: layers.
         """
         carried = self._carried
@@ -189,16 +190,20 @@ class OwnVariables:
             carried.own, carried.alike = carried.own | unlike, alike - carried.own
             own_note = last[replicas.index(self._rank)]
         carried.own = frozenset(place for place in carried.own if not shared(place))
-        if replaced and own_note.values:
+        if own_at is None and own_note.values:
             carried.of_own = _only(carried.unpacked(base64.b64decode(own_note.values)), carried.own)
-        self._say_what_is_own(own_note)
+        given = frozenset((path, name) for path, values in carried.of_own.items() for name in values)
+        if own_at is None:
+            carried.behind = carried.own - given if own_note.iteration == iteration else carried.own
+        elif own_at != iteration:
+            carried.behind = carried.own
+        self._say_what_is_own(own_note, given)
         try:
             yield
         finally:
-            carried.own, carried.of_own = frozenset(), {}
+            carried.own, carried.of_own, carried.behind = frozenset(), {}, frozenset()
 
-    def _say_what_is_own(self, note: _Note) -> None:
-        given = {(path, name) for path, values in self._carried.of_own.items() for name in values}
+    def _say_what_is_own(self, note: _Note, given: frozenset[Place]) -> None:
         as_noted = f"as it was in iteration {note.iteration}, by the notes of its rank"
         as_made = "as its script or the beginning of the step has left it"
         for places, words in ((given, as_noted), (self._carried.own - given, as_made)):

@@ -214,17 +214,17 @@ class Replicas:
             self.own_variables.note(iteration, self.ranks or self.same_stage)
 
     def kept_variables(
-        self, iteration: int, *, replaced: bool, shared: Callable[[Place], bool] = lambda _: False
+        self, iteration: int, *, own_at: int | None, shared: Callable[[Place], bool] = lambda _: False
     ) -> AbstractContextManager[None]:
         """Within the block, what this worker's script has for itself stays, or is what the lost worker had.
 
         Args:
-            iteration, replaced, shared: see :meth:`OwnVariables.kept`.
+            iteration, own_at, shared: see :meth:`OwnVariables.kept`.
         """
         if self.own_variables is None:
             return nullcontext()
         ranks = self.ranks or self.same_stage
-        return self.own_variables.kept(ranks, iteration, replaced=replaced, shared=shared)
+        return self.own_variables.kept(ranks, iteration, own_at=own_at, shared=shared)
 
     def drain(self) -> None:
         """After an interruption, wait until no background thread changes the state any more."""

@@ -79,7 +79,7 @@ class StateSync:
         survivor = status.known
         # Of its own data; buffers that are equal on all replicas come with the state.
         keep_buffers = survivor and not self._replicas.equal_buffers and self._rollback.has_buffers_of(begin)
-        with self._replicas.kept_variables(begin, replaced=not survivor):
+        with self._replicas.kept_variables(begin, own_at=status.iteration if survivor else None):
             self._replicas.recv_state(transfer, group, survivor, keep_buffers=keep_buffers)
         if keep_buffers:  # only now: if the source dies, nothing has changed
             self._rollback.buffers_of(begin, self._replicas.model)

@@ -98,6 +98,27 @@ def test_a_replacement_within_an_epoch(one: Process, iteration: int, shrinks: bo
     assert one.epochs.written == (("model.layer.weight",) if shrinks else ())
 
 
+@pytest.mark.parametrize("iteration", [0, 1])
+def test_what_a_replacement_has_of_an_earlier_iteration(
+    one: Process, iteration: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The lines at the top may set it anew, so that it is named as the first step begins, and once."""
+    one.lines(0)
+    one.first_step(0)
+    vars(one.net)["count"] = 3
+    sent, other = one.sent(), Process()
+    other.rollback.carried.own = other.rollback.carried.behind = frozenset({("model", "tau")})
+    other.take(sent)
+    other.rollback.carried.own = other.rollback.carried.behind = frozenset()
+    other.lines(iteration)
+    assert "earlier iteration" not in caplog.text
+    other.first_step(iteration)
+    assert "steps go on with model.tau, and this worker has it of an earlier iteration than" in caplog.text
+    caplog.clear()
+    other.top.step_begins()
+    assert not caplog.records
+
+
 def test_a_state_that_comes_without_variables(one: Process) -> None:
     """The script's are as it begins, also after the lines at the top; all else is what has come."""
     one.lines(0)

@@ -210,6 +210,24 @@ def test_who_leaves_a_loop_has_something_to_do_at_the_end_of_the_script(
     assert script.runner.happened.count("leave") == leaves
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_an_end_by_the_session_in_an_epoch_leaves_nothing(
+    at: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a check ends, in the middle of an epoch and between two: the script did not leave its loop."""
+    monkeypatch.setattr(last_duties, "_duties", [])
+    script = Script()
+    taken = script.runner.settle
+    monkeypatch.setattr(
+        script.runner, "settle", lambda: ends_the_script() if script.runner.iteration == at else taken()
+    )
+    with pytest.raises(SystemExit):
+        script.run(2, 3)
+    last_duties.do_all()
+    assert "which does not count" not in caplog.text
+    assert "leave" not in script.runner.happened
+
+
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is said to the agent when the process starts again. Here it goes on."""

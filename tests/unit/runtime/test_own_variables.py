@@ -38,9 +38,22 @@ class Variables:
         self.own: frozenset[tuple[str, str]] = frozenset()
         self.alike: frozenset[tuple[str, str]] = frozenset()
         self.of_own: dict[str, Any] = {}
+        self.behind: frozenset[tuple[str, str]] = frozenset()
 
     def digests(self) -> dict[str, int]:
         return {NOISE: self.state}
+
+    def to_save(self) -> dict[str, dict[str, int]]:
+        return {PLACE[0]: {PLACE[1]: self.state}}
+
+    def digests_of(self, saved: dict[str, dict[str, int]]) -> dict[str, int]:
+        return {NOISE: saved[PLACE[0]][PLACE[1]]}
+
+    def packed(self, saved: dict[str, dict[str, int]], most_bytes: int) -> bytes:
+        return json.dumps(saved).encode()
+
+    def unpacked(self, data: bytes) -> Any:
+        return json.loads(data)
 
     def digests_of_generators(self) -> dict[str, int]:
         return {NOISE: self.seed}
@@ -86,7 +99,7 @@ class Replica:
         self.writer.flush()  # as each worker does before it reports
 
     def take_over(self, source: Replica) -> None:
-        with self.compared.kept(RANKS, 0, replaced=True):
+        with self.compared.kept(RANKS, 0, own_at=None):
             if PLACE not in self.variables.own:
                 self.variables.state = source.variables.state
 
@@ -182,3 +195,19 @@ def test_a_replacement_compares_nothing_where_all_had_noted() -> None:
     job.lose(1)
     job.store.set(store_keys.variables(0), json.dumps([2, {NOISE: 1}]))
     job.go_on(6)
+
+
+@pytest.mark.parametrize(
+    ("own_at", "iteration", "behind"), [(None, 7, True), (None, 5, False), (7, 7, False), (6, 7, True)]
+)
+def test_what_is_of_an_earlier_iteration(own_at: int | None, iteration: int, behind: bool) -> None:
+    """A replacement has what its rank noted in the checkpoint after iteration 4; a survivor has its own."""
+    job = Job(UNLIKE)
+    for replica in job.replicas:
+        replica.compared.note(5, RANKS)
+        replica.writer.flush()
+    new = job.replicas[1]
+    with new.compared.kept(RANKS, iteration, own_at=own_at):
+        assert new.variables.own == {PLACE}
+        assert new.variables.behind == ({PLACE} if behind else set())
+    assert not new.variables.behind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -194,6 +196,27 @@ def test_state_that_changes_for_the_first_time(
     assert reason is not None
     assert "an optimizer's state of model.trained.weight" in reason
     training.rollback.close()
+
+
+def test_one_line_names_all_of_a_part(caplog: pytest.LogCaptureFixture) -> None:
+    """Averaged weights have as many tensors as the model."""
+    model = nn.Sequential(nn.Linear(300, 100), nn.Linear(100, 50))
+    ema, head = copy.deepcopy(model), nn.Linear(2, 2, bias=False)
+    rollback = Rollback(TrainingState({"model": model, "ema": ema, "head": head}))
+    with caplog.at_level(logging.INFO), torch.no_grad():
+        for iteration in range(3):
+            rollback.begin(iteration)
+            for parameter in (*ema.parameters(), *head.parameters()):
+                parameter.mul_(0.9)
+            rollback.completed()
+    rollback.close()
+    assert [
+        one.getMessage() for one in caplog.records if getattr(one, "event", "") == "parameter_copied"
+    ] == [
+        "4 tensors of ema, such as ema.0.weight, change outside of an optimizer's step: they are copied as "
+        "each step begins (0.14 MB)",
+        "head.weight changes outside of an optimizer's step: it is copied as each step begins (0.00 MB)",
+    ]
 
 
 @pytest.mark.parametrize("begun", [False, True])
