@@ -51,7 +51,10 @@ class Job:
         self.model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 3)).to(
             memory_format=torch.channels_last
         )
-        groups = [{"params": [*part.parameters()], "lr": rate} for part, rate in zip(self.model, (0.1, 0.2))]
+        groups = [
+            {"params": [*part.parameters()], "lr": rate}
+            for part, rate in zip(self.model, (0.1, 0.2), strict=True)
+        ]
         self.optimizer = OPTIMIZERS[kind](groups)
         self.scheduler: LRScheduler = ReduceLROnPlateau(self.optimizer)
         parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
