@@ -19,7 +19,7 @@ from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
 from swift_ft.checkpoint.saved_form import by_plain_names, place_of
 from swift_ft.checkpoint.stale_gradients import Place, as_saved, from_saved
 from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests
-from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
+from swift_ft.checkpoint.state_payload import StatePath, TensorKind, interned, pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.stage_layers import StageLayers
@@ -90,7 +90,7 @@ def file_by_layer(layered: LayeredState) -> FileOf | None:
 
 def kinds_of(reader: StateReader) -> dict[StatePath, TensorKind]:
     """The tensors of a part, by their path."""
-    return {path: TensorKind(dtype, shape) for path, (dtype, shape) in reader.kinds().items()}
+    return {interned(path): TensorKind(dtype, shape) for path, (dtype, shape) in reader.kinds().items()}
 
 
 def sources_of(

@@ -193,15 +193,17 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """
     groups, inside, state = optimizer.param_groups, [*optimizer.param_groups], optimizer.state
     rates = [{k: v for k, v in group.items() if isinstance(v, torch.Tensor)} for group in inside]
+    defaults = {*optimizer.defaults}
     if loads_as_torch(optimizer):
         optimizer.load_state_dict({**state_dict, "state": to_torch(state_dict["state"])})
         give_back(optimizer, state_dict)
     else:
         optimizer.load_state_dict(state_dict)
     for group, own, values in zip(inside, rates, optimizer.param_groups, strict=True):
-        group.clear()
-        group.update(values)
+        _set_values(group, values)
         _keep_tensors(group, own)
+    for key in optimizer.defaults.keys() - defaults:  # torch adds one to those of older classes
+        del optimizer.defaults[key]
     loaded_groups, loaded_state = optimizer.param_groups, optimizer.state
     groups[:] = inside
     if loaded_state is not state:
@@ -212,6 +214,20 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
             holder.param_groups = groups
         if holder.state is loaded_state:
             holder.state = state
+
+
+def _set_values(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Give a group other values, in its own order: torch puts the parameters last.
+
+    A tuple or a text that is as before stays the same one, which other groups and the defaults have as well.
+    """
+    before, keys = dict(group), [*group, *values]
+    group.clear()
+    for key in keys:
+        if key in values:
+            here, value = before.get(key), values[key]
+            stays = isinstance(here, tuple | str | bytes) and same_values(here, value)
+            group[key] = here if stays else value
 
 
 def _keep_tensors(group: dict[str, Any], tensors: Mapping[str, torch.Tensor]) -> None:

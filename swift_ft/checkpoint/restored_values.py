@@ -2,6 +2,9 @@
 
 A class that a tag names is looked up among those that the reader :class:`knows <KnownClasses>`, and an object
 is made without calling it: nothing that is read executes anything.
+
+Text comes back as the very object that the script's constants and attributes of that text are. Pickle writes
+an object once and refers to it afterwards, so a script's file would have other bytes otherwise.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import datetime
 import io
 import math
 import pickle
+import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -40,9 +44,12 @@ class _Decoder:
     def __init__(self, known: KnownClasses) -> None:
         self._known = known
         self._done: dict[int, Any] = {}
+        self._texts: dict[str, str] = {}
 
     def decode(self, form: Any) -> Any:
         kind = type(form)
+        if kind is str:
+            return self._text(form)
         if kind not in (dict, list, tuple):
             return form
         if id(form) in self._done:
@@ -55,7 +62,7 @@ class _Decoder:
             return value
         if TAG not in form:
             found: dict[Any, Any] = self._note(form, {})
-            found.update((key, self.decode(item)) for key, item in form.items())
+            found.update((self.decode(key), self.decode(item)) for key, item in form.items())
             return found
         if (way := _DECODE.get(form[TAG])) is None:
             raise pickle.UnpicklingError(
@@ -66,6 +73,15 @@ class _Decoder:
     def _note(self, form: Any, value: Any) -> Any:
         self._done[id(form)] = value
         return value
+
+    def _text(self, text: str) -> str:
+        """The interned object of a text, in the place of the first one that comes.
+
+        Another object of that text was another one where it was saved, too: a script has made it.
+        """
+        if self._texts.setdefault(text, text) is text:
+            return sys.intern(text)
+        return text
 
     def _items(self, forms: Iterable[Any]) -> list[Any]:
         return [self.decode(form) for form in forms]

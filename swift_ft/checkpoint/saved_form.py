@@ -79,6 +79,35 @@ def split_tensors(
     return tensors, rest
 
 
+def fields_in(state: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What :func:`split_tensors` and the tensors' values leave out, by parameter; none of most optimizers.
+
+    Returns:
+        ``order``: the names of the fields of a parameter, where plain values follow tensors.
+        ``strides``: of the tensors that are not contiguous, by field.
+    """
+    order, strides = {}, {}
+    for parameter, fields in state.items():
+        names = [*fields]
+        if names != sorted(names, key=lambda name: isinstance(fields[name], torch.Tensor)):
+            order[str(parameter)] = names
+        parts = {name: local(value) for name, value in fields.items() if isinstance(value, torch.Tensor)}
+        if found := {
+            name: [*part.stride()]
+            for name, part in parts.items()
+            if part.layout == torch.strided and not part.is_contiguous()
+        }:
+            strides[str(parameter)] = found
+    return {"order": order, "strides": strides} if order or strides else {}
+
+
+def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
+    """A tensor with strides of :func:`fields_in`; the same one where it has none of its own."""
+    if strides is None or any(tensor.dim() != len(strides) or not n for n in strides):
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
 def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     """See that all state in an optimizer's ``state_dict()`` is of its parameters.
 

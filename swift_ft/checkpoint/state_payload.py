@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -84,10 +85,15 @@ class StatePayload:
         return json.dumps({"tensors": tensors, "plain": len(self.plain)}).encode()
 
 
+def interned(path: Iterable[str]) -> StatePath:
+    """A path that was read, of the objects that an optimizer's own keys are: see `restored_values.py`."""
+    return tuple(map(sys.intern, path))
+
+
 def kinds_in(header: bytes) -> dict[StatePath, TensorKind]:
     """A header's description of the tensors that follow it."""
     return {
-        tuple(path): TensorKind(getattr(torch, dtype), tuple(shape))
+        interned(path): TensorKind(getattr(torch, dtype), tuple(shape))
         for path, dtype, shape in json.loads(header)["tensors"]
     }
 

@@ -23,11 +23,13 @@ from swift_ft.checkpoint.saved_form import (
     check_keys,
     descriptions_in,
     extra_of,
+    fields_in,
     localized,
     place_of,
     shown_value,
     split_tensors,
     tensors_of,
+    with_strides,
 )
 from swift_ft.checkpoint.stages import StagesHere
 from swift_ft.checkpoint.stale_gradients import as_saved, forms_of, from_saved, put_forms
@@ -259,7 +261,12 @@ class TrainingState:
             tensors, values = split_tensors(saved["state"])
             optimizers[name] = {"state": tensors}
             known_as = [names.get(parameter) for parameter in parameters_of(optimizer)]
-            plain[name] = {"state": values, "param_groups": saved["param_groups"], "names": known_as}
+            plain[name] = {
+                "state": values,
+                "param_groups": saved["param_groups"],
+                "names": known_as,
+                **fields_in(saved["state"]),
+            }
         whole = {name: model_state(module) for name, module in self.modules.items()}
         models = {name: tensors_of(values) for name, values in whole.items()}
         shards = {name: descriptions_in(tensors) for name, tensors in models.items()}
@@ -362,11 +369,17 @@ class TrainingState:
             groups = plain["optimizers"][name]["param_groups"]
             fit_groups(name, optimizer, groups, self._named_as(plain["optimizers"][name].get("names", ())))
             owners = parameters_of(optimizer)
+            strides = plain["optimizers"][name].get("strides", {})
             for index, fields in loaded["optimizers"][name]["state"].items():
                 for field, values in fields.items():
                     part = described.get(index, {}).get(field)
+                    values = with_strides(values, strides.get(index, {}).get(field))
                     value = values if part is None else rebuilt(values, part, owners[int(index)])
                     state.setdefault(int(index), {})[field] = value
+            for index, order in plain["optimizers"][name].get("order", {}).items():
+                state[int(index)] = {
+                    field: state[int(index)][field] for field in order if field in state[int(index)]
+                }
             load_optimizer(optimizer, {"state": state, "param_groups": groups})
         if (gradients := plain.get("gradients")) is not None:  # older checkpoints say nothing of them
             put_forms(self.parameter_names(), from_saved(gradients))

@@ -20,7 +20,7 @@ from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder, classes_in
 from swift_ft.checkpoint.step.behind import say_what_is_behind
 from swift_ft.checkpoint.step.frozen import Copier, same
-from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed
+from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed, is_of_session
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import MISSING, content_of
@@ -450,11 +450,14 @@ class CarriedVariables:
         # They say themselves what is their state, not what they hold. A file may have the name of one.
         small = {*map(id, variables.state.small.values())}
         for namespace, name in variables.slots:
-            if id(namespace.owner) not in small:
-                yield (namespace.path, name), namespace.variables.get(name, MISSING)
+            value = namespace.variables.get(name, MISSING)
+            if id(namespace.owner) not in small and not is_of_session(value):
+                yield (namespace.path, name), value
         for path, cell in variables.cells:
             yield (_CELLS, path), content_of(cell)
-        yield from variables.of_loop().items()
+        for place, value in variables.of_loop().items():
+            if not is_of_session(value):
+                yield place, value
         for name, parameter in variables.state.named_parameters().items():
             yield (_FLAGS, name), parameter.requires_grad
 

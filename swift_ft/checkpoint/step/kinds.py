@@ -21,6 +21,7 @@ from types import (
     BuiltinMethodType,
     EllipsisType,
     FunctionType,
+    GeneratorType,
     MethodDescriptorType,
     MethodType,
     MethodWrapperType,
@@ -36,7 +37,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from swift_ft.program.own_code import is_own_class, is_own_module
+from swift_ft.program.own_code import is_of_runtime, is_own_class, is_own_module
 
 _FIXED: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, slice, frozenset),
@@ -54,6 +55,7 @@ GENERATORS = (
     *(np.random.BitGenerator, np.random.SeedSequence),
 )
 """Generators of random numbers that a script may have of its own, and what makes seeds of further ones."""
+_PACKAGE = __name__.partition(".")[0]
 _SPAWNED = "swift_ft.spawned"
 """The key of what a generator of NumPy's has spawned, in its state."""
 MOST_OF_GRAPH_BYTES = 2**20
@@ -83,6 +85,19 @@ def stays_where_it_is(value: Any) -> bool:
     except Exception:  # a proxy that answers for something else, which is not there
         return True
     return is_iterator or type(value).__module__.partition(".")[0] in sys.stdlib_module_names
+
+
+def is_of_session(value: Any) -> bool:
+    """Whether it is what a session has given to the script: a step, itself, an iterator of its own.
+
+    Each process has its own of these. A module or an optimizer of this package may be part of the training.
+    """
+    if isinstance(value, GeneratorType):
+        return is_of_runtime(value.gi_code.co_filename)
+    kind = type(value)
+    if kind in FIXED_EXACTLY or kind.__module__.partition(".")[0] != _PACKAGE:
+        return False
+    return not isinstance(value, (nn.Module, Optimizer, *_VALUES))
 
 
 def is_value(value: Any) -> bool:

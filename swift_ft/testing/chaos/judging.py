@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_ft.checkpoint.state_digest import STORED_AS
+from swift_ft.checkpoint.state_values import digests
 from swift_ft.checkpoint.step.carried import UNSAVED
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.faults import Fault, parse_faults
@@ -35,6 +36,8 @@ _STATISTICS = ("running_mean", "running_var")
 """Of data that a replica has seen. How many batches that was is the same in all replicas."""
 _DIGESTS = f".plain.bytes.{STORED_AS}."
 """Of digests that workers have compared: all values of which they are stand beside them."""
+_NO_WORDS = digests([("", "")])[""]
+"""The digest of what stands in the place of a value that could not travel if it were smaller either."""
 _KEPT = re.compile(
     r"\[machine (\d+)(?: rank (\d+))?\] .*each replica has (.+) for itself: this worker keeps its own"
 )
@@ -187,6 +190,8 @@ def _compared(
     if _came_after_all(report, expected):
         there = {variable_of(name) for name in state}
         differ = [name for name in differ if not _is_made_anew(name, there)]
+    came_later = _came_later(report)
+    differ = [name for name in differ if not _is_left_out(name, came_later, state, expected.state)]
     if not differ:
         return Outcome.IDENTICAL, ""
     # No bound is known of what a script makes of its values, and writes into a file.
@@ -281,6 +286,38 @@ def _is_made_anew(name: str, there: Collection[str | None]) -> bool:
     variable = variable_of(name)
     made_by_steps = any(kind in (variable or "") for kind in _OF_STEPS)
     return made_by_steps and name.endswith(f".{UNSAVED}") and variable not in there
+
+
+def _came_later(report: Mapping[str, Any]) -> set[int]:
+    """The ranks whose last process is not the one that the run began with."""
+    ends = (event for event in report.get("events", ()) if event["event"] == "ScriptExited")
+    return {event["rank"] for event in ends if event["started_in"] > 1}
+
+
+def _is_left_out(
+    name: str, came_later: Collection[int], state: Mapping[str, str], expected: Mapping[str, str]
+) -> bool:
+    """Whether it is a variable that could not travel at any size, of a process that came later.
+
+    A file for instance, that a line has opened which this process has never run.
+
+    Args:
+        name: the whole name of a value that only one of two runs has, if so.
+        came_later: ranks.
+        state: digests of the disturbed run.
+        expected: those of the undisturbed one.
+    """
+    variable = variable_of(name)
+    if variable is None or not name.endswith(f".{UNSAVED}") or not any(k in variable for k in _OF_STEPS):
+        return False
+    if not any(name.startswith(f"worker {rank}.") for rank in came_later) or name in state.keys() & expected:
+        return False
+    ours, theirs = (
+        {key: digest for key, digest in one.items() if variable_of(key) == variable}
+        for one in (state, expected)
+    )
+    unsaved = all(key.endswith(f".{UNSAVED}") for key in (*ours, *theirs))
+    return bool(theirs) and unsaved and {*ours.values(), *theirs.values()} == {_NO_WORDS}
 
 
 def _is_file(name: str) -> bool:

@@ -21,6 +21,7 @@ from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.optim import wrap_optimizer
+from swift_ft.runtime.steps import Loop, Step
 
 
 class Window(NamedTuple):
@@ -123,6 +124,15 @@ def test_back_to_a_state_of_before(one: Process) -> None:
     assert net.history == []
     assert not net.table.any()
     assert net.noise.get_state().equal(torch.Generator().manual_seed(1).get_state())
+
+
+def test_what_a_session_gives_to_the_script_is_no_variable_of_it(one: Process) -> None:
+    """A step, and what yields them."""
+    before = one.state.unpack(one.saved()["plain"]["bytes"].getvalue())["carried"]
+    loop = Loop.__new__(Loop)
+    vars(one.net).update(latest=Step.__new__(Step), loop=loop, steps=loop.steps(4), history=[1])
+    now = one.state.unpack(one.saved()["plain"]["bytes"].getvalue())["carried"]
+    assert now == {**before, "model": {"history": [1]}}
 
 
 @pytest.mark.parametrize("there_at_the_start", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,11 +235,24 @@ def test_statistics_and_an_undo_have_a_bound_each(tmp_path: Path) -> None:
 
 
 def judge_state(
-    folder: Path, state: dict[str, str], expected: dict[str, str], *recoveries: dict[str, Any]
+    folder: Path,
+    state: dict[str, str],
+    expected: dict[str, str],
+    *recoveries: dict[str, Any],
+    ends: Sequence[tuple[int, int]] = (),
 ) -> Outcome:
-    """The outcome of a run of which the names and digests of its values are known."""
+    """The outcome of a run of which the names and digests of its values are known.
+
+    Args:
+        folder: the run's.
+        state: of it.
+        expected: of the undisturbed run.
+        recoveries: of its report.
+        ends: ranks, and the generations that their last processes were started in.
+    """
     new_own(folder)
-    report_of(folder).write_text(json.dumps({"recoveries": recoveries}))
+    events = [{"event": "ScriptExited", "rank": rank, "started_in": begun} for rank, begun in ends]
+    report_of(folder).write_text(json.dumps({"recoveries": recoveries, "events": events}))
     undisturbed = Trial("", Outcome.IDENTICAL, 0, "", {"iteration": "4", **expected}, folder)
     return judged_again(
         replace(undisturbed, state={"iteration": "4", **state}), TRAINING, undisturbed
@@ -288,6 +302,34 @@ def test_a_variable_that_a_step_makes_and_nobody_can_save_is_not_there_without_o
     whole = {**kept, **carried(function, batch=value)}
     assert judge_state(tmp_path, kept, whole, recovery) == outcome
     assert judge_state(tmp_path, whole, kept, recovery) == Outcome.WRONG
+
+
+def unsaved(words: str = "", *, of_epoch: bool = False) -> dict[str, Any]:
+    value = {"swift_ft.unsaved": words}
+    return {"swift_ft.of_epoch": value} if of_epoch else value
+
+
+@pytest.mark.parametrize(
+    ("found", "started_in", "outcome"),
+    [
+        ({}, 2, Outcome.IDENTICAL),
+        ({"file": unsaved()}, 2, Outcome.IDENTICAL),  # before the next epoch, which it was not in
+        ({}, 1, Outcome.WRONG),
+        ({"file": 1}, 2, Outcome.WRONG),
+        ({"file": unsaved("a list of 100,000 elements")}, 2, Outcome.WRONG),
+    ],
+)
+@pytest.mark.parametrize("function", ["", "(loop)"])
+def test_a_file_that_a_process_has_never_opened(
+    tmp_path: Path, function: str, found: dict[str, Any], started_in: int, outcome: Outcome
+) -> None:
+    kept, expected = carried(function, loss=1.0), carried(function, file=unsaved(of_epoch=True))
+    ours = {**kept, **carried(function, **found)} if found else kept
+    ends = [(0, started_in), (1, 2)]
+    assert judge_state(tmp_path, ours, {**kept, **expected}, PLAINLY, ends=ends) == outcome
+    assert judge_state(tmp_path, {**kept, **expected}, kept, PLAINLY, ends=ends) == Outcome.WRONG
+    large = carried(function, file=unsaved("a list of 100,000 elements"))
+    assert judge_state(tmp_path, kept, {**kept, **large}, PLAINLY, ends=ends) == Outcome.WRONG
 
 
 SAID = "[machine 0] swift_ft: each replica has {} for itself: this worker keeps its own, as it was in"

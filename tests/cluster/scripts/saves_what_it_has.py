@@ -1,0 +1,99 @@
+"""A script that saves all that it has with ``torch.save`` after its loop: replicas, or a pipeline.
+
+What pickle writes depends on which values are one object, and torch saves the whole memory of a tensor.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.nn.parallel import DistributedDataParallel
+
+import swift_ft
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--store", required=True)
+parser.add_argument("--iterations", type=int, default=8)
+parser.add_argument("--pipeline", action="store_true")
+args = parser.parse_args()
+
+
+class Averaged(torch.optim.Optimizer):
+    """As people write them: numbers and text between its tensors."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.01, "betas": (0.9, 0.5), "how": "by hand"})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                held = self.state[parameter]
+                if not held:
+                    held.update(average=torch.zeros_like(parameter), steps=0, how="mean")
+                    held["square"] = torch.zeros_like(parameter)
+                held["steps"] += 1
+                held["average"].lerp_(parameter.grad, 0.5)
+                held["square"].lerp_(parameter.grad.square(), 0.5)
+                parameter -= group["lr"] * held["average"]
+
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+layers = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1))
+if args.pipeline:
+    layers = nn.Sequential(layers[0], nn.Tanh(), layers[2])
+    model: nn.Module = layers
+else:
+    layers = layers.to(memory_format=torch.channels_last)
+    model = DistributedDataParallel(layers)
+groups = [{"params": [*layers[0].parameters()], "lr": 0.02}, {"params": [*layers[2].parameters()]}]
+adam, averaged = torch.optim.Adam(groups), Averaged([*layers.parameters()])
+scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(adam, patience=1)
+parts = {"model": model, "adam": adam, "averaged": averaged, "scheduler": scheduler}
+session = swift_ft.Session(parts, store=args.store, checkpoint_every=3)
+schedule: Any = None
+if args.pipeline:
+    stage = PipelineStage(model, rank, world, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+    session.attach_pipeline(schedule)
+else:
+    session.attach_ddp(model)
+history: dict[str, Any] = {"loss": [], "best": {"mode": "min", "loss": None}, "shape": (0, "mean")}
+for step in session.steps(args.iterations):
+    with step:
+        x = torch.linspace(-1, 1, 2 * 4 * 4 * 4).reshape(2, 4, 4, 4) * (step.index + 1)
+        losses: list[torch.Tensor] = []
+        if args.pipeline:
+            schedule.step(*[x] if rank == 0 else [], target=x.square(), losses=losses)
+            loss = sum(one.item() for one in losses) or 1 / (step.index + 1)
+        else:
+            error = (model(x * (rank + 1)) - x).square().mean()
+            error.backward()
+            error = error.detach()
+            dist.all_reduce(error)
+            loss = error.item()
+        adam.step()
+        averaged.step()
+        model.zero_grad()
+        scheduler.step(round(1 / (1 + step.index), 1))
+        history["loss"].append(loss)
+        history["mean"] = np.float64(sum(history["loss"]) / len(history["loss"]))
+        history["best"] = {"mode": "min", "loss": min(history["loss"]), "step": step.index}
+        history["shape"] = (step.index, "mean")
+        history.setdefault(f"layer{step.index % 3}", {"loss": loss, "name": f"layer{step.index % 3}"})
+
+out = Path(args.store).with_name("out")
+out.mkdir(exist_ok=True)
+values = {"model": model.state_dict(), "scheduler": scheduler.state_dict(), "history": history}
+values |= {name: parts[name].state_dict() for name in ("adam", "averaged")}
+for name, value in values.items():
+    torch.save(value, out / f"{name}{rank}.pt")
+torch.save([values, adam.param_groups, adam.defaults], out / f"all{rank}.pt")
+dist.destroy_process_group()
