@@ -12,14 +12,13 @@ Private parts used (tested on torch 2.11 to 2.14):
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules
 
 from swift_ft.torch_adapters.device_waits import wait_for_devices
-from swift_ft.torch_adapters.lasting_group import LastingGroup
+from swift_ft.torch_adapters.lasting_group import LastingGroup, backends_of
 from swift_ft.torch_adapters.lasting_work import LastingWork
 
 
@@ -52,13 +51,7 @@ def silent_devices(group: dist.ProcessGroup) -> list[torch.device]:
 
     gloo raises. The fake backend, which torchtitan takes for dimensions of one worker, waits for nothing.
     """
-    # With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch wraps each of them.
-    backends: list[tuple[torch.device, Any]] = [(d, group._get_backend(d)) for d in group._device_types]
-    return [
-        _of_this_worker(device)
-        for device, backend in backends
-        if getattr(backend, "wrapped_pg", backend).name() not in (GLOO, _FAKE)
-    ]
+    return [_of_this_worker(device) for device, name in backends_of(group) if name not in (GLOO, _FAKE)]
 
 
 def take_device(devices: Iterable[torch.device]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -56,6 +56,9 @@ REFUSED = {
 
 _GLOO: Any = getattr(dist, "ProcessGroupGloo", ())
 
+_MATCH_TAGS = ("gloo", "mpi", "ucc")
+"""Backends that give a receive the next message with its tag. NCCL, and what is like it, ignores tags."""
+
 
 class LastingGroup(dist.ProcessGroup):
     """Stands for one group of the script in all generations.
@@ -92,6 +95,8 @@ class LastingGroup(dist.ProcessGroup):
         self._batch: list[End] | None = None  # of its operations
         self._members: tuple[int, ...] | None = None  # once they were asked for
         self._by_itself: bool | None = None  # likewise
+        # At once, and for all generations: a replay has messages served when there is no group beneath.
+        self._match_tags = {device.type for device, name in backends_of(native) if name in _MATCH_TAGS}
         self.messages: dist.ProcessGroup | None = None
         self.present: PresentMembers | None = None
         self.gathering: Gathering | None = None
@@ -173,6 +178,12 @@ class LastingGroup(dist.ProcessGroup):
         waits, in_training = LastingWork.waits, threading.current_thread() is threading.main_thread()
         self.gathering.meet(peer, waits.call_or_abort if waits is not None and in_training else _call)
 
+    def _tag(self, operation: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Of a message, where its sender and its receiver match it by that; else 0."""
+        if operation not in ("send", "recv") or _first_of(args).device.type not in self._match_tags:
+            return 0
+        return int(kwargs.get("tag", args[2] if len(args) > 2 else 0))
+
     def _ends_by_itself(self, operation: str) -> bool:
         """Whether an operation on the host completes its future if nobody waits for it: no message does."""
         waited_for = operation in POINT_TO_POINT or operation in SCATTERED_SUMS
@@ -204,6 +215,13 @@ class LastingGroup(dist.ProcessGroup):
     @property
     def _device_types(self) -> list[torch.device]:
         return self._devices
+
+
+def backends_of(group: dist.ProcessGroup) -> list[tuple[torch.device, str]]:
+    """The devices of whose tensors a group of torch takes care, with the name of the backend of each."""
+    # With TORCH_DISTRIBUTED_DEBUG=DETAIL, torch wraps each of them.
+    found: list[tuple[torch.device, Any]] = [(d, group._get_backend(d)) for d in group._device_types]
+    return [(device, getattr(backend, "wrapped_pg", backend).name()) for device, backend in found]
 
 
 def beneath(group: dist.ProcessGroup) -> dist.ProcessGroup:
@@ -266,7 +284,8 @@ def _operation(name: str) -> Any:
         if (interceptor := LastingGroup.interceptor) is not None:
             on_end, operation = interceptor.begin_unseen(name, len(self.members)), None
             if on_end is None:
-                operation = Operation.of(name, self.group_name, self.members, args)
+                tag = self._tag(name, args, kwargs)
+                operation = Operation.of(name, self.group_name, self.members, args, tag)
                 on_end = interceptor.begin(operation)
                 if on_end is None:
                     return ServedWork(operation.tensors)
@@ -302,12 +321,18 @@ def _call(function: Callable[[], object]) -> None:
 
 def _on_host(group: LastingGroup, args: Sequence[Any]) -> bool:
     """Whether a wait for an operation holds its thread: by its tensors, or by its group if it has none."""
-    given: Any = args[0] if args else None
-    while isinstance(given, list | tuple) and given:
-        given = given[0]
+    given = _first_of(args)
     if isinstance(given, torch.Tensor):
         return holds_thread(given.device)
     return all(holds_thread(device) for device in group._device_types)
+
+
+def _first_of(args: Sequence[Any]) -> Any:
+    """The first tensor of the first argument; the argument itself if it has none."""
+    given: Any = args[0] if args else None
+    while isinstance(given, list | tuple) and given:
+        given = given[0]
+    return given
 
 
 def _refused(name: str, why: str) -> Any:

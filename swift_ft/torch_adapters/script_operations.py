@@ -59,6 +59,7 @@ class Operation:
             a collective.
         source: the global rank whose tensors all get; None if it is not a broadcast.
         given: what this worker gives to the others. A broadcast's others have no say in it.
+        tag: by which both sides match a message; 0 where they go by the order of messages alone.
         kept: copies of ``tensors``, made as it ended; none where they are read at once.
     """
 
@@ -69,16 +70,19 @@ class Operation:
     peer: int | None = None
     source: int | None = None
     given: tuple[torch.Tensor, ...] = ()
+    tag: int = 0
     kept: list[torch.Tensor] = field(default_factory=list)
 
     @classmethod
-    def of(cls, name: str, group: str, members: Sequence[int], args: Sequence[Any]) -> Operation:
+    def of(
+        cls, name: str, group: str, members: Sequence[int], args: Sequence[Any], tag: int = 0
+    ) -> Operation:
         """From the arguments of a method of ``ProcessGroup``: what it gives comes first."""
         tensors = () if name in _NO_TENSORS else tuple(tensors_in(args[0]))
         peer = members[args[1]] if name in ("send", "recv") else None
         source = members[_root(args)] if name == "broadcast" else None
         given = tuple(tensors_in(args[_GIVEN[name]])) if name in _GIVEN else ()
-        return cls(name, group, tuple(members), tensors, peer, source, given)
+        return cls(name, group, tuple(members), tensors, peer, source, given, tag)
 
     def keep(self) -> None:
         """It has ended, and what the script does with its tensors next must not change what is logged."""

@@ -53,6 +53,22 @@ def test_a_loss(inject: str, tmp_path: Path, reference: ClusterRun) -> None:
             assert given == expected[iteration], (rank, iteration)
 
 
+def test_messages_that_are_taken_by_their_tags(tmp_path: Path) -> None:
+    """Whoever receives them is lost. In the order in which they were sent, each would be the other one.
+
+    One iteration is replayed, and nothing is compared after the messages of that.
+    """
+    undisturbed = assert_undisturbed(run_talking(tmp_path / "undisturbed", "--tags"))
+    fault = "kill machine=0 iteration=4 point=forward microbatch=3"
+    run = run_talking(tmp_path / "disturbed", "--tags", inject=fault)
+    assert_identical(run, undisturbed)
+    (recovery,) = run.recoveries
+    assert recovery["mode"] == "replay"
+    expected, seen = seen_by(undisturbed, 0), seen_by(run, 0)
+    assert "3" in seen
+    assert seen == {iteration: expected[iteration] for iteration in seen}
+
+
 def test_the_only_members_of_a_group_are_lost(tmp_path: Path, reference: ClusterRun) -> None:
     """They are no neighbours, so they replay apart. The log of what they reduced was lost with both."""
     at = "iteration=5 point=forward microbatch=0"

@@ -53,8 +53,9 @@ class MessageKey:
         slot: position among the tensors that one stage hands to the next for one microbatch.
 
     For the script's own communication: ``microbatch`` counts the operations of a group within the iteration,
-    ``source_stage`` stands for the group, ``destination_stage`` is the worker that logged the tensor, or that
-    sent it (also in a receipt), and ``slot`` is the position among the operation's tensors.
+    ``source_stage`` stands for the group, or for a message's group, sender, receiver and tag,
+    ``destination_stage`` is the worker that logged the tensor, or that sent it (also in a receipt), and
+    ``slot`` is the position among the operation's tensors.
     """
 
     iteration: int

@@ -126,10 +126,15 @@ class LogReader:
         self._unread = {path: where for path, where in present.items() if path not in self._segments}
         self._prefetch_segments()
 
-    def read_into(self, key: MessageKey, tensor: torch.Tensor) -> int:
+    def read_into(self, key: MessageKey, tensor: torch.Tensor, checksum: int | None = None) -> int:
         """Fills a tensor, such as a receive buffer, with a message, verified.
 
         Like a receive, this does not go through autograd. After an error the tensor's content is undefined.
+
+        Args:
+            key: its name.
+            tensor: what to fill.
+            checksum: a copy of the script's with this checksum counts before newer ones, if there is one.
 
         Returns:
             The checksum of the tensor's bytes.
@@ -141,7 +146,7 @@ class LogReader:
             DivergenceError: two copies of it differ, or the tensor's dtype or shape is not the message's.
         """
         with recorder.span("read the log", detail=True, iteration=key.iteration):
-            copy = self._copy_of(key)
+            copy = self._copy_of(key, checksum)
             self._read_into(copy, tensor)
             return copy.record.checksum
 
@@ -153,9 +158,9 @@ class LogReader:
             self._read_into(copy, tensor)
             return tensor
 
-    def _copy_of(self, key: MessageKey) -> _Copy:
+    def _copy_of(self, key: MessageKey, checksum: int | None = None) -> _Copy:
         self._load_iteration(key.iteration)
-        if copy := self._newest(self._messages, key):
+        if copy := self._newest(self._messages, key, checksum):
             return copy
         where = ", ".join(self._directories)
         raise LogMissingError(
@@ -187,6 +192,27 @@ class LogReader:
         self._load_iteration(key.iteration)
         copy = self._newest(self._receipts, key)
         return copy.record.checksum if copy else None
+
+    def receipt_of_completed(self, key: MessageKey) -> int | None:
+        """As :meth:`receipt`, where the log shows that the receiver has completed the iteration; else None.
+
+        In that generation it goes on to later ones. A receiver that was interrupted in the iteration repeats
+        it instead, and what it had got counts for nothing.
+        """
+        self._load_iteration(key.iteration)
+        read = [(copies[0].directory, parse_segment_name(path)) for path, copies in self._segments.items()]
+        completed = {
+            (name.generation, directory)
+            for directory, name in (*read, *self._unread.values())
+            if name is not None and name.max_iteration > key.iteration
+        }
+        receipts = [copy for copy in self._receipts.get(key, ()) if copy.order[:2] in completed]
+        return max(receipts, key=lambda copy: copy.order).record.checksum if receipts else None
+
+    def checksums(self, key: MessageKey) -> set[int]:
+        """Of all copies of the message itself: more than one only where a script sent what differs."""
+        self._load_iteration(key.iteration)
+        return {copy.record.checksum for copy in self._messages.get(key, ())}
 
     def checksum(self, key: MessageKey) -> int | None:
         """The checksum of the message itself, whose payload is not read; None if the log does not have it.
@@ -344,13 +370,17 @@ class LogReader:
                     self._keys[key.iteration].append(key)
                 self._messages.setdefault(key, []).append(copy)
 
-    def _newest(self, index: dict[MessageKey, list[_Copy]], key: MessageKey) -> _Copy | None:
+    def _newest(
+        self, index: dict[MessageKey, list[_Copy]], key: MessageKey, checksum: int | None = None
+    ) -> _Copy | None:
         copies = index.get(key)
         if not copies:
             return None
         newest = max(copies, key=lambda copy: copy.order)
         if key.direction == Direction.SCRIPT:
-            return newest  # a script may send what differs each time: how long an iteration took, say
+            # A script may send what differs each time: how long an iteration took, say.
+            asked = [copy for copy in copies if copy.record.checksum == checksum]
+            return max(asked or copies, key=lambda copy: copy.order)
         for other in copies:
             if other.record.checksum != newest.record.checksum:
                 raise DivergenceError(

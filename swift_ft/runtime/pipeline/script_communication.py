@@ -103,7 +103,7 @@ class ScriptCommunication:
     together: set[int] = field(default_factory=set)
     why: str = ""
     uses: dict[tuple[str, tuple[int, ...]], GroupUse] = field(default_factory=dict)
-    _numbers: Counter[tuple[str, int, int]] = field(default_factory=Counter)
+    _numbers: Counter[tuple[str | int, ...]] = field(default_factory=Counter)
     _readers: dict[int, LogReader] = field(default_factory=dict)
 
     def begin_iteration(self, iteration: int) -> None:
@@ -138,6 +138,8 @@ class ScriptCommunication:
         if not self._involved(operation, absence):
             self._take_part(operation)
             return partial(self._record, operation, key)
+        # A send is not compared with its receipt, also where that says otherwise: a script may send what
+        # differs each time, such as how long its step took. The receiver keeps what it got (see _arrived).
         if operation.name != "send":
             self._fill(operation, key, absence)
         self._record(operation, key)
@@ -206,7 +208,9 @@ class ScriptCommunication:
         if operation.peer is not None:
             sends = operation.name == "send"
             source, to = (self.rank, operation.peer) if sends else (operation.peer, self.rank)
-        counted = (operation.group, source, to)
+        counted: tuple[str | int, ...] = (operation.group, source, to)
+        if operation.tag:  # receivers may take messages in another order than that in which they were sent
+            counted += ("tag", operation.tag)
         number = self._numbers[counted]
         self._numbers[counted] += 1
         place = xxhash.xxh3_64_intdigest(" ".join(map(str, counted)).encode()) >> 1  # an int64
@@ -228,13 +232,13 @@ class ScriptCommunication:
 
     def _fill(self, operation: Operation, key: MessageKey, absence: Absence) -> None:
         holder = self._holder(operation, absence)
-        if holder not in self._readers:
-            self._readers[holder] = absence.read(holder)
+        reader = self._reader(holder, absence)
         for slot, tensor in enumerate(operation.tensors):
             given = checksum_of(tensor) if operation.source == self.rank else None
             own = replace(key, slot=slot)
             there = replace(own, destination_stage=holder)
-            served = self._readers[holder].read_into(there, tensor)
+            arrived = self._arrived(there, reader, absence) if operation.peer is not None else None
+            served = reader.read_into(there, tensor, arrived)
             if given is not None and given != served:
                 raise DivergenceError(
                     f"The replay diverged at {own}: {script_line()} broadcasts other bytes than the original "
@@ -244,13 +248,34 @@ class ScriptCommunication:
                     computed=given,
                 )
             if absence.arrivals is not None and given is None:
-                self._compare_arrival(operation, own, there, served, absence.arrivals)
+                arrived = absence.arrivals.of_result(own) if arrived is None else arrived
+                self._compare_arrival(operation, own, there, served, arrived)
+
+    def _reader(self, rank: int, absence: Absence) -> LogReader:
+        if rank not in self._readers:
+            self._readers[rank] = absence.read(rank)
+        return self._readers[rank]
+
+    def _arrived(self, there: MessageKey, reader: LogReader, absence: Absence) -> int | None:
+        """The checksum of a message as the original got it; None if that is not known, or does not matter.
+
+        A sender that replays sends nothing to a receiver that is there, and logs what it would have sent. If
+        that is something else, the newest copy in its log is one that nobody has received.
+        """
+        copies = reader.checksums(there)
+        if copies and absence.arrivals is not None:
+            return absence.arrivals.of_message(there)
+        if len(copies) < 2:  # there is no choice, and this worker's log need not be opened
+            return None
+        try:
+            return self._reader(self.rank, absence).receipt_of_completed(there)
+        except RecoveryError:  # the log was lost with its worker, or is damaged
+            return None
 
     def _compare_arrival(
-        self, operation: Operation, own: MessageKey, there: MessageKey, served: int, arrivals: Arrivals
+        self, operation: Operation, own: MessageKey, there: MessageKey, served: int, arrived: int
     ) -> None:
         """Another worker has these bytes of an operation. The original of this one may have got others."""
-        arrived = arrivals.of_result(own) if operation.peer is None else arrivals.of_message(there)
         if arrived != served:
             sender = there.destination_stage if operation.source is None else operation.source
             raise DivergenceError(

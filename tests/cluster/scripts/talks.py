@@ -28,9 +28,23 @@ def clip_by_global_norm(module: torch.nn.Module, group: dist.ProcessGroup) -> fl
     return norm.item()
 
 
+def tell_by_tags(values: torch.Tensor, told: torch.Tensor, last: int) -> None:
+    """From the last worker to the first, which takes the second message before the first one."""
+    rank, (first, second) = dist.get_rank(), told.split(1)
+    if rank == last:
+        messages = [dist.P2POp(dist.isend, value, 0, tag=tag) for tag, value in enumerate(values.split(1), 1)]
+        for work in dist.batch_isend_irecv(messages):
+            work.wait()
+    elif rank == 0:
+        dist.recv(second, src=last, tag=2)
+        (work,) = dist.batch_isend_irecv([dist.P2POp(dist.irecv, first, last, tag=1)])
+        work.wait()
+
+
 def main() -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--only-first", action="store_true", help="communicate at a step's beginning only")
+    parser.add_argument("--tags", action="store_true", help="tell the first worker by tags, out of order")
     parser.add_argument("--scatter", action="store_true", help="do what no log has")
     args = parser.parse_args()
     config = Config.from_args(args)
@@ -79,12 +93,15 @@ def main() -> None:
             if rank in (0, last):
                 dist.all_reduce(loss, group=ends)
             told = torch.zeros(2)
-            if rank == last:
-                dist.send(torch.tensor([norm, loss.item()]), dst=0)
+            values = torch.tensor([norm, loss.item()])
+            if args.tags:
+                tell_by_tags(values, told, last)
+            elif rank == last:
+                dist.send(values, dst=0)
             elif rank == 0:
                 dist.recv(told, src=last)
             for group in optimizer.param_groups:  # what was communicated matters for what follows
-                group["lr"] = 1e-3 / (1.0 + loss.item() + told.sum().item() * 1e-3)
+                group["lr"] = 1e-3 / (1.0 + loss.item() + (told[0] - told[1]).item() * 1e-3)
             optimizer.step()
             optimizer.zero_grad()
             seen[step.index] = [norm, loss.item(), told.tolist(), norms]

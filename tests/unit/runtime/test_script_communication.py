@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import xxhash
 
 from swift_ft.errors import DivergenceError, LogMissingError, RecoveryError
 from swift_ft.logging import (
+    Direction,
     LogOptions,
     LogReader,
     LogStats,
     LogWriter,
+    MessageKey,
     MessageLog,
     SegmentIdentity,
     checksum_of,
@@ -47,10 +50,11 @@ class Logs:
     def __init__(self, folder: Path) -> None:
         self.store = Store(str(folder))
 
-    def worker(self, rank: int) -> ScriptCommunication:
+    def worker(self, rank: int, generation: int = 1) -> ScriptCommunication:
         """One that logs."""
         log = MessageLog(LogOptions(), LogStats())
-        log.writer = LogWriter(self.store, f"log/{rank}", SegmentIdentity("run", rank, 1), LogOptions())
+        identity = SegmentIdentity("run", rank, generation)
+        log.writer = LogWriter(self.store, f"log/{rank}", identity, LogOptions())
         return ScriptCommunication(rank, lambda other: other // 2, log)
 
     def reader(self, rank: int) -> LogReader:
@@ -70,8 +74,10 @@ def close(worker: ScriptCommunication) -> None:
     worker.log.writer.close(30)
 
 
-def operation(name: str, *tensors: torch.Tensor, group: str = "0", peer: int | None = None) -> Operation:
-    return Operation(name, group, tuple(WORKERS), tensors, peer)
+def operation(
+    name: str, *tensors: torch.Tensor, group: str = "0", peer: int | None = None, tag: int = 0
+) -> Operation:
+    return Operation(name, group, tuple(WORKERS), tensors, peer, tag=tag)
 
 
 def done(worker: ScriptCommunication, what: Operation) -> None:
@@ -212,6 +218,13 @@ def test_the_source_of_a_broadcast_is_a_global_rank(args: tuple[Any, ...], sourc
     assert Operation.of("allreduce", "g", (10, 11, 12), args).source is None
 
 
+def test_the_tag_of_a_message_is_that_of_its_group() -> None:
+    """Of its arguments, some backends ignore it."""
+    message = ([torch.zeros(1)], 1, 7)
+    assert Operation.of("send", "g", (10, 11, 12), message).tag == 0
+    assert Operation.of("send", "g", (10, 11, 12), message, 7).tag == 7
+
+
 def test_a_message_comes_from_its_sender_and_is_not_sent_again(logs: Logs) -> None:
     sender, receiver = logs.worker(2), logs.worker(0)
     sender.begin_iteration(0)
@@ -225,6 +238,110 @@ def test_a_message_comes_from_its_sender_and_is_not_sent_again(logs: Logs) -> No
     assert got.tolist() == [2.0]
     assert receiver.begin(operation("send", torch.zeros(1), peer=3)) is None
     assert receiver.begin(operation("send", torch.zeros(1), peer=1)) is not None  # it replays, too
+
+
+MESSAGES = [("0", 1, 1.0), ("0", 2, 2.0), ("0", 1, 3.0), ("1", 1, 4.0), ("0", 0, 5.0)]
+"""Group, tag and value of each, in the order in which they are sent."""
+TAKEN = [MESSAGES[number] for number in (4, 1, 0, 3, 2)]
+"""As another worker takes them: those of one group with one tag in their order."""
+
+
+@pytest.mark.parametrize("audited", [False, True])
+def test_a_message_is_known_by_its_tag(audited: bool, logs: Logs) -> None:
+    """With gloo, a receive is given the next message that has its tag, whichever was sent first."""
+    sender, receiver, again = logs.worker(2), logs.worker(0), logs.worker(0)
+    for worker, name, peer, messages in ((sender, "send", 0, MESSAGES), (receiver, "recv", 2, TAKEN)):
+        worker.begin_iteration(0)
+        for group, tag, value in messages:
+            done(worker, operation(name, torch.tensor([value]), group=group, peer=peer, tag=tag))
+        close(worker)
+    again.without(audit(logs, 2, 0) if audited else absent(logs, 2))
+    again.begin_iteration(0)
+    for group, tag, value in TAKEN:
+        got = torch.zeros(1)
+        assert again.begin(operation("recv", got, group=group, peer=2, tag=tag)) is None
+        assert got.item() == value
+
+
+def test_logs_from_before_tags_counted_are_still_read(logs: Logs) -> None:
+    """Most messages have none, and a run may go on with another release."""
+    sender = logs.worker(2)
+    sender.begin_iteration(3)
+    keys = [sender._next_key(operation("send", torch.zeros(1), peer=0)) for _ in range(2)]
+    place = xxhash.xxh3_64_intdigest(b"0 2 0") >> 1
+    assert keys == [MessageKey(3, number, Direction.SCRIPT, place, 2, 0) for number in range(2)]
+
+
+def times(logs: Logs, rank: int, generation: int, values: dict[int, float], until: int) -> None:
+    """What worker 2 sends worker 0 in its iterations: how long they took. It differs each time."""
+    worker = logs.worker(rank, generation)
+    for iteration in range(min(values), until):
+        worker.begin_iteration(iteration)
+        if iteration in values:
+            value = torch.tensor([values[iteration]])
+            done(worker, operation("recv" if rank == 0 else "send", value, peer=2 - rank))
+        done(worker, operation("barrier"))
+        done(worker, operation("allreduce", torch.zeros(1)))
+    close(worker)
+
+
+def taken(again: ScriptCommunication, iteration: int = 0) -> float:
+    got = torch.zeros(1)
+    again.begin_iteration(iteration)
+    assert again.begin(operation("recv", got, peer=2)) is None
+    return got.item()
+
+
+def test_an_audit_is_given_what_the_original_got(logs: Logs) -> None:
+    """The sender was lost, and has sent nothing in its replay. It has logged another value."""
+    times(logs, 2, 1, {0: 1.0, 1: 2.0}, until=2)
+    times(logs, 0, 1, {0: 1.0, 1: 2.25}, until=3)
+    times(logs, 2, 2, {0: 1.5, 1: 2.5}, until=2)
+    again = logs.worker(0, 3)
+    again.without(audit(logs, 2, 0))
+    assert taken(again) == 1.0
+    with pytest.raises(DivergenceError, match="worker 2 has other bytes of it"):  # in none of its lives
+        taken(again, 1)
+
+
+def test_a_replay_is_given_what_the_original_got(logs: Logs) -> None:
+    times(logs, 2, 1, {0: 1.0, 1: 2.0}, until=2)
+    times(logs, 0, 1, {0: 1.0, 1: 2.25}, until=3)
+    times(logs, 2, 2, {0: 1.5, 1: 2.5}, until=2)
+    again = logs.worker(0, 3)
+    again.without(absent(logs, 2))
+    assert taken(again) == 1.0
+    assert taken(again, 1) == 2.5, "without a copy of what it got, the newest counts"
+
+
+def test_a_replay_is_not_given_what_its_original_has_not_computed_with(logs: Logs) -> None:
+    """Both were interrupted, and repeated the iteration. The last segment of the receiver is lost."""
+    times(logs, 2, 1, {0: 1.0}, until=1)
+    times(logs, 0, 1, {0: 1.0}, until=1)
+    times(logs, 2, 2, {0: 1.5}, until=2)
+    again = logs.worker(0, 3)
+    again.without(absent(logs, 2))
+    assert taken(again) == 1.5
+
+
+def test_a_replay_does_without_a_log_of_its_original(logs: Logs) -> None:
+    """It was on the machine that was lost, or is damaged. Where there is no choice it is not even opened."""
+    opened: list[int] = []
+
+    def read(rank: int) -> LogReader:
+        opened.append(rank)
+        if rank == 0:
+            raise LogMissingError("it is gone")
+        return logs.reader(rank)
+
+    times(logs, 2, 1, {0: 1.0, 1: 2.0}, until=2)
+    times(logs, 2, 2, {1: 2.5}, until=2)
+    again = logs.worker(0, 3)
+    again.without(Absence([2], 9, read))
+    assert taken(again) == 1.0
+    assert opened == [2]
+    assert taken(again, 1) == 2.5
+    assert opened == [2, 0]
 
 
 def test_what_changes_after_the_operation_is_logged_as_it_was(logs: Logs) -> None:

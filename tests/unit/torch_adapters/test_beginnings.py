@@ -117,7 +117,7 @@ class OfOne:
     """As a group of torch's."""
 
     group_name, group_desc = "0", ""
-    _device_types = (torch.device("cpu"),)
+    _device_types = ()
 
     def rank(self) -> int:
         """Its only member."""

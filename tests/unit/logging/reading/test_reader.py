@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from swift_ft.errors import DivergenceError, ForeignLogError, LogCorruptError, LogMissingError, LogTornError
-from swift_ft.logging import Direction, LogReader
+from swift_ft.logging import Direction, LogReader, checksum_of
 from swift_ft.logging.format.segment import parse_segment
 from swift_ft.logging.reading import segment_provider
 from swift_ft.storage.store import Store
@@ -63,6 +63,29 @@ def test_receipts_are_found(store: Store) -> None:
     log = opened(store)
     assert log.receipt(key(3)) == 99
     assert log.receipt(key(4)) is None
+
+
+def test_the_receipt_of_an_iteration_that_its_receiver_has_completed(store: Store) -> None:
+    """In the first generation and the last one it was interrupted in it, as far as the log is there."""
+    for generation, segments in enumerate(([3], [3, 4], [3])):
+        for sequence, iteration in enumerate(segments):
+            record = receipt(key(iteration, direction=Direction.SCRIPT), generation)
+            write_segment(store, [record], identity(generation), sequence)
+    log = opened(store, from_iteration=2)
+    assert log.receipt(key(3, direction=Direction.SCRIPT)) == 2
+    assert log.receipt_of_completed(key(3, direction=Direction.SCRIPT)) == 1
+    assert log.receipt_of_completed(key(4, direction=Direction.SCRIPT)) is None
+
+
+def test_an_older_copy_of_what_the_script_sent_is_read_if_it_is_asked_for(store: Store) -> None:
+    name, values = key(0, direction=Direction.SCRIPT), [value(0, fill) for fill in (1.0, 2.0)]
+    for generation, tensor in enumerate(values):
+        write_segment(store, [message(name, tensor)], identity(generation))
+    log, got = opened(store), torch.zeros(4)
+    assert log.checksums(name) == {*map(checksum_of, values)}
+    for asked, expected in ((checksum_of(values[0]), values[0]), (12, values[1]), (None, values[1])):
+        assert log.read_into(name, got, asked) == checksum_of(expected)
+        assert torch.equal(got, expected)
 
 
 def test_nothing_is_there_before_refresh_and_new_segments_after(store: Store) -> None:
