@@ -80,11 +80,11 @@ def split_tensors(
 
 
 def fields_in(state: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What :func:`split_tensors` and the tensors' values leave out, by parameter; none of most optimizers.
+    """The order and strides that are lost in :func:`split_tensors`; nothing of most optimizers.
 
     Returns:
-        ``order``: the names of the fields of a parameter, where plain values follow tensors.
-        ``strides``: of the tensors that are not contiguous, by field.
+        ``order``: by parameter, the names of its fields, where plain values follow tensors.
+        ``strides``: by parameter and field, of tensors that are not contiguous.
     """
     order, strides = {}, {}
     for parameter, fields in state.items():

@@ -373,13 +373,12 @@ class TrainingState:
             for index, fields in loaded["optimizers"][name]["state"].items():
                 for field, values in fields.items():
                     part = described.get(index, {}).get(field)
-                    values = with_strides(values, strides.get(index, {}).get(field))
-                    value = values if part is None else rebuilt(values, part, owners[int(index)])
+                    own = with_strides(values, strides.get(index, {}).get(field))
+                    value = own if part is None else rebuilt(own, part, owners[int(index)])
                     state.setdefault(int(index), {})[field] = value
             for index, order in plain["optimizers"][name].get("order", {}).items():
-                state[int(index)] = {
-                    field: state[int(index)][field] for field in order if field in state[int(index)]
-                }
+                held = state[int(index)]
+                state[int(index)] = {field: held[field] for field in order if field in held}
             load_optimizer(optimizer, {"state": state, "param_groups": groups})
         if (gradients := plain.get("gradients")) is not None:  # older checkpoints say nothing of them
             put_forms(self.parameter_names(), from_saved(gradients))

@@ -77,7 +77,7 @@ def test_a_torchrun_that_hangs_leaves_no_worker(tmp_path: Path) -> None:
     script, told = tmp_path / "script.py", tmp_path / "pid"
     script.write_text(f"import os, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(1000)")
     with pytest.raises(SwiftError, match=r"Plain torchrun did not end within 30 s"):
-        plain_state(Training(LAUNCH, (str(script),), "", 30), new(tmp_path / "run"), 1)
+        plain_state(Training(LAUNCH, (str(script),), "", 30), new(tmp_path / "run"), 1, 0)
     worker = Path("/proc", told.read_text())
     wait_until(lambda: not worker.exists(), "the end of the worker")
 

@@ -146,9 +146,10 @@ class Campaign:
         if not self.torchrun:
             return None
         workers = self.shape.machines * self.shape.workers
-        with self._places:
-            plain = plain_state(self.training, self.new_folder("torchrun"), workers)
         undisturbed = reference.trial
+        with self._places:
+            folder = self.new_folder("torchrun")
+            plain = plain_state(self.training, folder, workers, undisturbed.iterations)
         found = likeness(plain, undisturbed.state, reference.unstable)
         if found.differ:
             reference.look_again()

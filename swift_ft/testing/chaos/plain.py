@@ -1,9 +1,10 @@
 """Scripts under plain torchrun: in place of :class:`swift_ft.Session` they get a loop, and nothing else.
 
-    torchrun --nproc-per-node 2 plain.py STATES SCRIPT ARGUMENTS
+    torchrun --nproc-per-node 2 plain.py STATES ITERATION SCRIPT ARGUMENTS
 
-Each worker writes a digest of each value of its state into the folder STATES when its loop ends, under the
-name that a checkpoint has for it.
+Each worker writes a digest of each value of its state into the folder STATES when ITERATION iterations are
+complete, under the name that a checkpoint has for it. The checkpoint that it is compared with need not be
+of the last one.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from swift_ft.torch_adapters.pipelining.stage_metadata import learn_shapes_witho
 _ENDS_S = 600.0
 STATES = "SWIFT_CHAOS_STATES"
 """The variable that names the folder of digests."""
+AT = "SWIFT_CHAOS_AT"
+"""The variable that has the number of complete iterations with which they are written."""
 
 _kept: list[object] = []
 """Models of the script, until the interpreter ends.
@@ -122,15 +125,14 @@ class PlainSession:
         """One after the other, and what is between them. What follows an epoch's last one comes later."""
         alike = self._stage is not None and not self._replicated
         began = self.iteration if self._in_epochs else 0
+        self._write_state()
         while self.iteration < began + iterations and not self._stopped:
             seed_step(self._seed, self.iteration, None if alike else dist.get_rank())
             yield PlainStep(self.iteration, began)
             self.iteration += 1
             if not self._in_epochs or self.iteration < began + iterations:
                 self._do_between()
-        if folder := os.environ.get(STATES):
-            own = Path(folder) / f"{dist.get_rank()}.json"
-            own.write_text(json.dumps(digests_of(_saved(self._state), f"worker {dist.get_rank()}")))
+                self._write_state()
 
     def epochs(self, count: int) -> Iterator[int]:
         """One after the other."""
@@ -140,6 +142,14 @@ class PlainSession:
                 return
             yield epoch
             self._do_between()
+            self._write_state()
+
+    def _write_state(self) -> None:
+        if self.iteration != int(os.environ.get(AT, -1)):
+            return
+        own = Path(os.environ[STATES]) / f"{dist.get_rank()}.json"
+        if not own.exists():  # in an epoch that follows, its first lines have run
+            own.write_text(json.dumps(digests_of(_saved(self._state), f"worker {dist.get_rank()}")))
 
     def _do_between(self) -> None:
         for function, every, then in self._parts:
@@ -201,9 +211,9 @@ def main() -> None:
 
     Now and then the end of an interpreter meets a thread of torch's and aborts. The script is done by then.
     """
-    os.environ[STATES] = sys.argv[1]
+    os.environ[STATES], os.environ[AT] = sys.argv[1:3]
     put_in_place()
-    within.run_within(sys.argv[2:])
+    within.run_within(sys.argv[3:])
     finish(_ENDS_S, lambda awaited: os._exit(1))
     os._exit(0)
 

@@ -30,13 +30,14 @@ class Likeness:
     differ: tuple[str, ...]
 
 
-def plain_state(training: Training, folder: Path, workers: int) -> dict[str, str]:
+def plain_state(training: Training, folder: Path, workers: int, iteration: int) -> dict[str, str]:
     """Run the script once with torchrun. Digests of the values of its state, and of its files.
 
     Args:
         training: what.
         folder: an empty folder.
         workers: their number.
+        iteration: that of the checkpoint with which the values are compared.
 
     Raises:
         SwiftError: it fails there.
@@ -47,7 +48,7 @@ def plain_state(training: Training, folder: Path, workers: int) -> dict[str, str
     script = [argument.replace(FOLDER, str(folder)) for argument in training.script]
     launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"]
     code = LAUNCHERS.run(
-        [*launcher, _PLAIN, str(states), *script],
+        [*launcher, _PLAIN, str(states), str(iteration), *script],
         folder,
         training.deadline_s,
         output=output_of(folder),

@@ -134,7 +134,7 @@ class Trial:
 
     @property
     def iterations(self) -> int:
-        """Of the training: a run ends with a checkpoint."""
+        """Those of the last checkpoint. A training may have some more, fewer than between two checkpoints."""
         return int(self.state.get("iteration", 0))
 
     @property

@@ -30,7 +30,7 @@ class Averaged(torch.optim.Optimizer):
         super().__init__(params, {"lr": 0.01, "betas": (0.9, 0.5), "how": "by hand"})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for parameter in group["params"]:
                 held = self.state[parameter]
@@ -51,12 +51,15 @@ if args.pipeline:
     layers = nn.Sequential(layers[0], nn.Tanh(), layers[2])
     model: nn.Module = layers
 else:
-    layers = layers.to(memory_format=torch.channels_last)
+    layers.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its types
     model = DistributedDataParallel(layers)
-groups = [{"params": [*layers[0].parameters()], "lr": 0.02}, {"params": [*layers[2].parameters()]}]
+groups: list[dict[str, Any]] = [
+    {"params": [*layers[0].parameters()], "lr": 0.02},
+    {"params": [*layers[2].parameters()]},
+]
 adam, averaged = torch.optim.Adam(groups), Averaged([*layers.parameters()])
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(adam, patience=1)
-parts = {"model": model, "adam": adam, "averaged": averaged, "scheduler": scheduler}
+parts: dict[str, Any] = {"model": model, "adam": adam, "averaged": averaged, "scheduler": scheduler}
 session = swift_ft.Session(parts, store=args.store, checkpoint_every=3)
 schedule: Any = None
 if args.pipeline:

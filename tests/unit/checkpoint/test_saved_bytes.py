@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from swift_ft.checkpoint.memory_copy import load_block, write_block
 from swift_ft.checkpoint.state_payload import pack, unpack
@@ -24,7 +24,7 @@ class Mixed(torch.optim.Optimizer):
         super().__init__(params, {"lr": 0.1, "mode": "by hand", "betas": (0.9, 0.99)})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for p in group["params"]:
                 held = self.state[p]
@@ -48,15 +48,14 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 class Job:
     def __init__(self, kind: str) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 3)).to(
-            memory_format=torch.channels_last
-        )
+        self.model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Conv2d(4, 2, 3))
+        self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in its types
         groups = [
             {"params": [*part.parameters()], "lr": rate}
             for part, rate in zip(self.model, (0.1, 0.2), strict=True)
         ]
         self.optimizer = OPTIMIZERS[kind](groups)
-        self.scheduler: LRScheduler = ReduceLROnPlateau(self.optimizer)
+        self.scheduler = ReduceLROnPlateau(self.optimizer)
         parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
         self.state = TrainingState(parts)
         _ = self.state.known
@@ -68,7 +67,7 @@ class Job:
         self.scheduler.step(1.0)
 
     def saves(self) -> dict[str, bytes]:
-        parts = [self.model, self.optimizer, self.scheduler]
+        parts: list[Any] = [self.model, self.optimizer, self.scheduler]
         own = self.optimizer
         return saved([*(part.state_dict() for part in parts), own.param_groups, own.state, own.defaults])
 

@@ -76,7 +76,7 @@ def run_in(folder: Path, *command: str, ending: str = "") -> tuple[subprocess.Co
 @pytest.mark.parametrize("as_module", [True, False])
 def test_a_script_runs_as_python_would_run_it(as_module: bool, tmp_path: Path) -> None:
     named = ("-m", "package.train") if as_module else ("package/train.py",)
-    done, facts = run_in(tmp_path, str(plain.__file__), str(tmp_path), *named, "--lr", "1")
+    done, facts = run_in(tmp_path, str(plain.__file__), str(tmp_path), "0", *named, "--lr", "1")
     assert done.returncode == 0, done.stderr
     assert facts == {
         "file": str(tmp_path / "package" / "train.py") if as_module else "package/train.py",
