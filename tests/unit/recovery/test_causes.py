@@ -14,6 +14,7 @@ from urllib.error import HTTPError, URLError
 import pytest
 import torch
 import torch.utils.checkpoint
+from torch.utils.data import TensorDataset
 
 import swift_ft
 from swift_ft.checkpoint.state_digest import tensor_digests
@@ -193,7 +194,7 @@ def step(closure: Any) -> None:
 
 
 def batch(index: Any) -> None:
-    IndexedBatches([torch.zeros(1)] * 8, batch_size=2)[index]
+    IndexedBatches(TensorDataset(torch.zeros(8)), batch_size=2)[index]
 
 
 @pytest.mark.parametrize(
