@@ -90,7 +90,7 @@ def _apart(readings: Sequence[ClockReading]) -> list[ClockReading]:
 
 
 def difference_in_words(reading: ClockReading) -> str:
-    """How far this machine's clock is from another one's, and what to look at."""
+    """The difference of this machine's clock from another one's, and the places to look at."""
     address, ahead_s, error_s = reading
     return (
         f"this machine's clock is {format_seconds(abs(ahead_s))} {'behind' if ahead_s > 0 else 'ahead of'} "
