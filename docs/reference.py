@@ -146,6 +146,7 @@ MEANINGS = {
     "log_whole_again": "A checkpoint covers the gap in a log.",
     "machine_failed": "The agent of a machine ended with an error.",
     "nothing_to_audit": "`--audit` was given to a training that gives no spare anything to compute again.",
+    "clock_in_doubt": "Two machines have unlike clocks, and nobody knows which is wrong. Both take part.",
     "machine_stays_away": "Others cannot reach a machine that can reach them. It joins again after a while.",
     "machine_fenced": "The agent of a machine ended: it knows a journal that the others do not go on with.",
     "machine_refused": "The agent of a machine ended because of a mistake that the user can fix.",

@@ -12,7 +12,14 @@ from typing import Any
 
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.entries import Entry
-from swift_ft.recovery.incidents import ENDED, Incident, incident_of, incident_of_end, incident_of_event
+from swift_ft.recovery.incidents import (
+    ENDED,
+    Incident,
+    end_by_stop,
+    incident_of,
+    incident_of_end,
+    incident_of_event,
+)
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.layout.stage_layers import (
     LayerMove,
@@ -126,6 +133,7 @@ class History:
         self.incidents: list[Incident] = []
         self._loads: dict[int, CheckpointLoad] = {}  # by generation
         self._fault: Entry | None = None  # the last one since all were live
+        self._stop: Entry | None = None  # the last loss of a machine whose launcher a signal has stopped
         self._stopped_at = 0.0  # when the first worker stopped for the change of layout that is under way
         self._received: dict[int, int] = {}  # bytes of layers in this generation, by rank
 
@@ -177,6 +185,8 @@ class History:
                 self._note_load(entry.event)
             case ev.FaultInjected():
                 self._fault = entry
+        if self.state.tries.stopped != before.tries.stopped:
+            self._stop = None if self.state.tries.stopped is None else entry
         self._note_layout(before, entry)
         world = self._note_world(before, entry)
         course = self._note_recovery(before, entry)
@@ -206,6 +216,9 @@ class History:
         state, found = self.state, None
         over = state.phase == Phase.ENDED and before.phase != Phase.ENDED
         failed = over and state.verdict is not None and not state.verdict.ok
+        # Whichever event was the last one. The end that a launcher declares says itself who has stopped it.
+        if failed and state.verdict == state.tries.stopped and not isinstance(entry.event, ev.JobClosed):
+            entry = end_by_stop(state, self._stop or entry)
         if ended is not None:
             found = incident_of(ended, state, self.incidents)
         elif failed and self._current is not None:

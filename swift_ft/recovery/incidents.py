@@ -144,6 +144,22 @@ def incident_of_end(
     )
 
 
+def end_by_stop(state: State, stop: Entry) -> Entry:
+    """The end of a run by a signal that a launcher got, as an entry of its own.
+
+    Scripts that save and end at a signal leave other events last. The signal has ended the run in any order.
+
+    Args:
+        state: that of the end.
+        stop: the loss of that launcher's machine; the last event, if that was before all that is known.
+    """
+    assert state.verdict is not None
+    closed = ev.JobClosed(reason=state.verdict.reason, exit_code=state.verdict.exit_code)
+    if isinstance(stop.event, ev.MachineLost) and stop.event.stopped_by:
+        closed = replace(closed, cause=stop.event.cause, evidence=stop.event.evidence)
+    return replace(stop, event=closed)
+
+
 def _is_loss(event: ev.Event) -> bool:
     return isinstance(event, ev.MachineLost | ev.DeadlinePassed)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 from swift_ft.host.accelerators import accelerators_expected
+from swift_ft.launch.health.clocks import contradicting, difference_in_words
 from swift_ft.launch.health.facts import HealthCheck, HealthFacts
 from swift_ft.network.addresses import split_endpoint
-from swift_ft.units import format_seconds
 
 _MIB = 1 << 20
 _PATTERN_BYTES = 64 * _MIB
@@ -29,9 +29,6 @@ _ODD = 0x9E3779B97F
 _CONNECT_S = 5.0
 _MOST_ASKED = 64
 """Of a large job a machine asks some, from its first to its last address."""
-_MOST_APART_S = 120.0
-"""Clocks that NTP keeps are milliseconds apart. Kerberos (HDFS) refuses who is 300 s off, S3 who is 900 s;
-and their own clocks may be wrong, too."""
 _RATE_S = 1.0
 _MOST_UNLIKE_S = 0.05
 """Within that time. NTP changes the rate of both clocks alike; one that it sets just then is read twice."""
@@ -85,19 +82,12 @@ def links(facts: HealthFacts) -> str:
 
 
 def clock(facts: HealthFacts) -> str:
-    """The wall clock runs, and is near those of other machines. Passes where none of them answers."""
+    """The wall clock runs, and is not contradicted by most others, if two or more of them answer."""
     runs_wrong = _runs_wrong(time.time, time.monotonic, time.sleep)
     if runs_wrong and (runs_wrong := _runs_wrong(time.time, time.monotonic, time.sleep)):
         return runs_wrong
-    apart = [one for one in facts.clocks if abs(one.ahead_s) - one.error_s > _MOST_APART_S]
-    if 2 * len(apart) <= len(facts.clocks):  # the clock of one of them may be wrong instead
-        return ""
-    address, ahead_s, error_s = min(apart, key=lambda one: one.error_s)
-    return (
-        f"this machine's clock is {format_seconds(abs(ahead_s))} {'behind' if ahead_s > 0 else 'ahead of'} "
-        f"that of {address} (known to {error_s:.3f} s), and {_MOST_APART_S:g} s is the most: look at "
-        "`chronyc tracking`, or at whatever sets its clock (NTP)"
-    )
+    wrong = contradicting(facts.clocks)
+    return "" if wrong is None else difference_in_words(wrong)
 
 
 SHIPPED: dict[str, HealthCheck] = {

@@ -32,7 +32,8 @@ class HealthFacts:
             server that all share.
         others: addresses (``host:port``) of machines that take part, to which it will connect.
         workers: that run on it, with an accelerator each if they use any; 0 if that is unknown.
-        clocks: of some other machines; empty if none is there, or none answers.
+        clocks: of some other machines; empty if none is there or answers in time, and if neither ``clock``
+            nor a check of the user's own is asked for.
     """
 
     machine: str

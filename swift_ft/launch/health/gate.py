@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import pkgutil
 import subprocess
@@ -17,9 +18,13 @@ from dataclasses import asdict
 from typing import Any
 
 from swift_ft.errors import KeptOutError, UsageError, first_line
+from swift_ft.launch.health.clocks import doubt_of
 from swift_ft.launch.health.facts import ClockReading, HealthCheck, HealthFacts
 from swift_ft.observe.waits import waiting
 
+_logger = logging.getLogger(__name__)
+
+_CLOCK = "clock"
 _TEMPORARY = "/tmp"
 _LIMIT_S = 120.0
 _KILLED_S = 5.0
@@ -48,6 +53,11 @@ def check_names(names: str) -> None:
             )
 
 
+def reads_clocks(names: str) -> bool:
+    """Whether the clocks of other machines have to be read for checks: one of the user's own may use them."""
+    return any(name == _CLOCK or ":" in name for name in _each(names))
+
+
 def pass_gate(names: str, facts: HealthFacts, limit_s: float = _LIMIT_S) -> None:
     """Run health checks.
 
@@ -69,6 +79,13 @@ def pass_gate(names: str, facts: HealthFacts, limit_s: float = _LIMIT_S) -> None
         raise _unhealthy(facts, f"its health checks ({names}) ended without a result")
     if failed:
         raise _unhealthy(facts, "; ".join(f"{name}: {why}" for name, why in failed.items()))
+    if _CLOCK in _each(names) and (doubt := doubt_of(facts.clocks)):
+        _logger.warning(
+            "machine %s takes part, but %s. Too few others agree to tell which of the two is wrong.",
+            facts.machine,
+            doubt,
+            extra={"event": "clock_in_doubt"},
+        )
 
 
 def _run_apart(
@@ -137,7 +154,7 @@ def run_checks(names: Sequence[str], facts: HealthFacts) -> dict[str, str]:
     return failed
 
 
-_SHIPPED = ("memory", "disk", "product", "devices", "links", "clock")
+_SHIPPED = ("memory", "disk", "product", "devices", "links", _CLOCK)
 
 
 def _find(name: str) -> HealthCheck:

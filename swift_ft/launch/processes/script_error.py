@@ -6,10 +6,11 @@ import sys
 import traceback
 from multiprocessing import connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from swift_ft.errors import UsageError
-from swift_ft.program.own_code import is_of_runtime, is_own_file
+from swift_ft.program.own_code import is_of_program, is_of_runtime, is_own_file
 from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery.causes import Cause, cause_of_error, names_of
 from swift_ft.torch_adapters.bad_samples import BadSample, bad_sample
@@ -17,6 +18,8 @@ from swift_ft.torch_adapters.comm_errors import is_broken_communication
 
 _DEFECTS = (AssertionError, AttributeError, LookupError, NameError, TypeError, ArithmeticError)
 """By which a defect of Python code shows itself. One of torch's in our code may be of the user's tensors."""
+_OF_NO_ARGUMENT = (AssertionError, NameError)
+"""Of these, the ones that no value which a script hands over can bring about."""
 
 
 def whose_fault(error: BaseException) -> dict[str, Any]:
@@ -38,8 +41,8 @@ def whose_fault(error: BaseException) -> dict[str, Any]:
     if cause in (Cause.SCRIPT, Cause.NETWORK, Cause.STORE) and sample is not None:
         cause = Cause.DATA if cause == Cause.SCRIPT else cause
         where = [*([sample.place] if sample.place else where), sample.words]
-    elif cause == Cause.SCRIPT and theirs and _is_defect_of_runtime(error, frames[-1]):
-        cause = Cause.RUNTIME
+    elif cause == Cause.SCRIPT and theirs and _is_unmeant_in_runtime(error, frames[-1]):
+        cause = Cause.SCRIPT if _may_be_of_a_value(error, frames[-2]) else Cause.RUNTIME
         where.append(f"in swift_ft, {Path(frames[-1].filename).name}:{frames[-1].lineno}")
     told = sample.error if sample is not None else ""
     failed = without_secrets(told or f"{type(error).__name__}: {error}")  # a secret that is cut is not known
@@ -63,13 +66,36 @@ def _cause_of(error: BaseException, sample: BadSample | None) -> Cause:
     return cause_of_error([name], sample.text)
 
 
-def _is_defect_of_runtime(error: BaseException, innermost: traceback.FrameSummary) -> bool:
+def _is_unmeant_in_runtime(error: BaseException, innermost: traceback.FrameSummary) -> bool:
     """Whether it is an error in this package's own code that nobody has raised on purpose.
 
     What it raises on purpose names a mistake of the script's, but for an assertion.
     """
     on_purpose = (innermost.line or "").startswith("raise ") and not isinstance(error, AssertionError)
     return isinstance(error, _DEFECTS) and is_of_runtime(innermost.filename) and not on_purpose
+
+
+def _may_be_of_a_value(error: BaseException, caller: traceback.FrameSummary) -> bool:
+    """Whether an error in this package's own code may come of a value or a function that the script gave it.
+
+    A type checker knows the types of our own values. A function of the script's that takes other arguments
+    than it is called with fails in the line that calls it.
+
+    Args:
+        error: was raised by no line on purpose.
+        caller: the frame above the innermost one.
+    """
+    if isinstance(error, _OF_NO_ARGUMENT):
+        return False
+    if isinstance(error, TypeError) or is_of_program(caller.filename):
+        return True
+    return isinstance(error, AttributeError) and not _is_own_value(error.obj)
+
+
+def _is_own_value(value: object) -> bool:
+    """Whether a value is this package's rather than one that it was given: also nothing, and modules."""
+    ours = type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return ours or value is None or isinstance(value, ModuleType)
 
 
 def _is_in_local_pipe(frames: traceback.StackSummary) -> bool:

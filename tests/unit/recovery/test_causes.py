@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
 from email.message import Message
 from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError, URLError
 
 import pytest
 import torch
 import torch.utils.checkpoint
+from torch.utils.data import TensorDataset
 
 import swift_ft
 from swift_ft.checkpoint.state_digest import tensor_digests
+from swift_ft.data.indexed import IndexedBatches
 from swift_ft.errors import CheckpointError, GaveUpError, RendezvousLostError
 from swift_ft.launch.processes.script_error import whose_fault
 from swift_ft.recovery import events as ev
@@ -147,15 +152,77 @@ def test_the_end_of_a_process_behind_a_local_pipe_is_no_error_of_a_network() -> 
     assert whose_fault(raised.value)["cause"] == Cause.SCRIPT
 
 
-def test_a_defect_in_the_runtimes_own_code_is_not_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_ft.recovery.causes._OWN_ERRORS", None)
-    with pytest.raises(TypeError) as raised:
-        cause_of_signal("SIGSEGV")
+def of_runtime(source: str) -> Any:
+    """The function ``f`` of a source that stands for a file of the runtime's."""
+    names: dict[str, Any] = {"__name__": "swift_ft.made"}
+    exec(compile(source, str(Path(swift_ft.__file__).parent / "made.py"), "exec"), names)
+    return names["f"]
+
+
+DEEPER = "def f(*args):\n    return within(*args)\n\ndef within(*args):\n    "
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f():\n    return lost_name",
+        "def f():\n    assert False",
+        f"{DEEPER}return {{}}[args]",
+        f"{DEEPER}return None.path",
+        f"{DEEPER}import os; return os.no_such_name",
+        f"class Own: pass\n{DEEPER}return Own().path",
+        f"{DEEPER}return len(args) / 0",
+    ],
+)
+def test_a_defect_in_the_runtimes_own_code_is_not_the_scripts(source: str) -> None:
+    with pytest.raises((NameError, AssertionError, KeyError, AttributeError, ZeroDivisionError)) as raised:
+        of_runtime(source)()
     found = whose_fault(raised.value)
     assert found["cause"] == Cause.RUNTIME
     place, defect = found["at"]
     assert place.endswith("in test_a_defect_in_the_runtimes_own_code_is_not_the_scripts")
-    assert re.fullmatch(r"in swift_ft, causes.py:\d+", defect)
+    assert re.fullmatch(r"in swift_ft, made.py:\d+", defect)
+
+
+def a_closure(*, of: int) -> None:
+    """An argument too many for whoever calls it."""
+
+
+def step(closure: Any) -> None:
+    optimizer = swift_ft.wrap_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1))
+    optimizer.step(closure)
+
+
+def batch(index: Any) -> None:
+    IndexedBatches(TensorDataset(torch.zeros(8)), batch_size=2)[index]
+
+
+@pytest.mark.parametrize(
+    ("given_to", "value"),
+    [
+        (step, a_closure),
+        (step, 3),
+        (batch, "a"),
+        (swift_ft.wrap_optimizer, None),
+        (of_runtime("def f(each):\n    return each['lr']"), {}),
+        (of_runtime("def f(each):\n    return each[4]"), []),
+        (of_runtime("def f(each):\n    return each.path"), None),
+        (of_runtime("def f(each):\n    return 1 / each"), 0),
+        (of_runtime(f"{DEEPER}return args[0]()"), a_closure),
+        (of_runtime(f"{DEEPER}return args[0].path"), 3),
+    ],
+)
+def test_a_value_that_the_runtime_cannot_use_is_the_scripts(
+    given_to: Callable[[Any], object], value: object
+) -> None:
+    """A closure with other arguments, an index that is no number: its fault, and both lines are told."""
+    with pytest.raises((TypeError, LookupError, AttributeError, ZeroDivisionError)) as raised:
+        given_to(value)
+    found = whose_fault(raised.value)
+    assert found["cause"] == Cause.SCRIPT
+    place, line = found["at"]
+    assert place.startswith("test_causes.py:")
+    assert re.fullmatch(r"in swift_ft, \w+.py:\d+", line)
 
 
 def test_what_the_runtime_raises_on_purpose_names_a_mistake_of_the_script() -> None:

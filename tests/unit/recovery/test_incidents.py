@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,15 +24,19 @@ KILLED = ev.MachineLost(machine="B", reason="B was killed", cause=Cause.SIGNAL)
 
 
 def incidents(*events: ev.Event, max_failures: int | None = None) -> list[Incident]:
-    """All of a job with two machines that trains, restarts no script, and then meets these events."""
-    entries: list[Entry] = journal(
+    """All of a job that trains, and then meets these events."""
+    return History.of(trains(*events, max_failures=max_failures)).incidents
+
+
+def trains(*events: ev.Event, max_failures: int | None = None) -> list[Entry]:
+    """The journal of a job with two machines that restarts no script."""
+    return journal(
         ev.JobOpened(machines=2, max_failures=max_failures),
         *(ev.MachineJoined(machine=m) for m in "AB"),
         *(report(rank, 1, None) for rank in range(2)),
         ev.CheckpointCommitted(iteration=5, epoch=1),
         *events,
     )
-    return History.of(entries).incidents
 
 
 @pytest.mark.parametrize(
@@ -89,6 +94,47 @@ def test_a_scheduler_that_stops_a_run_does_not_tell_why(before: tuple[ev.Event, 
     assert (one.cause, one.reason, one.evidence) == (Cause.SCHEDULER, "stopped by SIGTERM", said)
     assert one.way == ENDED
     assert "ask the scheduler why" in incident_in_words(one)
+
+
+def stopped(name: str, cause: str) -> ev.MachineLost:
+    evidence = ("Slurm job 7",) if cause else ()
+    return replace(STOPPED, machine=name, cause=cause, evidence=evidence)
+
+
+@pytest.mark.parametrize("cause", ["", Cause.SCHEDULER.value])
+@pytest.mark.parametrize("first_lost", [(), (KILLED, ev.MachineJoined(machine="C"))])
+def test_a_run_that_a_signal_has_stopped_is_no_incident_of_its_scripts(
+    first_lost: tuple[ev.Event, ...], cause: str
+) -> None:
+    """They save and end, each at its time. Whichever event is the last one, the signal has ended the run."""
+    ready = [ev.WorkerReady(rank=rank, generation=1) for rank in range(2)]
+    of_a, of_b = (
+        ev.ScriptExited(machine=name, started_in=1, rank=rank, iteration=8) for rank, name in enumerate("AB")
+    )
+    fails = ev.CommunicationFailed(rank=1, generation=1, reason="closed")
+    ends: list[tuple[ev.Event, ...]] = [(of_a, stopped("A", cause), *first_lost)]
+    if not first_lost:
+        ends = [
+            (of_a, stopped("A", cause), fails),
+            (of_b, stopped("A", cause)),
+            (stopped("A", cause), of_b),
+            (of_a, stopped("A", cause), stopped("B", cause)),
+        ]
+    for end in ends:
+        found = incidents(*ready, *end)
+        assert [one.cause for one in found] == [Cause.SCHEDULER] * bool(cause), end
+        assert [(one.reason, one.evidence, one.way) for one in found] == [
+            ("stopped by SIGTERM", ("Slurm job 7",), ENDED)
+        ] * bool(cause)
+
+
+def test_a_run_whose_history_begins_after_the_stop_does_not_blame_its_script() -> None:
+    ready = [ev.WorkerReady(rank=rank, generation=1) for rank in range(2)]
+    before = History.of(trains(*ready, ev.ScriptExited(machine="A", started_in=1, rank=0), stopped("A", "")))
+    fails = ev.CommunicationFailed(rank=1, generation=1, reason="closed")
+    assert History.of(journal(fails), before.state).incidents == []
+    of_a_machine = ev.MachineLost(machine="B", reason="no heartbeat", cause=Cause.MACHINE)
+    assert History.of(journal(of_a_machine), before.state).incidents == []
 
 
 def test_a_journal_from_before_schedulers_were_told_apart_is_read() -> None:

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import errno
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -386,16 +387,22 @@ def at(*ahead_s: float, error_s: float = 0.001) -> tuple[ClockReading, ...]:
         ((), ""),  # nobody is there to be asked
         ((0.1,), ""),
         ((119.0, -119.0), ""),
-        ((121.0,), "this machine's clock is 2 min 1 s behind that of 10.0.0.1:1 (known to 0.001 s)"),
-        ((-86400.0,), "this machine's clock is 24 h ahead of that of 10.0.0.1:1 (known to 0.001 s)"),
-        ((900.0, 0.0), ""),  # one of them is wrong, and nobody knows which
+        ((900.0,), ""),  # one of the two is wrong, and nobody knows which
+        ((121.0, 122.0), "this machine's clock is 2 min 1 s behind that of 10.0.0.1:1 (known to 0.001 s)"),
+        ((-86400.0, -86401.0), "this machine's clock is 24 h ahead of that of 10.0.0.1:1 (known to 0.001 s)"),
+        ((900.0, 0.0), ""),
+        ((900.0, -900.0), ""),  # they contradict each other, too
+        ((900.0, 1100.0), ""),
         ((900.0, 0.0, 0.0), ""),
+        ((900.0, -900.0, 1800.0), ""),
         ((900.0, 901.0, 0.0), "this machine's clock is 15 min 0 s behind that of 10.0.0.1:1"),
+        ((-900.0, 900.0, 901.0), "this machine's clock is 15 min 0 s behind that of 10.0.0.2:1"),
     ],
 )
 def test_a_clock_that_most_others_contradict(
     ahead_s: tuple[float, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Most of two or more, who agree: else the first machine of a run would keep all others out."""
     monkeypatch.setattr(checks, "time", Clocks())
     found = checks.clock(replace(facts(tmp_path), clocks=at(*ahead_s)))
     assert found.startswith(words)
@@ -403,10 +410,39 @@ def test_a_clock_that_most_others_contradict(
     assert not found or "chronyc tracking" in found
 
 
+@pytest.mark.parametrize(
+    ("names", "ahead_s", "warned"),
+    [
+        ("clock", (900.0,), True),
+        ("clock", (900.0, 0.0), True),
+        ("clock", (900.0, -900.0), True),
+        ("clock", (), False),
+        ("clock", (0.0,), False),
+        ("clock", (900.0, 0.0, 0.0), False),
+        ("disk", (900.0,), False),
+    ],
+)
+def test_a_machine_is_warned_of_clocks_of_which_nobody_knows_the_wrong_one(
+    names: str,
+    ahead_s: tuple[float, ...],
+    warned: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(gate, "_run_apart", lambda *_: (0, [], {}))
+    with caplog.at_level("WARNING"):
+        pass_gate(names, replace(facts(tmp_path), clocks=at(*ahead_s)))
+    said = [record.getMessage() for record in caplog.records]
+    assert [one.startswith("machine m-1.0 takes part, but this machine's clock is") for one in said] == (
+        [True] if warned else []
+    )
+
+
 def test_a_slow_answer_proves_less(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "time", Clocks())
-    assert checks.clock(replace(facts(tmp_path), clocks=at(124.0, error_s=5.0))) == ""
-    assert checks.clock(replace(facts(tmp_path), clocks=at(126.0, error_s=5.0)))
+    assert checks.clock(replace(facts(tmp_path), clocks=at(124.0, 124.0, error_s=5.0))) == ""
+    assert checks.clock(replace(facts(tmp_path), clocks=at(126.0, 126.0, error_s=5.0)))
 
 
 @pytest.mark.parametrize(
@@ -432,6 +468,7 @@ def test_a_clock_that_runs_otherwise(
 def test_machines_tell_each_other_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = JobSecret.generated()
     port, stranger = (Port("127.0.0.1", of, {CLOCK: tell_time}) for of in (secret, JobSecret.generated()))
+    monkeypatch.setattr(clocks, "_LIMIT_S", 60.0)  # of a host that is busy
     try:
         gone = f"127.0.0.1:{free_port()}"
         (reading,) = read_clocks([port.address, gone, stranger.address], secret)
@@ -461,7 +498,55 @@ def test_of_a_large_job_a_few_clocks_are_asked(monkeypatch: pytest.MonkeyPatch) 
     assert len(asked) == clocks._MOST_ASKED
 
 
+@pytest.mark.parametrize("fails", [OSError("unreachable"), UnicodeError("label too long")])
+def test_who_does_not_answer_holds_nobody_up(fails: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look-up of a name has no limit of its own, and a machine that is gone never answers."""
+    over = threading.Event()
+
+    def look_up(host: str, *_: object, **__: object) -> NoReturn:
+        if host == "named":
+            over.wait(60)
+        raise fails
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(clocks, "_LIMIT_S", 0.5)
+    began = time.monotonic()
+    assert read_clocks(["named:1", "other:1", "named:2"], JobSecret.generated()) == ()
+    assert 0.5 <= time.monotonic() - began < 30
+    over.set()
+    began = time.monotonic()
+    monkeypatch.setattr(clocks, "_LIMIT_S", 50.0)
+    assert read_clocks(["other:1", "other:2"], JobSecret.generated()) == ()
+    assert time.monotonic() - began < 40, "all have failed: nothing is waited for"
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "read"),
+    [("memory,disk,links", False), ("disk, clock", True), ("disk,mine.own:check", True)],
+)
+def test_clocks_are_read_for_checks_that_use_them(
+    asked_for: str, read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above all on the way back after a loss, when a machine that is gone costs all of the time for it."""
+    asked: list[object] = []
+
+    def reads(*of: object) -> tuple[ClockReading, ...]:
+        asked.append(of)
+        return at(0.5)
+
+    told: list[HealthFacts] = []
+    monkeypatch.setattr(agent, "read_clocks", reads)
+    monkeypatch.setattr(agent, "pass_gate", lambda _, facts: told.append(facts))
+    machine: Any = MachineAgent.__new__(MachineAgent)
+    machine._membership = SimpleNamespace(machine="m-1.0", host="", follower=SimpleNamespace(state=State()))
+    secret = JobSecret.generated()
+    machine._settings = SimpleNamespace(config=RunConfig(health_checks=asked_for), secret=secret)
+    machine._show_health(after_loss=True)
+    assert (bool(asked), [one.clocks for one in told]) == (read, [at(0.5) if read else ()])
+
+
 def test_a_clock_that_is_wrong_keeps_a_machine_out(tmp_path: Path) -> None:
     """What was read of others reaches the process of the checks."""
     with pytest.raises(UnhealthyMachineError, match="clock: this machine's clock is 15 min 0 s behind"):
-        pass_gate("clock", replace(facts(tmp_path), clocks=at(900.0)))
+        pass_gate("clock", replace(facts(tmp_path), clocks=at(900.0, 900.0)))
