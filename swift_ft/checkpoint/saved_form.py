@@ -102,10 +102,20 @@ def fields_in(state: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any
 
 
 def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
-    """A tensor with strides of :func:`fields_in`; the same one where it has none of its own."""
-    if strides is None or any(tensor.dim() != len(strides) or not n for n in strides):
+    """A tensor with strides of :func:`fields_in`; the same one where these are of another shape, or none."""
+    if strides is None or not _are_dense(tensor.shape, strides):
         return tensor
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _are_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether each element of a tensor has a place of its own, and none is between two of them."""
+    places = 1
+    for stride, length in sorted(zip(strides, shape, strict=False)):
+        if length != 1 and stride != places:
+            return False
+        places *= length
+    return len(shape) == len(strides)
 
 
 def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:

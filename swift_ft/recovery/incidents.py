@@ -177,9 +177,7 @@ def incident_of_event(
     """
     event = entry.event
     if isinstance(event, ev.ScriptExited | ev.CommunicationFailed) and ended is not None:
-        # All are done, and the store has not taken the last checkpoint; or a script has ended too early.
-        cause = Cause.STORE if before.all_finished else Cause.SCRIPT
-        event = ev.JobClosed(reason=ended.reason, cause=cause)
+        event = ev.JobClosed(reason=ended.reason, cause=_cause_of_end(before))
         entry = replace(entry, event=event)
     if not isinstance(event, _ENDS_BY_ITSELF):
         return None
@@ -200,6 +198,14 @@ def incident_of_event(
         slots=tuple(slot for name in machines if (slot := before.slot_of(name)) is not None),
         way=RecoveryMode.RESTART.value if ended is None else ENDED,
     )
+
+
+def _cause_of_end(before: State) -> Cause:
+    """The cause of an end that came with the end of scripts."""
+    if any(one.ends or one.back_to is not None for one in before.audits.due):
+        return Cause.MACHINE  # an audit has found that one computes wrong
+    # All are done, and the store has not taken the last checkpoint; or a script has ended too early.
+    return Cause.STORE if before.all_finished else Cause.SCRIPT
 
 
 def _incident(

@@ -213,7 +213,9 @@ def settled(state: State) -> State:
     why = act.reason if verdict.ok else ""
     if isinstance(act, ev.CheckpointsDoubted):
         state = _doubt(state, act.iteration, act.reason)
-        # Other lines about the end of the loop name a checkpoint that is in doubt.
-        why = why_in_doubt_at_the_end(state, act.reason) or why
+        if doubted := why_in_doubt_at_the_end(state, act.reason):
+            # The line of a loop that is over names a checkpoint that is in doubt; others say more.
+            also_said = not verdict.ok and not state.all_finished
+            why = f"{verdict.reason}; {doubted}" if also_said else doubted
     state = replace(state, audits=replace(state.audits, due=()))
     return end_job(state, why) if why and verdict.exit_code in (0, 1) else state

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from swift_ft.checkpoint.memory_copy import load_block, write_block
+from swift_ft.checkpoint.saved_form import with_strides
 from swift_ft.checkpoint.state_payload import pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 
@@ -113,3 +114,12 @@ def test_text_that_is_made_stays_several_objects() -> None:
         return [one, other, one]
 
     assert saved(arrived(made())) == saved(made())
+
+
+def test_strides_of_another_shape_are_not_taken() -> None:
+    """As where a change of the layout gives a worker other rows: two elements would share a place."""
+    whole = torch.arange(32.0).reshape(8, 4)
+    assert with_strides(whole, [1, 8]).stride() == (1, 8)
+    assert torch.equal(with_strides(whole, [1, 8]), whole)
+    for strides in ([1, 4], [1, 16], [1], [0, 1]):
+        assert with_strides(whole, strides) is whole

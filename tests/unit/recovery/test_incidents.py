@@ -389,3 +389,12 @@ def test_the_events_of_a_story_without_a_session_make_one_incident() -> None:
     scenario.run(SCENARIOS / "sessionless-scripts-restart.txt")
     (one,) = History.of(journal(*scenario.events)).incidents
     assert (one.machines, one.way) == (("B",), "restart")
+
+
+@pytest.mark.parametrize("scenario", ["before-it-is-stopped", "before-what-follows-from-an-audit"])
+def test_a_run_that_ends_with_what_an_audit_has_found_is_of_the_machine(scenario: str) -> None:
+    run = RecordingScenario()
+    run.run(SCENARIOS / f"a-job-that-ends-{scenario}.txt")
+    (incident,) = History.of(journal(*run.events)).incidents
+    assert (incident.cause, incident.way) == (Cause.MACHINE, ENDED)
+    assert "has computed iteration 9 wrong" in incident.reason
