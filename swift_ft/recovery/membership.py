@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from immutables import Map
@@ -27,21 +28,29 @@ class Spare:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """The losses of one machine.
+    """The losses of one machine that count.
 
     Attributes:
-        count: how often it was lost.
+        count: how often it was lost, without the losses that are forgotten.
         domain: its failure domain; empty if it is one of its own.
+        commits: checkpoints in which it took part since the first of them, or since one was forgotten last.
     """
 
     count: int
     domain: str = ""
+    commits: int = 0
 
 
 OFTEN = 3
 """So many losses of one machine come too often for chance."""
 OFTEN_EACH = 2
 """And so many of each of several machines of one failure domain: it is the rack."""
+COMMITS_FOR_A_LOSS = 100
+"""Committed checkpoints in which a machine takes part, for which one of its losses is forgotten.
+
+A loss costs the others the iterations since the last checkpoint at most. Who is lost more seldom than this
+costs them a hundredth of their time, and in a long run every machine is lost a few times by chance.
+"""
 
 
 def base_of(machine: str) -> str:
@@ -85,7 +94,7 @@ class Membership:
     """By :meth:`identity_of` a machine: how often others have lost sight of it. Forgotten once it is a member
     when a checkpoint is committed."""
     losses: Map[str, Losses] = field(default_factory=Map)
-    """By :meth:`identity_of` a machine: how often it was lost by its own fault. Never forgotten."""
+    """By :meth:`identity_of` a machine: how often it was lost by its own fault (`COMMITS_FOR_A_LOSS`)."""
     silent: Map[str, None] = field(default_factory=Map)
     """By machine, under all its names: those of which nothing was heard, until they join again."""
     draining: Map[str, int] = field(default_factory=Map)
@@ -98,6 +107,8 @@ class Membership:
     """Machines that take no guest for the present loss, with the reason."""
     requested: Map[int, str] = field(default_factory=Map)
     """By slot without a machine of its own: the machine that has asked the scheduler for one."""
+    asked_again: int = 0
+    """Requests that came to nothing, as the machine was refused, since one was fulfilled."""
     exited: Numbers = field(default_factory=Map)
     """Slots whose scripts have all ended with exit code 0."""
     ended: Map[int, int | None] = field(default_factory=Map)
@@ -162,8 +173,27 @@ class Membership:
         spare, slot = self.spares.get(machine), self.slots.get(machine, -1)
         domain = spare.domain if spare is not None else self.domains.get(slot, "")
         identity = self.identity_of(machine)
-        count = self.losses.get(identity, Losses(0)).count + 1
-        return replace(self, losses=self.losses.set(identity, Losses(count, domain)))
+        before = self.losses.get(identity, Losses(0))
+        after = Losses(before.count + 1, domain, before.commits)
+        return replace(self, losses=self.losses.set(identity, after))
+
+    def forget_losses(self, members: Set[str]) -> Membership:
+        """Note that members have committed a checkpoint, for which old losses of theirs are forgotten.
+
+        Args:
+            members: their identities.
+        """
+        losses = self.losses.mutate()
+        for identity, before in self.losses.items():
+            if identity not in members:
+                continue
+            if before.commits + 1 < COMMITS_FOR_A_LOSS:
+                losses[identity] = replace(before, commits=before.commits + 1)
+            elif before.count > 1:
+                losses[identity] = replace(before, count=before.count - 1, commits=0)
+            else:
+                del losses[identity]
+        return replace(self, losses=losses.finish())
 
     def often_lost(self, machine: str, domain: str = "") -> int:
         """The losses of a machine that come too often for chance: its own, or those of several of its domain.

@@ -2,8 +2,10 @@
 
 A slot is asked for once: the journal says so before the scheduler is asked, so that a machine which takes
 over from the one that asks, or starts again, does not ask a second time. A slot that was filled by a machine
-of its own since then, and is empty again, is another loss. Slots that losses have taken from a job are asked
-for as well (`recovery/regrowth.py`): they are numbered behind those that it has.
+of its own since then, and is empty again, is another loss. If a machine that comes is refused, one more is
+asked for, a few times: later and later, as the scheduler may give the same machine again. Slots that losses
+have taken from a job are asked for as well (`recovery/regrowth.py`): they are numbered behind those that it
+has.
 """
 
 from __future__ import annotations
@@ -11,8 +13,13 @@ from __future__ import annotations
 from immutables import Map
 
 from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.membership import base_of
 from swift_ft.recovery.regrowth import missing_of
+from swift_ft.recovery.values import replace
 from swift_ft.recovery.worlds import Change
+
+MOST_ASKED_AGAIN = 6
+"""Requests in a row that may be repeated, as the machine that came was refused."""
 
 
 def slots_without_machine(state: State) -> tuple[int, ...]:
@@ -39,6 +46,20 @@ def to_request(state: State, machine: str) -> tuple[int, ...]:
 def slots_to_ask(state: State) -> tuple[int, ...]:
     """The slots without a machine that nobody has asked for."""
     return tuple(slot for slot in slots_without_machine(state) if slot not in state.membership.requested)
+
+
+def asked_again(state: State, machine: str) -> State:
+    """One open request has come to nothing if a machine is refused as it joins: it is made once more.
+
+    Not if it has been here before under another name: nobody has asked for that one.
+    """
+    membership = state.membership
+    came_for = [slot for slot in slots_without_machine(state) if slot in membership.requested]
+    was_here = any(base_of(lost) == base_of(machine) for lost in membership.fenced)
+    if not came_for or was_here or membership.asked_again >= MOST_ASKED_AGAIN:
+        return state
+    requested, times = membership.requested.delete(came_for[-1]), membership.asked_again + 1
+    return replace(state, membership=replace(membership, requested=requested, asked_again=times))
 
 
 def requested_in(state: State, change: Change) -> Map[int, str]:

@@ -19,6 +19,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.rendezvous.api import RendezvousClosedError, RendezvousStateError
 
+from swift_ft.config.exit_codes import EXIT_KEPT_OUT
 from swift_ft.coordination.progress import progress_key
 from swift_ft.coordination.relay.lines import RELAY
 from swift_ft.errors import FencedError, KeptOutError, RendezvousLostError, UsageError
@@ -45,6 +46,7 @@ from swift_ft.network import Port
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
+from swift_ft.recovery.exclusion import is_deserted
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
@@ -231,6 +233,13 @@ class MachineAgent(ElasticAgent):
         self.verdict = Verdict(False, left, 128 + number)
         return self._result(ok=False)
 
+    def _close_deserted(self, why: str) -> RunResult | None:
+        """Close a run that has no machine any more, so that the next launchers begin another one."""
+        reason = f"no machine of this run is left: {why}"
+        ending = ev.JobClosed(reason=reason, exit_code=EXIT_KEPT_OUT, cause=Cause.MACHINE)
+        self._membership.follower.append(ending)
+        return self._obey()
+
     def _let_scripts_end(self, number: signal.Signals) -> None:
         """Let scripts end that handle a signal which stops this launcher.
 
@@ -330,7 +339,9 @@ class MachineAgent(ElasticAgent):
                 return self._result(ok=verdict is not None and verdict.ok)
             case AgentTodo.REFUSED:
                 self._stop()
-                raise KeptOutError(order.reason)
+                if not is_deserted(state):
+                    raise KeptOutError(order.reason)
+                return self._close_deserted(order.reason)
             case AgentTodo.LEAVE:
                 return self._leave()
             case AgentTodo.RETIRE:

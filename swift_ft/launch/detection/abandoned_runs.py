@@ -54,7 +54,9 @@ def _close_if_abandoned(connect: Connect, config: RunConfig, secret: JobSecret |
     addresses = [*state.membership.addresses.values()]
     store = connect(run)
     silence_s = config.machine_silence_s * state.machine_patience + timings.SIGNS_MISSED * timings.SIGN_S
-    if not addresses or shows_life(store, silence_s):
+    # Before the first generation its machines may be about to join. Later it has none if all were lost, or
+    # are left out; those that are to come back give signs of life meanwhile.
+    if not (addresses or state.generation) or shows_life(store, silence_s):
         return False
     secret = secret or found_secret(store, config)
     if secret is not None and _any_answers(addresses, secret):

@@ -26,7 +26,7 @@ class JobSetScheduler:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
 
-    def ask(self, count: int, reason: str) -> None:
+    def ask(self, count: int, reason: str, exclude: Sequence[str] = ()) -> None:
         """See :class:`Scheduler`."""
         if not (job := self._environ.get(JOB)):
             raise SchedulerError(f"{JOB} is not set: the pod's manifest has to say which Job it is of")

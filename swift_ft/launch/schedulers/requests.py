@@ -13,6 +13,7 @@ from swift_ft.coordination.follower import Follower
 from swift_ft.errors import FencedError, RendezvousLostError, SchedulerError
 from swift_ft.launch.schedulers.scheduler import Scheduler
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.exclusion import nodes_left_out
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.requests import to_request
 from swift_ft.units import counted, named
@@ -22,6 +23,8 @@ _logger = logging.getLogger(__name__)
 _LOOKS_S = 1.0
 _WAITS_AT_MOST_S = 10.0
 """A launcher that starts again joins within this time as a rule."""
+_ASKS_AGAIN_S = 10.0
+"""Twice this after a machine that was asked for was refused, and twice as long after each further one."""
 _ENDS_S = 5.0
 
 
@@ -84,7 +87,9 @@ class MachineRequests:
     def _look(self, state: State, now: float) -> None:
         slots = to_request(state, self._membership.machine)
         self._since = {slot: self._since.get(slot, now) for slot in slots}
-        due = tuple(slot for slot, since in self._since.items() if now - since >= self._wait_s)
+        again = state.membership.asked_again
+        wait_s = _ASKS_AGAIN_S * 2**again if again else self._wait_s
+        due = tuple(slot for slot, since in self._since.items() if now - since >= wait_s)
         if due:
             self._ask(due)
 
@@ -97,7 +102,7 @@ class MachineRequests:
         if not ours:
             return
         try:
-            self._scheduler.ask(len(ours), f"no machine fills {named('slot', ours)}")
+            self._scheduler.ask(len(ours), f"no machine fills {named('slot', ours)}", nodes_left_out(state))
         except SchedulerError as error:
             _failed(f"cannot give {counted(len(ours), 'machine')}: {error}")
 

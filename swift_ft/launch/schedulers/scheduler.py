@@ -17,8 +17,13 @@ LIMIT_S = 60.0
 class Scheduler(Protocol):
     """Asks for machines and gives them back. Called in a thread that may wait."""
 
-    def ask(self, count: int, reason: str) -> None:
+    def ask(self, count: int, reason: str, exclude: Sequence[str] = ()) -> None:
         """Ask for machines that join this run. Returns before they are there.
+
+        Args:
+            count: number of machines.
+            reason: why they are asked for.
+            exclude: nodes that the run refuses, if the scheduler can leave them out.
 
         Raises:
             SchedulerError: if the scheduler cannot be asked, or refuses.

@@ -28,7 +28,7 @@ class SlurmScheduler:
         self._place = place
         self._environ = environ
 
-    def ask(self, count: int, reason: str) -> None:
+    def ask(self, count: int, reason: str, exclude: Sequence[str] = ()) -> None:
         """See :class:`Scheduler`."""
         same = [
             f"{option}={self._environ[name]}" for option, name in _SAME.items() if self._environ.get(name)
@@ -38,6 +38,7 @@ class SlurmScheduler:
         # The rank of this node, and what the tasks of this job were given, are none of the new machine's.
         export = "--export=ALL,PET_NODE_RANK="
         command = shlex.join(self._place.launch)
+        job += [f"--exclude={','.join(nodes)}"] if (nodes := _known(exclude)) else []
         for _ in range(count):
             run_tool(["sbatch", *job, "--ntasks-per-node=1", *same, export, *more, "--wrap", command])
 
@@ -56,3 +57,14 @@ class SlurmScheduler:
             raise SchedulerError(f"{node} is the first node of job {job}, which would end without it")
         others = ",".join(other for other in nodes if other != node)
         run_tool(["scontrol", "update", f"JobId={job}", f"NodeList={others}"])
+
+
+def _known(nodes: Sequence[str]) -> list[str]:
+    """Those that Slurm knows by these names: it refuses a job that excludes any other."""
+    if not nodes:
+        return []
+    try:
+        known = run_tool(["sinfo", "--noheader", "--Node", "--format", "%N"]).split()
+    except SchedulerError:  # better any node than none
+        return []
+    return [node for node in nodes if node in known]

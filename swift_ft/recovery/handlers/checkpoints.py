@@ -91,13 +91,12 @@ def _with_commit(state: State, checkpoints: Checkpoints) -> Audits:
 
 
 def _seen_again(membership: Membership) -> Membership:
-    """All members have saved their part, so all others reach them."""
-    if not membership.silenced:
+    """All members have saved their part, so all others reach them, and they work."""
+    if not membership.silenced and not membership.losses:
         return membership
     members = {*map(membership.identity_of, membership.slots)}
-    return replace(
-        membership, silenced=kept(membership.silenced, lambda identity, _: identity not in members)
-    )
+    silenced = kept(membership.silenced, lambda identity, _: identity not in members)
+    return replace(membership, silenced=silenced).forget_losses(members)
 
 
 def _kept_beside(

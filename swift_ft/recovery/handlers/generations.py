@@ -36,6 +36,7 @@ def fill_slots(state: State) -> State:
         slots=membership.slots.update({machine: slot for slot, machine in chosen.items()}),
         domains=membership.domains.update(domains),
         requested=without(membership.requested, came),
+        asked_again=0 if came else membership.asked_again,
         spares=without(membership.spares, chosen.values()),
     )
     started = range(state.shape.machines) if membership.restart_all else slots

@@ -17,7 +17,7 @@ def guest_declined(state: State, event: ev.GuestDeclined) -> State:
 
 
 def machines_requested(state: State, event: ev.MachinesRequested) -> State:
-    """Note which machine asks the scheduler for machines of these slots. Each is asked for once."""
+    """Note which machine asks the scheduler for machines of these slots. Each is asked for once at a time."""
     membership = state.membership
     if event.machine not in membership.slots:
         return state

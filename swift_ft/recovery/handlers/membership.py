@@ -10,7 +10,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.attempts import DEADLINE, MAX_TRIES
 from swift_ft.recovery.causes import Cause, cause_of
 from swift_ft.recovery.early_ends import why_incomplete, why_not_saved
-from swift_ft.recovery.exclusion import domains_left_out, why_left_out
+from swift_ft.recovery.exclusion import domain_in_words, domains_left_out, why_left_out
 from swift_ft.recovery.guests import guests_of
 from swift_ft.recovery.handlers.failures import note_failure, note_machine, note_run
 from swift_ft.recovery.handlers.generations import end_job, end_too_early, fill_slots, restart_all, vacate
@@ -232,11 +232,10 @@ def _leave_out_spares(state: State) -> State:
     for machine, spare in sorted(state.membership.spares.items()):
         if spare.domain not in domains or machine in state.membership.hosts:
             continue
-        if reason := why_left_out(state, machine, spare.domain):
-            change = state.worlds.change
-            if change is not None and change.slot_of(machine) is not None:
-                state = give_up_change(state, f"machine {machine} is left out")
-            state = refuse(state, machine, reason)
+        change = state.worlds.change
+        if change is not None and change.slot_of(machine) is not None:
+            state = give_up_change(state, f"machine {machine} is left out")
+        state = refuse(state, machine, domain_in_words(state, spare.domain))
     return state
 
 

@@ -10,6 +10,7 @@ from swift_ft.recovery import events as ev
 from swift_ft.recovery.early_ends import why_steps_differ
 from swift_ft.recovery.handlers.generations import end_job, fill_slots, vacate
 from swift_ft.recovery.job_state import State
+from swift_ft.recovery.requests import asked_again
 from swift_ft.recovery.values import replace
 
 MAX_STRANGERS = 1
@@ -63,6 +64,8 @@ def _by_name(setup: tuple[str, ...]) -> dict[str, str]:
 
 def refuse(state: State, machine: str, reason: str) -> State:
     """Refuse a machine for good. If it has a slot, the job waits for another one, and no loss is counted."""
+    if machine not in state.membership.slots and machine not in state.membership.spares:
+        state = asked_again(state, machine)
     membership = replace(state.membership, refused=state.membership.refused.set(machine, reason))
     if machine in membership.addresses:
         membership = replace(membership, addresses=membership.addresses.delete(machine))

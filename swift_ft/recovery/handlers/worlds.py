@@ -182,7 +182,7 @@ def _switch(state: State, change: Change) -> State:
         phase=Phase.AGREEING,
         generation=generation,
         shape=_shape_of(state.shape, len(world.machines)),
-        membership=replace(membership, requested=requested_in(state, change)),
+        membership=replace(membership, requested=requested_in(state, change), asked_again=0),
         round=RecoveryRound(asked_in=generation),
         checkpoints=checkpoints,
         # Scripts begin with their own layout. What copies of memory there are, are of another one.

@@ -181,5 +181,5 @@ class Excuses:
             return True
         if "no intact checkpoint is left" in reason and self.damaged:
             return True
-        limits = ("way back is left", "more than the limit", "after the last iteration")
+        limits = ("way back is left", "more than the limit", "after the last iteration", "this run is left")
         return self.struck and any(limit in reason for limit in limits)

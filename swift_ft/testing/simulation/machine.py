@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from swift_ft.recovery import events as ev
+from swift_ft.recovery.exclusion import is_deserted
 from swift_ft.recovery.job_state import Phase, State
 from swift_ft.recovery.orders import AgentTodo, agent_order, neighbours_of
 from swift_ft.recovery.worlds import Change, NextTodo, next_todo
@@ -230,6 +231,8 @@ class Machine:
             return True
         match order.todo:
             case AgentTodo.STOP | AgentTodo.REFUSED:
+                if order.todo == AgentTodo.REFUSED and is_deserted(state):
+                    self.append(ev.JobClosed(reason=f"no machine of this run is left: {order.reason}"))
                 self.die()
             case AgentTodo.LEAVE:
                 self.append(ev.MachineLost(machine=self.name, reason="it was drained", on_request=True))

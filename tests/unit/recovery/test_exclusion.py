@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Callable
 from functools import reduce
 
 import pytest
+from immutables import Map
 
 from swift_ft.cli.journal_news import news_of
 from swift_ft.cli.news import News
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import ADVICE, Cause
 from swift_ft.recovery.entries import Entry, event_from_dict, event_to_dict
-from swift_ft.recovery.exclusion import domains_left_out, machines_left_out
+from swift_ft.recovery.exclusion import domains_left_out, is_deserted, machines_left_out
 from swift_ft.recovery.history import History
 from swift_ft.recovery.incidents import Incident
-from swift_ft.recovery.job_state import Phase, State
+from swift_ft.recovery.job_state import JobShape, Phase, State
+from swift_ft.recovery.membership import COMMITS_FOR_A_LOSS, Losses, Membership, Spare
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.recovery.pauses import pauses_of
 from swift_ft.recovery.protocol import step, step_all
+from swift_ft.recovery.values import replace
 from tests.unit.recovery.test_recoveries import report
 
 LIMIT = 3
@@ -121,6 +127,105 @@ def test_a_domain_is_left_out_where_most_losses_are_of_several() -> None:
     # A single loss is chance, however many machines have one.
     chance = [event for one in "opqrst" for event in spare_lost(one, 1, "rack")]
     assert not domains_left_out(after(*spare_lost("m", 3, "rack"), *chance))
+
+
+def test_a_machine_that_works_for_long_has_its_losses_forgotten() -> None:
+    """One for each hundred checkpoints in which it takes part. Who is lost more often is left out."""
+    lose: list[ev.Event] = [lost("b.0"), joined("b.1")]
+    state = after(*lose, *commits(COMMITS_FOR_A_LOSS - 1))
+    assert state.membership.losses["b"].count == 1
+    state = step(state, ev.CheckpointCommitted(iteration=COMMITS_FOR_A_LOSS, epoch=0))
+    assert not state.membership.losses
+    often = [event for k in range(2 * LIMIT) for event in losses_and_commits("b", k, COMMITS_FOR_A_LOSS // 2)]
+    assert machines_left_out(after(*often)) == {"b"}
+    seldom = [event for k in range(9 * LIMIT) for event in losses_and_commits("b", k, COMMITS_FOR_A_LOSS)]
+    assert not machines_left_out(after(*seldom))
+
+
+def test_who_takes_no_part_proves_nothing() -> None:
+    state = after(*spare_lost("m", LIMIT - 1), joined("m.2"), *commits(9 * COMMITS_FOR_A_LOSS))
+    assert state.membership.losses["m"].count == LIMIT - 1
+    assert machines_left_out(step(state, lost("m.2"))) == {"m"}
+
+
+def commits(count: int, after_it: int = 0) -> list[ev.Event]:
+    return [ev.CheckpointCommitted(iteration=after_it + one, epoch=0) for one in range(1, count + 1)]
+
+
+def losses_and_commits(name: str, number: int, count: int) -> list[ev.Event]:
+    """A member is lost and comes back, and then checkpoints are committed."""
+    lose: list[ev.Event] = [lost(f"{name}.{number}"), joined(f"{name}.{number + 1}")]
+    return [*lose, *commits(count, number * count)]
+
+
+def domains_of_racks(racks: int, machines: int, count_of: Callable[[int], int]) -> frozenset[str]:
+    """The racks that are left out once their machines, which all take part, were lost so often.
+
+    Args:
+        count_of: by rack, how often its next machine was lost.
+    """
+    losses = {
+        f"m-{rack}-{one}": Losses(count, f"rack {rack}")
+        for rack in range(racks)
+        for one in range(machines)
+        if (count := count_of(rack))
+    }
+    names = {f"m-{rack}-{one}": f"rack {rack}" for rack in range(racks) for one in range(machines)}
+    spares = {f"{name}.0": Spare(number, None, domain) for number, (name, domain) in enumerate(names.items())}
+    shape = JobShape(machines=racks * machines, max_machine_failures=5)
+    return domains_left_out(State(shape=shape, membership=Membership(spares=Map(spares), losses=Map(losses))))
+
+
+def poisson(mean: float, chance: random.Random) -> int:
+    count, product = 0, chance.random()
+    while product > math.exp(-mean):
+        count, product = count + 1, product * chance.random()
+    return count
+
+
+@pytest.mark.parametrize("mean", [0.5, 1.5])
+@pytest.mark.parametrize("racks", [2, 8])
+@pytest.mark.parametrize("machines", [16, 32])
+def test_racks_that_are_lost_by_chance_stay(machines: int, racks: int, mean: float) -> None:
+    """Machines of all racks are lost equally often. Less than one in a hundred of these jobs loses a rack."""
+    chance = random.Random(f"{machines} {racks} {mean}")
+    jobs = [domains_of_racks(racks, machines, lambda _: poisson(mean, chance)) for _ in range(300)]
+    assert sum(map(bool, jobs)) < 3
+
+
+@pytest.mark.parametrize(("machines", "least"), [(4, 70), (16, 95), (32, 95)])
+def test_a_rack_that_fails_is_left_out(machines: int, least: int) -> None:
+    """Each machine of one rack is lost four times on average, those of the others every fourth one."""
+    chance = random.Random(machines)
+    jobs = [
+        domains_of_racks(4, machines, lambda rack: min(5, poisson(0.25 if rack else 4.0, chance)))
+        for _ in range(100)
+    ]
+    assert sum(left_out == {"rack 0"} for left_out in jobs) >= least
+    assert all(left_out <= {"rack 0"} for left_out in jobs)
+
+
+ALL_LEFT_OUT: list[ev.Event] = []
+for _name in "ab":
+    for _number in range(LIMIT):
+        ALL_LEFT_OUT += [lost(f"{_name}.{_number}"), joined(f"{_name}.{_number + 1}")]
+
+
+def test_a_run_of_which_all_machines_are_left_out_is_deserted() -> None:
+    before, state = after(*ALL_LEFT_OUT[:-1]), after(*ALL_LEFT_OUT)
+    assert {*state.membership.refused} == {"a.3", "b.3"}
+    assert is_deserted(before), "the last one is only told so"
+    assert is_deserted(state)
+    # Who was lost may come back, and whoever was asked for may come.
+    others: list[ev.Event] = [joined("c.0"), lost("c.0")]
+    assert not is_deserted(after(*others, *ALL_LEFT_OUT))
+    assert not is_deserted(after(*others, lost("a.0"), lost("b.0")))
+    requested = replace(state.membership, requested=Map({0: "a.2"}))
+    assert not is_deserted(replace(state, membership=requested))
+    assert not is_deserted(step(state, joined("c.0")))
+    assert not is_deserted(State())
+    differs = ev.MachineJoined(machine="x.0", setup=("torch: 1",))
+    assert not is_deserted(step(step(State(), OPENED), differs)), "the first machines are about to join"
 
 
 def test_joins_of_one_block_are_refused_as_well() -> None:

@@ -108,6 +108,15 @@ def test_a_run_that_lives_or_has_not_begun_goes_on(lives: bool, job: Job) -> Non
     assert not is_ended(partial(job.connect, job.run))
 
 
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_run_whose_machines_are_all_lost(returns: bool, job: Job) -> None:
+    """It names none, and has begun. A machine that stays away for a while gives signs of life."""
+    job.join(nobodys_address())
+    job.journal.append(ev.MachineLost(machine="m.0", reason="gone"))
+    with job.signs() if returns else nullcontext():
+        assert (job.find() == job.run) == returns
+
+
 def test_who_does_not_resume_closes_nothing(job: Job) -> None:
     job.join(nobodys_address())
     assert job.find("") == job.run

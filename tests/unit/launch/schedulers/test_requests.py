@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from swift_ft.errors import RendezvousLostError, SchedulerError
+from swift_ft.launch.schedulers import requests
 from swift_ft.launch.schedulers.requests import MachineRequests
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.protocol import step, step_all
+from swift_ft.recovery.requests import MOST_ASKED_AGAIN, slots_to_ask
 from tests.support.journals import checkpoint, machine, opening
 from tests.support.waiting import wait_until
 
@@ -22,8 +25,11 @@ from tests.support.waiting import wait_until
 class Journal:
     """A follower whose journal is this object."""
 
-    def __init__(self) -> None:
-        self.state = step_all(State(), [*opening(3), *checkpoint(3, 10)])
+    def __init__(self, max_machine_failures: int | None = None) -> None:
+        opened, *events = [*opening(3), *checkpoint(3, 10)]
+        assert isinstance(opened, ev.JobOpened)
+        opened = dataclasses.replace(opened, max_machine_failures=max_machine_failures)
+        self.state = step_all(State(), [opened, *events])
         self.events: list[ev.Event] = []
         self._changed = threading.Condition()
         self.looks = 0
@@ -49,10 +55,12 @@ class Scheduler:
 
     def __init__(self, fails: str = "") -> None:
         self.asked: list[tuple[int, str]] = []
+        self.excluded: list[tuple[str, ...]] = []
         self.given: list[str] = []
         self._fails = fails
 
-    def ask(self, count: int, reason: str) -> None:
+    def ask(self, count: int, reason: str, exclude: Sequence[str] = ()) -> None:
+        self.excluded.append(tuple(exclude))
         self.asked.append((count, reason))
         if self._fails:
             raise SchedulerError(self._fails)
@@ -87,6 +95,56 @@ def test_the_first_machine_asks_once_for_each_loss() -> None:
     assert not schedulers[1].asked
     assert not schedulers[2].asked
     assert not schedulers[0].given
+
+
+def test_one_more_is_asked_for_if_the_one_that_comes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_ASKS_AGAIN_S", 0.01)
+    journal, scheduler = Journal(max_machine_failures=1), Scheduler()
+    ours = requests_of(journal, scheduler)
+    journal.append(ev.MachineJoined(machine="x.0", address="x:1", setup=("torch: 2",), identity="node7/0"))
+    journal.append(ev.MachineLost(machine="x.0", reason="power"))
+    journal.append(lost(2))
+    wait_until(lambda: scheduler.asked, "a request")
+    # The scheduler gives the same node again.
+    journal.append(ev.MachineJoined(machine="y.0", address="y:1", setup=("torch: 2",), identity="node7/0"))
+    wait_until(lambda: len(scheduler.asked) == 2, "a second request")
+    ours.close(gives_back=False)
+    assert scheduler.asked == [(1, "no machine fills slot 2")] * 2
+    assert scheduler.excluded == [("node7",)] * 2
+
+
+def test_the_same_node_again_and_again_is_asked_for_ever_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, scheduler = Journal(), Scheduler()
+    for number in range(MOST_ASKED_AGAIN + 2):
+        journal.append(
+            lost(2) if not number else ev.MachineJoined(machine=f"y{number}.0", setup=("torch: 1",))
+        )
+        journal.append(ev.MachinesRequested(machine=machine(0), slots=(2,)))
+    assert journal.state.membership.asked_again == MOST_ASKED_AGAIN
+    assert not slots_to_ask(journal.state)
+    journal.append(ev.MachineJoined(machine="z.0", address="z:1", setup=("torch: 2",)))
+    assert not journal.state.membership.asked_again, "one has come"
+    journal.append(ev.MachineLost(machine="z.0", reason="power"))
+    journal.append(ev.MachinesRequested(machine=machine(0), slots=(2,)))
+    journal.append(ev.MachineJoined(machine="y.0", setup=("torch: 1",)))
+    ours = requests_of(journal, scheduler)
+    looks = journal.looks
+    wait_until(lambda: journal.looks > looks + 1, "looks at the empty slot")
+    ours.close(gives_back=False)
+    assert not scheduler.asked, "twenty seconds have not passed"
+    monkeypatch.setattr(requests, "_ASKS_AGAIN_S", 0.0)
+    ours = requests_of(journal, scheduler)
+    wait_until(lambda: scheduler.asked, "a request")
+    ours.close(gives_back=False)
+
+
+def test_who_comes_back_was_not_asked_for() -> None:
+    journal = Journal()
+    journal.append(lost(2))
+    journal.append(ev.MachinesRequested(machine=machine(0), slots=(2,)))
+    journal.append(ev.HealthCheckFailed(machine="m-2.1", reason="its disk is full"))
+    assert "m-2.1" in journal.state.membership.refused
+    assert journal.state.membership.requested
 
 
 def test_another_machine_asks_where_the_first_is_lost() -> None:

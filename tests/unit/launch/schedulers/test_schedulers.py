@@ -67,6 +67,18 @@ def test_slurm_is_asked_for_a_job_of_each_machine(tool: Tool) -> None:
     assert not [word for word in first if word.startswith("--account")]
 
 
+@pytest.mark.parametrize(
+    ("sinfo", "excluded"), [("printf 'node1\\nnode7\\nnode7\\n'", ["--exclude=node7"]), ("exit 1", [])]
+)
+def test_slurm_is_told_which_nodes_are_left_out(sinfo: str, excluded: list[str], tool: Tool) -> None:
+    """Only those that it knows by these names: it would refuse the job otherwise."""
+    tool("sinfo", sinfo)
+    sbatch = tool("sbatch")
+    SlurmScheduler(PLACE, {}).ask(1, "no machine fills slot 1", ["node7", "node9-repaired"])
+    (words,) = sbatch()
+    assert [word for word in words if word.startswith("--exclude=")] == excluded
+
+
 def slurm(node: str, number: int = 1) -> SlurmScheduler:
     environ = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": node, "SLURM_NODEID": str(number)}
     return SlurmScheduler(PLACE, environ)
@@ -116,17 +128,17 @@ def test_a_job_of_kubernetes_that_is_not_known(tool: Tool) -> None:
 
 
 def test_a_command_is_told_everything(tmp_path: Path, tool: Tool) -> None:
-    names = ("COUNT", "REASON", "MACHINES", "RUN", "ENDPOINT", "LAUNCH")
+    names = ("COUNT", "REASON", "EXCLUDE", "MACHINES", "RUN", "ENDPOINT", "LAUNCH")
     script = "\n".join(f'echo "{name}=$SWIFT_{name}" >>{tmp_path}/facts' for name in names)
     mine = tool("mine", script)
     scheduler = CommandScheduler("mine --pool 'big one'", PLACE)
-    scheduler.ask(2, "no machine fills slots 1 and 2")
+    scheduler.ask(2, "no machine fills slots 1 and 2", ["node7", "node8"])
     scheduler.give_back(["m-1.0"])
     assert mine() == [["--pool", "big one", "ask"], ["--pool", "big one", "give-back"]]
     place = ["RUN=run7.1-0a1b", "ENDPOINT=node0:29400", f"LAUNCH={shlex.join(PLACE.launch)}"]
     assert (tmp_path / "facts").read_text().splitlines() == [
-        *("COUNT=2", "REASON=no machine fills slots 1 and 2", "MACHINES=", *place),
-        *("COUNT=1", "REASON=", "MACHINES=m-1.0", *place),
+        *("COUNT=2", "REASON=no machine fills slots 1 and 2", "EXCLUDE=node7 node8", "MACHINES=", *place),
+        *("COUNT=1", "REASON=", "EXCLUDE=", "MACHINES=m-1.0", *place),
     ]
 
 
