@@ -14,6 +14,10 @@ _LONG = 1 << 63
 """The interpreter takes a number beyond a C long for -1."""
 
 
+class SessionExit(SystemExit):
+    """The end of a script that the session itself asks for, as where a check is over."""
+
+
 def exit_code(end: SystemExit) -> int:
     """The exit code with which the interpreter ends for it: 0 for None, a number's lowest byte, else 1.
 

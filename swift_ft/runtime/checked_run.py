@@ -23,6 +23,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.observe.checked import CheckedWorker, CheckFolder, PartFacts
 from swift_ft.optim import UndoableOptimizer
+from swift_ft.program.system_exit import SessionExit
 from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.attachments import Attachments
 from swift_ft.runtime.data.iterators import loader_goes_on, may_keep_position
@@ -147,13 +148,13 @@ class _CheckedCore(WorkerCore):
         """All workers end here together: one that ended before would be a loss to the others.
 
         Raises:
-            SystemExit: this worker has said all. The script's files and loaders end as at any end of it.
+            SessionExit: this worker has said all. The script's files and loaders end as at any end of it.
         """
         yield self._acts.publish
         if not (yield from super().finish()):
             return False
         yield self._acts.tell
-        raise SystemExit(0)
+        raise SessionExit(0)
 
 
 class _Said(logging.Handler):

@@ -19,6 +19,7 @@ from swift_ft.checkpoint.worker_files import WorkerFiles
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.plain import from_plain
+from swift_ft.program.system_exit import SessionExit
 from swift_ft.recovery.job_state import State
 from swift_ft.recovery.topology import is_whole_model
 from swift_ft.runtime.data.digest import digest_of
@@ -118,7 +119,7 @@ class _GradientsCore(OfflineCore):
     def completed(self) -> Flow[None]:
         """The step is over, and has not ended the process: there is nothing more to compute."""
         yield lambda: None
-        raise SystemExit(0)
+        raise SessionExit(0)
 
 
 class _Alone:

@@ -23,6 +23,7 @@ from swift_ft.config.worker_context import WorkerContext
 from swift_ft.errors import DivergenceError, GaveUpError, RecoveryError, SwiftError, UsageError
 from swift_ft.host.processor import why_other_bits
 from swift_ft.logging import Direction, LogReader, MessageKey, MessageLog, checksum_of
+from swift_ft.program.system_exit import SessionExit
 from swift_ft.recovery.job_state import State
 from swift_ft.runtime.assembly import Assembly
 from swift_ft.runtime.measures.work_history import WorkHistory
@@ -215,7 +216,7 @@ class OfflineCore(WorkerCore):
     def _run(self, state: State) -> Flow[bool]:
         """All workers of the replay are done: save the state, and end the script."""
         yield self._save_elsewhere
-        raise SystemExit(0)
+        raise SessionExit(0)
 
 
 class _ReadLog(WorkerLog):

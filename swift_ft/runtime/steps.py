@@ -13,7 +13,7 @@ from typing import ParamSpec
 from swift_ft.coordination.agent_channel import agent_channel, tell_agent
 from swift_ft.errors import RecoveryError, UsageError, first_line
 from swift_ft.program import last_duties
-from swift_ft.program.system_exit import is_of_signal
+from swift_ft.program.system_exit import SessionExit, is_of_signal
 from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.epoch_top import EpochTop
 from swift_ft.runtime.hooks.between import Between
@@ -256,7 +256,7 @@ class Loop:
         """
         try:
             yield from self._steps_of_epoch(count)
-        except SystemExit:  # of the session itself, as where a check is over: the script has left nothing
+        except SessionExit:  # the script has left nothing
             last_duties.remove(self._leave)
             raise
 
@@ -391,8 +391,8 @@ class Loop:
             step_failures.tell = self._tell_interrupted
             last_duties.add(self._leave)
             yield
-        except GeneratorExit:
-            left = True
+        except (GeneratorExit, SystemExit) as end:
+            left = not isinstance(end, SessionExit)
             raise
         finally:
             if not left:  # it is over, or has failed

@@ -61,15 +61,15 @@ def say_what_is_behind(
         ]
         if path in read:
             names, others = ([name for name in some if name in read[path]] for some in (names, others))
-        elif path in FUNCTIONS or not others:
+        elif path in FUNCTIONS or path == _OF_SCRIPT or not others:
             continue
         found += [f"{path}.{name}".lstrip(".") for name in names]
         beside += [f"{path}.{name}".lstrip(".") for name in others] if names else []
     if found:
         _logger.warning(
             "steps go on with %s, and this worker has it of an earlier iteration than %s: a sum or a mean of "
-            "it is wrong in this worker until it begins anew. Add up what is equal on all replicas, as "
-            "dist.all_reduce() makes a loss: that is handed over as it was",
+            "it, if there is one, is wrong in this worker until it begins anew. Add up what is equal on all "
+            "replicas, as dist.all_reduce() makes a loss: that is handed over as it was",
             _in_words(found),
             _in_words(beside) or "step.index",
             extra={"event": "variables_behind", "variables": found},

@@ -201,7 +201,7 @@ class CarriedVariables:
     def digests_of(self, saved: Saved) -> dict[str, int]:
         """As :meth:`digests`, of what :meth:`to_save` has returned. Any thread may ask for it."""
         return {
-            f"{path}\n{name}": self._digest(value)
+            key_of((path, name)): self._digest(value)
             for path, values in saved.items()
             for name, value in values.items()
         }
@@ -262,7 +262,7 @@ class CarriedVariables:
             state = self._start.get((path, name), MISSING)
             state = self._now(copier, generator) if state is MISSING else state
             if self._is_plain(state):
-                found[f"{path}\n{name}"] = self._digest(state)
+                found[key_of((path, name))] = self._digest(state)
         return found
 
     def note_generators(self) -> None:
@@ -469,6 +469,11 @@ def _with_own(saved: Saved, own: frozenset[Place], of_own: Saved) -> tuple[Saved
     for path, name in own & given.keys():
         taken.setdefault(path, {})[name] = given[path, name]
     return taken, own - given.keys()
+
+
+def key_of(place: Place) -> str:
+    """Its key among digests."""
+    return "\n".join(place)
 
 
 def in_words(place: Place) -> str:

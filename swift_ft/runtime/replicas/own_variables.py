@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from swift_ft.checkpoint.step.carried import CarriedVariables, Place, Saved, in_words
+from swift_ft.checkpoint.step.carried import CarriedVariables, Place, Saved, in_words, key_of
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError
@@ -194,7 +194,10 @@ class OwnVariables:
             carried.of_own = _only(carried.unpacked(base64.b64decode(own_note.values)), carried.own)
         given = frozenset((path, name) for path, values in carried.of_own.items() for name in values)
         if own_at is None:
-            carried.behind = carried.own - given if own_note.iteration == iteration else carried.own
+            behind = carried.own - given if own_note.iteration == iteration else carried.own
+            if last:  # what is not in the note was as at the start: so it is here
+                behind = frozenset(place for place in behind if key_of(place) in own_note.digests)
+            carried.behind = behind
         elif own_at != iteration:
             carried.behind = carried.own
         self._say_what_is_own(own_note, given)

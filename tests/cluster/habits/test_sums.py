@@ -19,5 +19,8 @@ def test_sums_of_losses(tmp_path: Path) -> None:
     assert "steps go on with (loop).total, train_one_epoch().own." in behind
     assert "(loop).alike" not in behind
     assert "meter" not in behind
-    assert "(loop).count, train_one_epoch().own.count: a sum or a mean of it is wrong" in beside
+    assert (
+        "(loop).count, train_one_epoch().own.count: a sum or a mean of it, if there is one, is wrong"
+        in beside
+    )
     assert "dist.all_reduce()" in beside

@@ -424,7 +424,7 @@ def test_a_job_that_ends_before_all_have_gone_back_leaves_no_checkpoint_in_doubt
         scenario.apply(event)
     assert scenario.state.verdict is not None
     assert scenario.state.verdict.exit_code == code
-    assert scenario.state.verdict.reason.startswith(why)
+    assert why in scenario.state.verdict.reason  # behind an end of its own, if it had one
     assert [*scenario.state.checkpoints.kept] == [20]
     assert [doubt.after for doubt in scenario.state.checkpoints.doubts] == [20]
     assert next_acts(scenario.state) == []

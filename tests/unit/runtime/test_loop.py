@@ -13,6 +13,7 @@ import pytest
 
 from swift_ft.errors import UsageError
 from swift_ft.program import last_duties
+from swift_ft.program.system_exit import SessionExit
 from swift_ft.runtime import steps
 from swift_ft.runtime.epoch_top import Epochs
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
@@ -228,6 +229,28 @@ def test_an_end_by_the_session_in_an_epoch_leaves_nothing(
     assert "leave" not in script.runner.happened
 
 
+@pytest.mark.parametrize("epochs", [False, True])
+def test_an_end_by_the_script_between_two_steps_leaves_the_loop(
+    epochs: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a function of ``session.between()``: what was begun for the store is still done."""
+    monkeypatch.setattr(last_duties, "_duties", [])
+    script = Script()
+    taken = script.runner.settle
+    monkeypatch.setattr(
+        script.runner, "settle", lambda: sys.exit(0) if script.runner.iteration == 2 else taken()
+    )
+    with contextlib.suppress(SystemExit):
+        if epochs:
+            script.run(2, 3)
+        for step in script.loop.steps(3):
+            with step:
+                pass
+    assert script.runner.iteration == 2
+    last_duties.do_all()
+    assert script.runner.happened[-1] == "leave"
+
+
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What is said to the agent when the process starts again. Here it goes on."""
@@ -300,7 +323,7 @@ def test_the_agent_knows_what_is_interrupted(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def ends_the_script() -> None:
-    raise SystemExit(0)
+    raise SessionExit(0)
 
 
 def test_an_epoch_without_a_loop() -> None:

@@ -211,3 +211,20 @@ def test_what_is_of_an_earlier_iteration(own_at: int | None, iteration: int, beh
         assert new.variables.own == {PLACE}
         assert new.variables.behind == ({PLACE} if behind else set())
     assert not new.variables.behind
+
+
+@pytest.mark.parametrize("iteration", [5, 7])
+def test_what_a_lost_worker_never_changed_is_not_behind(
+    iteration: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a sum that only rank 0 makes: a replacement of rank 1 has what rank 1 had, 0."""
+    job = Job(UNLIKE)
+    untouched = job.replicas[1].variables
+    monkeypatch.setattr(untouched, "digests_of", lambda saved: {})
+    monkeypatch.setattr(untouched, "packed", lambda saved, most_bytes: json.dumps({}).encode())
+    for replica in job.replicas:
+        replica.compared.note(5, RANKS)
+        replica.writer.flush()
+    with job.replicas[1].compared.kept(RANKS, iteration, own_at=None):
+        assert untouched.own == {PLACE}
+        assert not untouched.behind
