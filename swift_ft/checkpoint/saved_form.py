@@ -172,7 +172,7 @@ def _are_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """See that all state in an optimizer's ``state_dict()`` is of its parameters.
+    """See that all state in an optimizer's ``state_dict()`` is of its parameters, its tensors by names.
 
     Raises:
         UnsupportedError: names the optimizer and the key of other state.
@@ -184,6 +184,15 @@ def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> Non
             "of its parameters: it could not be loaded again. Keep it in the state of a parameter, or in a "
             "group of parameters (optimizer.param_groups)."
         )
+    tensors = ((number, *item) for number, fields in saved["state"].items() for item in fields.items())
+    for number, key, value in tensors:
+        # DCP makes text of each key. A load would leave it beside the optimizer's own, which begins anew.
+        if isinstance(value, torch.Tensor) and not isinstance(key, str):
+            raise UnsupportedError(
+                f"Session(state): {name} ({type(optimizer).__name__}) keeps a tensor for parameter {number} "
+                f"under {key!r}, and names in a checkpoint are text: the optimizer would not find it after a "
+                f"load. Keep it under {str(key)!r}."
+            )
 
 
 def shown_value(path: Sequence[Any]) -> str:
