@@ -145,7 +145,7 @@ def _strides_beside(parameter: torch.Tensor) -> tuple[int, ...] | None:
     here = local(parameter)
     if here.layout != torch.strided:
         return None
-    if here.is_contiguous():
+    if here.is_contiguous() or _are_dense(here.shape, here.stride()):
         return here.stride()
     # A parameter that is a part of a tensor has others than a new one: torch leaves no room in that.
     return torch.empty_like(torch.empty_strided(here.shape, here.stride(), device="meta")).stride()

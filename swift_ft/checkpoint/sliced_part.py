@@ -263,7 +263,9 @@ def _optimizer_tensors(
     parts: Mapping[int, SlicedPart], state: TrainingState, keys: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[StatePath, int, torch.Tensor]]:
     """All tensors that optimizers keep for parameters that are here: path, number and parameter."""
-    paths = sorted({path for part in parts.values() for path in part.kinds if path[0] == "optimizers"})
+    # In the order in which they were saved, so that each parameter's fields have theirs.
+    found = (path for part in parts.values() for path in part.kinds if path[0] == "optimizers")
+    paths = [*dict.fromkeys(found)]
     numbers = {name: {key: number for number, key in enumerate(known)} for name, known in keys.items()}
     for path in paths:
         if (number := numbers[path[1]].get(path[3])) is not None:

@@ -19,6 +19,7 @@ from swift_ft.checkpoint.checkpointer import Checkpointer
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.memory_copy import load_block, write_block
+from swift_ft.checkpoint.sliced_part import SlicedPart, load_slices
 from swift_ft.checkpoint.state_payload import StatePayload, pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.runtime.replicas.payloads import parameters_payload, put_parameters
@@ -107,6 +108,11 @@ def by_layers_of_a_checkpoint(source: Job, other: Job, place: Path) -> None:
     Checkpointer(committed(source, place), other.state).load(20, 0, (2,))
 
 
+def by_slices(source: Job, other: Job, place: Path) -> None:
+    folder = committed(source, place)
+    load_slices({0: SlicedPart(folder.reader(folder.part_of(20, 0)))}, 0, other.state)
+
+
 def by_layers(source: Job, other: Job, _: Path) -> None:
     layers = [*LayeredState(source.state).layers]
     arrived = sent(LayeredState(source.state).take(layers, rest=True))
@@ -153,7 +159,7 @@ def committed(job: Job, place: Path) -> CheckpointFolder:
     return folder
 
 
-WAYS: list[Way] = [by_memory, by_replica, by_store, by_layers_of_a_checkpoint, by_layers]
+WAYS: list[Way] = [by_memory, by_replica, by_store, by_layers_of_a_checkpoint, by_slices, by_layers]
 
 
 @OPTIMIZERS
