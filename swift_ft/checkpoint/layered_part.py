@@ -16,7 +16,7 @@ import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.optimizer_groups import InGroup, Options, options_of
-from swift_ft.checkpoint.saved_form import by_plain_names, place_of
+from swift_ft.checkpoint.saved_form import FORM, by_plain_names, place_of
 from swift_ft.checkpoint.stale_gradients import Place, as_saved, from_saved
 from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, interned, pack, unpack
@@ -42,11 +42,16 @@ class StateReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _OfParameter:
-    """An optimizer's state for one parameter, and the parameter group that it is in."""
+    """An optimizer's state for one parameter, and the parameter group that it is in.
+
+    Attributes:
+        form: what :func:`~swift_ft.checkpoint.saved_form.fields_in` says of the fields.
+    """
 
     group: InGroup
     values: Mapping[str, Any]
     tensors: Mapping[str, torch.Tensor]
+    form: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +210,10 @@ def _read(reader: StateReader, layers: set[int], layered: LayeredState, *, own: 
         values = {int(i): v for i, v in one["state"].items()}
         piece.optimizers[name] = {
             "/".join(known_as): _OfParameter(
-                InGroup(group_of[i], options), values.get(i, {}), states[name].get(str(i), {})
+                InGroup(group_of[i], options),
+                values.get(i, {}),
+                states[name].get(str(i), {}),
+                {key: one[key][str(i)] for key in FORM if str(i) in one.get(key, {})},
             )
             for i, known_as in names[name].items()
             if wanted(*known_as)
@@ -229,6 +237,7 @@ def _as_saved(
     names = {parameter: "/".join(known_as) for parameter, known_as in state.parameter_names().items()}
     tensors: dict[str, Any] = {}
     values: dict[str, Any] = {}
+    form: dict[str, dict[str, Any]] = {key: {} for key in FORM}
     groups, index = [], 0
     for group, of_group in zip(state.optimizers[name].param_groups, options, strict=True):
         indices = []
@@ -244,10 +253,12 @@ def _as_saved(
                 tensors[str(index)] = dict(one.tensors)
             if one.tensors or one.values:  # else no step was made yet
                 values[str(index)] = one.values
+            for key, value in one.form.items():
+                form[key][str(index)] = value
             indices.append(index)
             index += 1
         groups.append({**of_group, "params": indices})
-    return {"state": tensors}, {"state": values, "param_groups": groups}
+    return {"state": tensors}, {"state": values, "param_groups": groups, **form}
 
 
 def _digests_of_here(saved: Sequence[StateDigests], state: TrainingState) -> dict[str, int]:

@@ -25,6 +25,7 @@ from swift_ft.checkpoint.optimizer_groups import (
     options_of,
     set_options,
 )
+from swift_ft.checkpoint.saved_form import laid_out, own_strides, with_strides
 from swift_ft.checkpoint.stale_gradients import as_saved, forms_of, from_saved, put_forms
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind
 from swift_ft.checkpoint.step.carried import BY_NAME, Place, Saved
@@ -119,29 +120,34 @@ class LayeredState:
         wanted: set[int | None] = {*layers, *((None,) if rest else ())}
         tensors: dict[StatePath, torch.Tensor] = {}
         extra: dict[str, dict[str, Any]] = {}
+        strides: dict[Place, list[int]] = {}
         for part, name, value in self._of_models(sorted(layers), rest=rest):
             if is_extra(name, value):
                 extra.setdefault(part, {})[name] = value
             else:
                 tensors["models", part, name] = value
+                if value.layout == torch.strided and not value.is_contiguous():
+                    strides[part, name] = [*value.stride()]
         plain: dict[str, dict[str, Any]] = {}
         for name, optimizer in self._state.optimizers.items():
             plain[name] = {}
             for group, parameter, known_as in self._grouped(optimizer):
                 if known_as is None or self.layer_of(*known_as) not in wanted:
                     continue
-                values = {}
-                for field, value in optimizer.state.get(parameter, {}).items():
+                values, fields = {}, optimizer.state.get(parameter, {})
+                for field, value in fields.items():
                     if isinstance(value, torch.Tensor):
                         tensors["optimizers", name, *known_as, field] = value
                     else:
                         values[field] = value
-                plain[name]["/".join(known_as)] = {"group": group, "values": values}
+                own = own_strides(fields, parameter)
+                plain[name]["/".join(known_as)] = {"group": group, "values": values, "strides": own}
         optimizers = self._state.optimizers.items()
         values = {
             "optimizers": plain,
             "groups": {name: options_of(optimizer.param_groups) for name, optimizer in optimizers},
             "extra": extra,
+            "strides": strides,
             "flags": [self._flags(one, number) for one in self._stacks for number in sorted(layers)],
             "carried": self.values_in(self._carried(), wanted),
             "gradients": as_saved(forms_of(self._names_in(wanted))),
@@ -341,7 +347,8 @@ class LayeredState:
             self._fill_rest({path: t for path, t in tensors.items() if self.layer_of(*path) is None})
         for (part, name), tensor in tensors.items():
             if self.layer_of(part, name) is not None:
-                _assign(self._state.modules[part], name, tensor)
+                own = with_strides(tensor, plain["strides"].get((part, name)))
+                _assign(self._state.modules[part], name, own)
         by_name = {"/".join(known_as): p for p, known_as in self._names().items()}
         for name, optimizer in self._state.optimizers.items():
             groups: dict[torch.Tensor, Options] = {
@@ -355,7 +362,8 @@ class LayeredState:
                 state = dict(fields["values"])
                 for path, tensor in payload.tensors.items():
                     if path[:4] == ("optimizers", name, part, key):
-                        state[path[4]] = _beside(tensor, parameter, groups[parameter])
+                        own = laid_out(tensor, parameter, fields["strides"].get(path[4]))
+                        state[path[4]] = _beside(own, parameter, groups[parameter])
                 if state:
                     optimizer.state[parameter] = state
                 else:  # no step was made there yet

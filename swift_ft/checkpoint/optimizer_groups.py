@@ -176,12 +176,31 @@ def fit_groups(
     rest = list(parameters)
     for number, size in enumerate(sizes):
         if number == len(groups):
-            groups.append({**optimizer.defaults})
+            groups.append(_new_group(optimizer, saved[number]))
         groups[number]["params"], rest = rest[:size], rest[size:]
     del groups[len(sizes) :]
     held = {*parameters}
     for parameter in [parameter for parameter in optimizer.state if parameter not in held]:
         del optimizer.state[parameter]
+
+
+def _new_group(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A group without parameters: its options in their order, those of the defaults the same objects."""
+    defaults, (options,) = _defaults(optimizer) or {}, options_of([saved])
+    return {
+        "params": [],
+        **{key: defaults[key] if _has(defaults, key, value) else value for key, value in options.items()},
+    }
+
+
+def _has(values: Mapping[str, Any], key: str, value: Any) -> bool:
+    return key in values and same_values(values[key], value)
+
+
+def _defaults(optimizer: Optimizer) -> dict[str, Any] | None:
+    """The options of groups that say nothing of them; None for a wrapper that calls no constructor."""
+    defaults = getattr(optimizer, "defaults", None)
+    return defaults if isinstance(defaults, dict) else None
 
 
 def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -193,7 +212,7 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """
     groups, inside, state = optimizer.param_groups, [*optimizer.param_groups], optimizer.state
     rates = [{k: v for k, v in group.items() if isinstance(v, torch.Tensor)} for group in inside]
-    defaults = {*optimizer.defaults}
+    defaults = {*(_defaults(optimizer) or {})}
     if loads_as_torch(optimizer):
         optimizer.load_state_dict({**state_dict, "state": to_torch(state_dict["state"])})
         give_back(optimizer, state_dict)
@@ -202,8 +221,9 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     for group, own, values in zip(inside, rates, optimizer.param_groups, strict=True):
         _set_values(group, values)
         _keep_tensors(group, own)
-    for key in optimizer.defaults.keys() - defaults:  # torch adds one to those of older classes
-        del optimizer.defaults[key]
+    if (now := _defaults(optimizer)) is not None:
+        for key in now.keys() - defaults:  # torch adds one to those of older classes
+            del now[key]
     loaded_groups, loaded_state = optimizer.param_groups, optimizer.state
     groups[:] = inside
     if loaded_state is not state:

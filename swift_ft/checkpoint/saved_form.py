@@ -19,6 +19,9 @@ from swift_ft.errors import UnsupportedError
 from swift_ft.torch_core.model_state import is_extra, plain_name
 from swift_ft.torch_core.shards import describe, local
 
+FORM = ("order", "strides")
+"""The keys of :func:`fields_in`."""
+
 
 def place_of(part: str, name: str) -> tuple[str, str]:
     """A parameter's part of the state, and its name there, which wrappers around layers do not change."""
@@ -79,33 +82,83 @@ def split_tensors(
     return tensors, rest
 
 
-def fields_in(state: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def fields_in(
+    state: Mapping[int, Mapping[str, Any]], parameters: Sequence[torch.Tensor]
+) -> dict[str, dict[str, Any]]:
     """The order and strides that are lost in :func:`split_tensors`; nothing of most optimizers.
+
+    Args:
+        state: of an optimizer, by the numbers of its parameters.
+        parameters: by number.
 
     Returns:
         ``order``: by parameter, the names of its fields, where plain values follow tensors.
-        ``strides``: by parameter and field, of tensors that are not contiguous.
+        ``strides``: by parameter and field, those of :func:`own_strides`.
     """
     order, strides = {}, {}
     for parameter, fields in state.items():
         names = [*fields]
         if names != sorted(names, key=lambda name: isinstance(fields[name], torch.Tensor)):
             order[str(parameter)] = names
-        parts = {name: local(value) for name, value in fields.items() if isinstance(value, torch.Tensor)}
-        if found := {
-            name: [*part.stride()]
-            for name, part in parts.items()
-            if part.layout == torch.strided and not part.is_contiguous()
-        }:
+        if found := own_strides(fields, parameters[parameter]):
             strides[str(parameter)] = found
     return {"order": order, "strides": strides} if order or strides else {}
 
 
+def own_strides(fields: Mapping[str, Any], parameter: torch.Tensor) -> dict[str, list[int]]:
+    """The strides of an optimizer's tensors, by field, but for those that :func:`laid_out` gives unasked.
+
+    Those of most tensors are their parameter's, and so they are where the parameter has others: a fused step
+    reads both by their places in memory.
+    """
+    found, beside = {}, _strides_beside(parameter)
+    for name, value in fields.items():
+        if not isinstance(value, torch.Tensor) or (here := local(value)).layout != torch.strided:
+            continue
+        if beside is not None and here.shape == local(parameter).shape:
+            is_own = here.stride() != beside
+        else:
+            is_own = not here.is_contiguous()
+        if is_own:
+            found[name] = [*here.stride()]
+    return found
+
+
+def laid_out(
+    tensor: torch.Tensor, parameter: torch.Tensor, strides: Sequence[int] | None = None
+) -> torch.Tensor:
+    """A tensor that an optimizer keeps for a parameter, in the memory format that it had at its source.
+
+    Args:
+        tensor: its values, of this worker.
+        parameter: a tensor of its shape gets its strides, as ``torch.zeros_like()`` gives them.
+        strides: its own ones, of :func:`own_strides`. Those of another shape are not taken.
+    """
+    if strides is not None and _are_dense(tensor.shape, strides):
+        return with_strides(tensor, strides)
+    same_shape = tensor.shape == local(parameter).shape
+    return with_strides(tensor, _strides_beside(parameter) if same_shape else None)
+
+
+def _strides_beside(parameter: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a new tensor like a parameter; None if it has none."""
+    here = local(parameter)
+    if here.layout != torch.strided:
+        return None
+    if here.is_contiguous() or _are_dense(here.shape, here.stride()):
+        return here.stride()
+    # A parameter that is a part of a tensor has others than a new one: torch leaves no room in that.
+    return torch.empty_like(torch.empty_strided(here.shape, here.stride(), device="meta")).stride()
+
+
 def with_strides(tensor: torch.Tensor, strides: Sequence[int] | None) -> torch.Tensor:
-    """A tensor with strides of :func:`fields_in`; the same one where these are of another shape, or none."""
-    if strides is None or not _are_dense(tensor.shape, strides):
+    """A tensor with other strides; the same one where these are of another shape, or none."""
+    if strides is None or tensor.layout != torch.strided or tensor.stride() == tuple(strides):
         return tensor
-    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    if not _are_dense(tensor.shape, strides):
+        return tensor
+    empty = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return empty.copy_(tensor.detach())
 
 
 def _are_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -119,7 +172,7 @@ def _are_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
-    """See that all state in an optimizer's ``state_dict()`` is of its parameters.
+    """See that all state in an optimizer's ``state_dict()`` is of its parameters, its tensors by names.
 
     Raises:
         UnsupportedError: names the optimizer and the key of other state.
@@ -131,6 +184,15 @@ def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> Non
             "of its parameters: it could not be loaded again. Keep it in the state of a parameter, or in a "
             "group of parameters (optimizer.param_groups)."
         )
+    tensors = ((number, *item) for number, fields in saved["state"].items() for item in fields.items())
+    for number, key, value in tensors:
+        # DCP makes text of each key. A load would leave it beside the optimizer's own, which begins anew.
+        if isinstance(value, torch.Tensor) and not isinstance(key, str):
+            raise UnsupportedError(
+                f"Session(state): {name} ({type(optimizer).__name__}) keeps a tensor for parameter {number} "
+                f"under {key!r}, and names in a checkpoint are text: the optimizer would not find it after a "
+                f"load. Keep it under {str(key)!r}."
+            )
 
 
 def shown_value(path: Sequence[Any]) -> str:

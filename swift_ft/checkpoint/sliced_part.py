@@ -19,7 +19,7 @@ import torch
 from swift_ft.checkpoint.layered_part import StateReader, file_by_layer, kinds_of
 from swift_ft.checkpoint.layered_state import LayeredState, merged_values
 from swift_ft.checkpoint.model_loading import does_not_fit
-from swift_ft.checkpoint.saved_form import place_of
+from swift_ft.checkpoint.saved_form import FORM, place_of
 from swift_ft.checkpoint.stages import StagesHere, check_names, parts_for
 from swift_ft.checkpoint.stale_gradients import Place, StaleGradients, as_saved, from_saved
 from swift_ft.checkpoint.state_digest import STORED_AS
@@ -263,7 +263,9 @@ def _optimizer_tensors(
     parts: Mapping[int, SlicedPart], state: TrainingState, keys: Mapping[str, Sequence[str]]
 ) -> Iterator[tuple[StatePath, int, torch.Tensor]]:
     """All tensors that optimizers keep for parameters that are here: path, number and parameter."""
-    paths = sorted({path for part in parts.values() for path in part.kinds if path[0] == "optimizers"})
+    # In the order in which they were saved, so that each parameter's fields have theirs.
+    found = (path for part in parts.values() for path in part.kinds if path[0] == "optimizers")
+    paths = [*dict.fromkeys(found)]
     numbers = {name: {key: number for number, key in enumerate(known)} for name, known in keys.items()}
     for path in paths:
         if (number := numbers[path[1]].get(path[3])) is not None:
@@ -293,15 +295,16 @@ def _plain_of(
             f"{len(here['param_groups'])} here, of other parameters: make as many groups on each stage",
             key=name,
         )
-    values: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {key: {} for key in ("state", *FORM)}
     for part in parts.values():
         theirs = part.plain["optimizers"][name]
         of_them = _keys_of(theirs)
-        for index, value in theirs["state"].items():
-            values.setdefault(of_them[int(index)], value)
+        for kind, values in found.items():
+            for index, value in theirs.get(kind, {}).items():
+                values.setdefault(of_them[int(index)], value)
     groups = zip(saved["param_groups"], here["param_groups"], strict=True)
     return {
-        "state": {str(number): values[key] for number, key in enumerate(keys) if key in values},
+        **{kind: _by_number(values, keys) for kind, values in found.items()},
         "param_groups": [{**options, "params": group["params"]} for options, group in groups],
         "names": here["names"],
     }

@@ -86,8 +86,11 @@ class StatePayload:
 
 
 def interned(path: Iterable[str]) -> StatePath:
-    """A path that was read, of the objects that an optimizer's own keys are: see `restored_values.py`."""
-    return tuple(map(sys.intern, path))
+    """A path that was read, of the objects that an optimizer's own keys are: see `restored_values.py`.
+
+    An optimizer's keys may be numbers, which stay as they are.
+    """
+    return tuple(sys.intern(key) if type(key) is str else key for key in path)
 
 
 def kinds_in(header: bytes) -> dict[StatePath, TensorKind]:

@@ -24,12 +24,12 @@ from swift_ft.checkpoint.saved_form import (
     descriptions_in,
     extra_of,
     fields_in,
+    laid_out,
     localized,
     place_of,
     shown_value,
     split_tensors,
     tensors_of,
-    with_strides,
 )
 from swift_ft.checkpoint.stages import StagesHere
 from swift_ft.checkpoint.stale_gradients import as_saved, forms_of, from_saved, put_forms
@@ -260,12 +260,13 @@ class TrainingState:
             check_keys(name, optimizer, saved)
             tensors, values = split_tensors(saved["state"])
             optimizers[name] = {"state": tensors}
-            known_as = [names.get(parameter) for parameter in parameters_of(optimizer)]
+            parameters = parameters_of(optimizer)
+            known_as = [names.get(parameter) for parameter in parameters]
             plain[name] = {
                 "state": values,
                 "param_groups": saved["param_groups"],
                 "names": known_as,
-                **fields_in(saved["state"]),
+                **fields_in(saved["state"], parameters),
             }
         whole = {name: model_state(module) for name, module in self.modules.items()}
         models = {name: tensors_of(values) for name, values in whole.items()}
@@ -373,8 +374,9 @@ class TrainingState:
             for index, fields in loaded["optimizers"][name]["state"].items():
                 for field, values in fields.items():
                     part = described.get(index, {}).get(field)
-                    own = with_strides(values, strides.get(index, {}).get(field))
-                    value = own if part is None else rebuilt(own, part, owners[int(index)])
+                    owner = owners[int(index)]
+                    own = laid_out(values, owner, strides.get(index, {}).get(field))
+                    value = own if part is None else rebuilt(own, part, owner)
                     state.setdefault(int(index), {})[field] = value
             for index, order in plain["optimizers"][name].get("order", {}).items():
                 held = state[int(index)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from swift_ft.checkpoint.saved_form import laid_out, own_strides
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.torch_core.shards import describe, local, note_changed, rebuilt
@@ -35,6 +36,7 @@ def parameters_payload(own: TrainingState, indices: Sequence[int]) -> StatePaylo
             "values": {k: v for k, v in state.items() if k not in fields},
             "host": [k for k, v in fields.items() if local(v).device.type == "cpu"],
             "shards": {k: part for k, v in fields.items() if (part := describe(v))},
+            "strides": own_strides(fields, parameter),
         }
     return StatePayload(tensors, own.pack(plain))
 
@@ -54,9 +56,10 @@ def put_parameters(own: TrainingState, indices: Sequence[int], payload: StatePay
             continue
         optimizer, parameter = indexed[int(index_text)]
         described = plain[int(index_text)]
+        values = laid_out(tensor, parameter, described["strides"].get(field[0]))
         if part := described["shards"].get(field[0]):
-            value = rebuilt(tensor, part, parameter)
+            value = rebuilt(values, part, parameter)
         else:
             on_host = field[0] in described["host"]  # step counters, as a rule
-            value = tensor if on_host else tensor.to(parameter.device)
+            value = values if on_host else values.to(parameter.device)
         optimizer.state[parameter][field[0]] = value

@@ -20,7 +20,7 @@ from swift_ft.checkpoint.memory_copy import load_block, write_block
 from swift_ft.checkpoint.optimizer_groups import load_optimizer
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.errors import RecoveryError
+from swift_ft.errors import RecoveryError, UnsupportedError
 from swift_ft.optim import wrap_optimizer
 from swift_ft.storage.store import Store
 from swift_ft.torch_core.tensors import same_values
@@ -191,3 +191,58 @@ def test_options_and_state_stay_the_same_objects() -> None:
     assert worker.optimizer.param_groups[0] is group
     assert worker.optimizer.state is state
     assert same_values(group["lr"], 0.1)
+
+
+class Shell(Optimizer):
+    """Wraps an optimizer, and never calls torch's constructor, so that it has no defaults."""
+
+    def __init__(self, inner: Optimizer) -> None:
+        self.inner, self.state, self.param_groups = inner, inner.state, inner.param_groups
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+        self.state, self.param_groups = self.inner.state, self.inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inner.zero_grad(set_to_none)
+
+
+@pytest.mark.parametrize("way", [by_memory, by_store])
+def test_a_wrapper_without_defaults(way: Callable[[Worker, Worker, Path], None], tmp_path: Path) -> None:
+    worker, into = (Worker(lambda model: Shell(torch.optim.Adam(model.parameters()))) for _ in range(2))
+    worker.train(2)
+    before = worker.values()
+    way(worker, into, tmp_path)
+    assert_same(into.values(), before)
+    into.train(1)
+
+
+class Numbered(Own):
+    """Keeps a tensor, and a number, under numbers."""
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        for fields in self.state.values():
+            fields[0], fields[1] = fields["average"].clone(), 7
+
+
+def test_a_tensor_under_a_number_is_refused() -> None:
+    """A checkpoint has text in its place, under which the optimizer would not find it."""
+    worker = Worker(lambda model: Numbered(model.parameters()))
+    worker.state.check_optimizers()  # no state yet
+    worker.train(1)
+    expected = r"optimizer \(Numbered\) keeps a tensor for parameter 0 under 0, .* Keep it under '0'\."
+    for check in (worker.state.check_optimizers, worker.state.to_save):
+        with pytest.raises(UnsupportedError, match=expected):
+            check()
+    for fields in worker.optimizer.state.values():
+        fields["0"] = fields.pop(0)
+    into = Worker(own)
+    load_block(into.state, write_block(worker.state, None))  # a number that is under one stays there
+    assert_same(into.values(), worker.values())

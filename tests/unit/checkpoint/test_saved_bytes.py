@@ -55,7 +55,7 @@ class Job:
             {"params": [*part.parameters()], "lr": rate}
             for part, rate in zip(self.model, (0.1, 0.2), strict=True)
         ]
-        self.optimizer = OPTIMIZERS[kind](groups)
+        self.optimizer, self.more = OPTIMIZERS[kind](groups), nn.Module()
         self.scheduler = ReduceLROnPlateau(self.optimizer)
         parts = {"model": self.model, "optimizer": self.optimizer, "scheduler": self.scheduler}
         self.state = TrainingState(parts)
@@ -93,6 +93,21 @@ def test_of_a_state(kind: str, steps: int) -> None:
     for job in (source, other):
         job.step()
     assert other.saves() == source.saves()
+
+
+def test_a_group_that_was_added_later() -> None:
+    """Its options are in the order in which it was given them, and those of the defaults the same objects."""
+    source, other = Job("Adam"), Job("Adam")
+    for job in (source, other):
+        job.more = nn.Linear(2, 2)
+        job.state = TrainingState({"model": job.model, "optimizer": job.optimizer, "more": job.more})
+        job.step()
+    group = {"eps": 1e-7, "params": [*source.more.parameters()], "betas": source.optimizer.defaults["betas"]}
+    source.optimizer.add_param_group({**group, "lr": 0.3})
+    load_block(other.state, write_block(source.state, None))
+    for found, expected in zip(other.optimizer.param_groups, source.optimizer.param_groups, strict=True):
+        assert [key for key in found if key != "params"] == [key for key in expected if key != "params"]
+    assert saved(other.optimizer.state_dict()) == saved(source.optimizer.state_dict())
 
 
 def arrived(value: Any) -> Any:

@@ -40,6 +40,12 @@ def test_a_header_says_what_follows() -> None:
     assert [kind.nbytes for kind in payload.kinds.values()] == [24, 6, 4]
 
 
+def test_a_key_that_is_a_number() -> None:
+    """As an optimizer may have them, of which some parameters are sent."""
+    payload = StatePayload({("state", "0", 1): torch.zeros(2)})  # type: ignore[dict-item]
+    assert kinds_in(payload.header) == payload.kinds
+
+
 def test_a_header_is_the_one_of_before() -> None:
     """The bytes on the wire do not change."""
     payload = StatePayload({("a", "b"): torch.zeros(2, 0, dtype=torch.int64)}, b"123")
