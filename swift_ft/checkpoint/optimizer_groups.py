@@ -211,6 +211,10 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         state_dict: what ``state_dict()`` returned.
     """
     groups, inside, state = optimizer.param_groups, [*optimizer.param_groups], optimizer.state
+    # The optimizer itself, and those that it may stand for: a load may change either, or both.
+    holders = [optimizer, *(one for one in vars(optimizer).values() if isinstance(one, Optimizer))]
+    of_groups = [one for one in holders if one.param_groups is groups]
+    of_state = [one for one in holders if one.state is state]
     rates = [{k: v for k, v in group.items() if isinstance(v, torch.Tensor)} for group in inside]
     defaults = {*(_defaults(optimizer) or {})}
     if loads_as_torch(optimizer):
@@ -218,21 +222,22 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
         give_back(optimizer, state_dict)
     else:
         optimizer.load_state_dict(state_dict)
-    for group, own, values in zip(inside, rates, optimizer.param_groups, strict=True):
+    loaded_groups = next((one.param_groups for one in of_groups if one.param_groups is not groups), groups)
+    loaded_state = next((one.state for one in of_state if one.state is not state), state)
+    for group, own, values in zip(inside, rates, loaded_groups, strict=True):
         _set_values(group, values)
         _keep_tensors(group, own)
     if (now := _defaults(optimizer)) is not None:
         for key in now.keys() - defaults:  # torch adds one to those of older classes
             del now[key]
-    loaded_groups, loaded_state = optimizer.param_groups, optimizer.state
     groups[:] = inside
     if loaded_state is not state:
         state.clear()
         state.update(loaded_state)
-    for holder in (optimizer, *(value for value in vars(optimizer).values() if isinstance(value, Optimizer))):
-        if holder.param_groups is loaded_groups:  # the optimizer itself, and one that it stands for
+    for holder in holders:
+        if holder in of_groups or holder.param_groups is loaded_groups:
             holder.param_groups = groups
-        if holder.state is loaded_state:
+        if holder in of_state or holder.state is loaded_state:
             holder.state = state
 
 
@@ -241,7 +246,7 @@ def _set_values(group: dict[str, Any], values: Mapping[str, Any]) -> None:
 
     A tuple or a text that is as before stays the same one, which other groups and the defaults have as well.
     """
-    before, keys = dict(group), [*group, *values]
+    before, values, keys = dict(group), dict(values), [*group, *values]  # a load may keep the group
     group.clear()
     for key in keys:
         if key in values:

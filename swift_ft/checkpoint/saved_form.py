@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from swift_ft.checkpoint.state_payload import tensors_in
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_core.model_state import is_extra, plain_name
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.shards import describe, local
 
 FORM = ("order", "strides")
@@ -175,9 +176,16 @@ def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> Non
     """See that all state in an optimizer's ``state_dict()`` is of its parameters, its tensors by names.
 
     Raises:
-        UnsupportedError: names the optimizer and the key of other state.
+        UnsupportedError: names the optimizer and the key of other state, or of a parameter.
     """
     numbers = {number for group in saved["param_groups"] for number in group["params"]}
+    places = range(len(parameters_of(optimizer)))
+    if (name_of := next((one for one in numbers if one not in places), None)) is not None:
+        raise UnsupportedError(
+            f"Session(state): state_dict() of {name} ({type(optimizer).__name__}) knows a parameter as "
+            f"{name_of!r}, and not by its place among all: it could not be loaded again. Number them from 0 "
+            "in the order of the groups, as torch.optim does."
+        )
     if (other := next((key for key in saved["state"] if key not in numbers), None)) is not None:
         raise UnsupportedError(
             f"Session(state): {name} ({type(optimizer).__name__}) keeps state under {other!r}, which is none "

@@ -84,6 +84,15 @@ def is_deserted(state: State) -> bool:
     return {membership.identity_of(machine) for machine in lost} <= left_out
 
 
+def deserted_in_words(state: State) -> str:
+    """Such a run ends: why, and what would go on with its training."""
+    names = ", ".join(sorted(machines_left_out(state)))
+    return (
+        f"no machine of this run is left: too often lost by their own fault were {names} "
+        "(--max-machine-failures). Repair them, and go on in a new run with --resume"
+    )
+
+
 def nodes_left_out(state: State) -> tuple[str, ...]:
     """The names of the nodes whose machines are left out, as far as they have said one."""
     left_out, bearers = machines_left_out(state), state.membership.bearers

@@ -46,7 +46,7 @@ from swift_ft.network import Port
 from swift_ft.observe.spans import recorder
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
-from swift_ft.recovery.exclusion import is_deserted
+from swift_ft.recovery.exclusion import deserted_in_words, is_deserted
 from swift_ft.recovery.job_state import Phase, State, Verdict
 from swift_ft.recovery.orders import AgentTodo, agent_order
 from swift_ft.torch_adapters.elastic_agent import ElasticAgent, MachineLogs
@@ -233,9 +233,9 @@ class MachineAgent(ElasticAgent):
         self.verdict = Verdict(False, left, 128 + number)
         return self._result(ok=False)
 
-    def _close_deserted(self, why: str) -> RunResult | None:
+    def _close_deserted(self, state: State) -> RunResult | None:
         """Close a run that has no machine any more, so that the next launchers begin another one."""
-        reason = f"no machine of this run is left: {why}"
+        reason = deserted_in_words(state)
         ending = ev.JobClosed(reason=reason, exit_code=EXIT_KEPT_OUT, cause=Cause.MACHINE)
         self._membership.follower.append(ending)
         return self._obey()
@@ -341,7 +341,7 @@ class MachineAgent(ElasticAgent):
                 self._stop()
                 if not is_deserted(state):
                     raise KeptOutError(order.reason)
-                return self._close_deserted(order.reason)
+                return self._close_deserted(state)
             case AgentTodo.LEAVE:
                 return self._leave()
             case AgentTodo.RETIRE:

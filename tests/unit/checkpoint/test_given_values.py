@@ -213,14 +213,67 @@ class Shell(Optimizer):
         self.inner.zero_grad(set_to_none)
 
 
+class Unlinked(Shell):
+    """Its load gives new groups, and new state, to the wrapped optimizer alone."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.inner.load_state_dict(state_dict)
+
+
+class InPlace(torch.optim.Adam):
+    """Its load changes the groups that it has."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        groups = self.param_groups
+        super().load_state_dict(state_dict)
+        for group, loaded in zip(groups, self.param_groups, strict=True):
+            group.update(loaded)
+        self.param_groups = groups
+
+
 @pytest.mark.parametrize("way", [by_memory, by_store])
-def test_a_wrapper_without_defaults(way: Callable[[Worker, Worker, Path], None], tmp_path: Path) -> None:
-    worker, into = (Worker(lambda model: Shell(torch.optim.Adam(model.parameters()))) for _ in range(2))
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: Shell(torch.optim.Adam(model.parameters())),
+        lambda model: Unlinked(torch.optim.Adam(model.parameters())),
+        lambda model: InPlace(model.parameters()),
+    ],
+    ids=["no defaults", "unlinked", "in place"],
+)
+def test_an_optimizer_with_a_load_of_its_own(
+    make: Callable[[Any], Optimizer], way: Callable[[Worker, Worker, Path], None], tmp_path: Path
+) -> None:
+    worker, into = Worker(make), Worker(make)
     worker.train(2)
     before = worker.values()
     way(worker, into, tmp_path)
     assert_same(into.values(), before)
+    assert [len(group["params"]) for group in into.optimizer.param_groups] == [2]
+    inner = getattr(into.optimizer, "inner", into.optimizer)
+    assert inner.state is into.optimizer.state
+    assert inner.param_groups is into.optimizer.param_groups
     into.train(1)
+    undisturbed = Worker(make)
+    undisturbed.train(2)
+    undisturbed.train(1)
+    assert_same(into.values(), undisturbed.values())
+
+
+class Named(torch.optim.SGD):
+    """Knows its parameters by names, as some libraries' do."""
+
+    def state_dict(self) -> dict[str, Any]:
+        saved = super().state_dict()
+        groups = [{**one, "params": [f"p{n}" for n in one["params"]]} for one in saved["param_groups"]]
+        return {"state": {f"p{n}": value for n, value in saved["state"].items()}, "param_groups": groups}
+
+
+def test_parameters_by_names_are_refused() -> None:
+    worker = Worker(lambda model: Named(model.parameters(), lr=0.1, momentum=0.9))
+    for check in (worker.state.check_optimizers, worker.state.to_save):
+        with pytest.raises(UnsupportedError, match=r"\(Named\) knows a parameter as 'p0', and not"):
+            check()
 
 
 class Numbered(Own):
