@@ -24,9 +24,8 @@ HISTORY = ROOT / "benchmarks" / "HISTORY.md"
 _INTRO = """\
 # Results
 
-Of each subject the newest run, of the code of its day. [HISTORY.md](HISTORY.md) has all runs with all
-figures, and says how they were measured. Each run is a file in [results/](results/README.md), from which
-`make docs` writes this page.
+Of each subject the newest run, of the code of its day. [HISTORY.md](HISTORY.md) has all runs, and says how
+they were measured. `make docs` writes this page from the files in [results/](results/README.md).
 
 - With several repetitions a figure is their median, and the range is in parentheses. **A figure of one
   repetition is no median of anything**: a difference of a few percent says nothing then.
