@@ -194,10 +194,10 @@ class OwnVariables:
             carried.of_own = _only(carried.unpacked(base64.b64decode(own_note.values)), carried.own)
         given = frozenset((path, name) for path, values in carried.of_own.items() for name in values)
         if own_at is None:
-            behind = carried.own - given if own_note.iteration == iteration else carried.own
-            if last:  # what is not in the note was as at the start: so it is here
-                behind = frozenset(place for place in behind if key_of(place) in own_note.digests)
-            carried.behind = behind
+            carried.behind = carried.own
+            if own_note.iteration == iteration:  # what is not in the note was as at the start: so it is here
+                missed = (place for place in carried.own - given if key_of(place) in own_note.digests)
+                carried.behind = frozenset(missed)
         elif own_at != iteration:
             carried.behind = carried.own
         self._say_what_is_own(own_note, given)
