@@ -178,7 +178,7 @@ def check_keys(name: str, optimizer: Optimizer, saved: Mapping[str, Any]) -> Non
     Raises:
         UnsupportedError: names the optimizer and the key of other state, or of a parameter.
     """
-    numbers = {number for group in saved["param_groups"] for number in group["params"]}
+    numbers = dict.fromkeys(number for group in saved["param_groups"] for number in group["params"])
     places = range(len(parameters_of(optimizer)))
     if (name_of := next((one for one in numbers if one not in places), None)) is not None:
         raise UnsupportedError(
