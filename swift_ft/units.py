@@ -146,6 +146,11 @@ def some(
     return f"{', '.join(shown)} and {last}"
 
 
+def shortened(names: Sequence[str], most: int = 5) -> str:
+    """``a, b``; of many only the first: ``a, b, ...``."""
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+
+
 def spans_of(numbers: Iterable[int]) -> list[tuple[int, int]]:
     """The first and the last of each stretch of numbers that follow each other, ascending."""
     spans: list[tuple[int, int]] = []

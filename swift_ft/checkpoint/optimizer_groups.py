@@ -186,7 +186,7 @@ def fit_groups(
 
 def _new_group(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """A group without parameters: its options in their order, those of the defaults the same objects."""
-    defaults, (options,) = _defaults(optimizer) or {}, options_of([saved])
+    defaults, (options,) = _defaults(optimizer), options_of([saved])
     return {
         "params": [],
         **{key: defaults[key] if _has(defaults, key, value) else value for key, value in options.items()},
@@ -197,10 +197,10 @@ def _has(values: Mapping[str, Any], key: str, value: Any) -> bool:
     return key in values and same_values(values[key], value)
 
 
-def _defaults(optimizer: Optimizer) -> dict[str, Any] | None:
-    """The options of groups that say nothing of them; None for a wrapper that calls no constructor."""
+def _defaults(optimizer: Optimizer) -> dict[str, Any]:
+    """The options of groups that say nothing of them; none of a wrapper that calls no constructor."""
     defaults = getattr(optimizer, "defaults", None)
-    return defaults if isinstance(defaults, dict) else None
+    return defaults if isinstance(defaults, dict) else {}
 
 
 def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     of_groups = [one for one in holders if one.param_groups is groups]
     of_state = [one for one in holders if one.state is state]
     rates = [{k: v for k, v in group.items() if isinstance(v, torch.Tensor)} for group in inside]
-    defaults = {*(_defaults(optimizer) or {})}
+    defaults = {*_defaults(optimizer)}
     if loads_as_torch(optimizer):
         optimizer.load_state_dict({**state_dict, "state": to_torch(state_dict["state"])})
         give_back(optimizer, state_dict)
@@ -227,9 +227,9 @@ def load_optimizer(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     for group, own, values in zip(inside, rates, loaded_groups, strict=True):
         _set_values(group, values)
         _keep_tensors(group, own)
-    if (now := _defaults(optimizer)) is not None:
-        for key in now.keys() - defaults:  # torch adds one to those of older classes
-            del now[key]
+    now = _defaults(optimizer)
+    for key in now.keys() - defaults:  # torch adds one to those of older classes
+        del now[key]
     groups[:] = inside
     if loaded_state is not state:
         state.clear()

@@ -116,11 +116,8 @@ def own_strides(fields: Mapping[str, Any], parameter: torch.Tensor) -> dict[str,
     for name, value in fields.items():
         if not isinstance(value, torch.Tensor) or (here := local(value)).layout != torch.strided:
             continue
-        if beside is not None and here.shape == local(parameter).shape:
-            is_own = here.stride() != beside
-        else:
-            is_own = not here.is_contiguous()
-        if is_own:
+        alike = beside is not None and here.shape == local(parameter).shape
+        if here.stride() != beside if alike else not here.is_contiguous():
             found[name] = [*here.stride()]
     return found
 
@@ -135,10 +132,9 @@ def laid_out(
         parameter: a tensor of its shape gets its strides, as ``torch.zeros_like()`` gives them.
         strides: its own ones, of :func:`own_strides`. Those of another shape are not taken.
     """
-    if strides is not None and _are_dense(tensor.shape, strides):
-        return with_strides(tensor, strides)
-    same_shape = tensor.shape == local(parameter).shape
-    return with_strides(tensor, _strides_beside(parameter) if same_shape else None)
+    if strides is None or not _are_dense(tensor.shape, strides):
+        strides = _strides_beside(parameter) if tensor.shape == local(parameter).shape else None
+    return with_strides(tensor, strides)
 
 
 def _strides_beside(parameter: torch.Tensor) -> tuple[int, ...] | None:

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from swift_ft.data.forked_variables import ForkedVariables, in_line
+from swift_ft.data.forked_variables import ForkedVariables
 from swift_ft.determinism import host_random_state, seed_host, set_host_random_state
+from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class BatchSource:
             _logger.warning(
                 "%s changed after the processes began that load batches: they begin again with it, which "
                 "takes time at each such change. Keep out of the data set what no sample depends on",
-                in_line(names),
+                shortened(names),
                 extra={"event": "loading_begins_again", "variables": names},
             )
 

@@ -19,7 +19,6 @@ from swift_ft.checkpoint.step.reach import MISSING, Namespace
 from swift_ft.data.script_variables import contents_of, objects_from
 from swift_ft.program.own_code import is_own_class
 
-_NAMED = 5
 _MOST_OBJECTS = 1000
 """That are looked into: more are samples, as a rule."""
 _OBJECTS_KEPT, _ELEMENTS_KEPT, _LETTERS_KEPT = 32, 16, 256
@@ -153,11 +152,6 @@ def _namespaces_of(roots: Iterable[Any]) -> Iterator[Namespace]:
 def _kind_of(one: Namespace) -> str:
     kind = one.owner if isinstance(one.owner, type) else type(one.owner)
     return kind.__name__
-
-
-def in_line(names: list[str]) -> str:
-    """Some of these names, for a line."""
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
 class _Room:

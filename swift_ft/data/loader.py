@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.data.batch_source import random_numbers_of, samplers_of, set_epoch
-from swift_ft.data.forked_variables import EpochValues, ForkedVariables, in_line
+from swift_ft.data.forked_variables import EpochValues, ForkedVariables
 from swift_ft.data.loader_position import LoaderPosition
 from swift_ft.determinism import derive_seed
 from swift_ft.errors import UsageError
 from swift_ft.torch_core.tensors import tensors_in, version_of
+from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ class LoaderBatches:
             "%s changed in the middle of an epoch: the loader's processes get it with the next epoch, and "
             "those of a replacement at once, whose batches would be others for the rest of the epoch. Change "
             "it before an epoch's first batch, or leave out num_workers",
-            in_line(names),
+            shortened(names),
             extra={"event": "changed_within_epoch", "variables": names},
         )
 

@@ -32,7 +32,7 @@ from swift_ft.launch.detection.abandoned_runs import closer_of_abandoned_runs
 from swift_ft.launch.machine import run_machine
 from swift_ft.launch.processes.preload import preload
 from swift_ft.launch.rendezvous.store_service import StoreService, say_restarted
-from swift_ft.launch.schedulers.own_job import cause_of_stop
+from swift_ft.launch.schedulers.own_job import end_by_signal
 from swift_ft.launch.settings import MachineJob
 from swift_ft.launch.signals import (
     FOR_WORKERS,
@@ -40,9 +40,7 @@ from swift_ft.launch.signals import (
     ignore_stop_signals,
     raise_stop_signals,
     stop_signals,
-    stopped_by,
 )
-from swift_ft.recovery import events as ev
 from swift_ft.recovery.job_state import State, Verdict
 
 _logger = logging.getLogger(__name__)
@@ -276,12 +274,7 @@ class Cluster:
 
     def _close(self, number: int) -> None:
         with contextlib.suppress(SwiftError, SignalException):  # a second signal: at once
-            cause, evidence = cause_of_stop(number)
-            self._journal().append(
-                ev.JobClosed(
-                    reason=stopped_by(number), exit_code=128 + number, cause=cause, evidence=evidence
-                )
-            )
+            self._journal().append(end_by_signal(number))
             self._wait_for_the_rest()
 
     def _kill_agents(self) -> None:

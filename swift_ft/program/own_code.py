@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+_PACKAGE = __name__.partition(".")[0]
 _RUNTIME = f"{Path(__file__).parents[1]}/"
 _NOT_PROGRAMS = (_RUNTIME, f"{Path(torch.__file__).parent}/")
 _LIBRARIES = _NOT_PROGRAMS + tuple(
@@ -38,6 +39,11 @@ def is_own_file(filename: str) -> bool:
 def is_of_runtime(filename: str) -> bool:
     """Whether a source file is of this package."""
     return filename.startswith(_RUNTIME)
+
+
+def is_class_of_runtime(kind: type) -> bool:
+    """Whether a class is one of this package's."""
+    return kind.__module__.partition(".")[0] == _PACKAGE
 
 
 def is_of_program(filename: str) -> bool:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from swift_ft.optim import UndoableOptimizer, wrap_optimizer
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.tensors import same_values
 from swift_ft.undo import copies
 from swift_ft.undo.registry import rule_for
@@ -110,8 +111,8 @@ class UndoRuleConformanceTests:
     def test_parameters_can_be_updated_and_undone_one_by_one(self, make: Make) -> None:
         """As a wait-free update does, and a loss in the middle of it."""
         straight, single = (wrap_optimizer(make(_params(torch.float32)), exact=True) for _ in range(2))
-        set_grads(params_of(single), 1)
-        first, *others = params_of(single)
+        set_grads(parameters_of(single), 1)
+        first, *others = parameters_of(single)
         before = picture(single)
         single.update([first])
         single.undo()
@@ -138,8 +139,8 @@ class UndoRuleConformanceTests:
         optimizer = wrap_optimizer(make(_params(torch.float32)), exact=True)
         _step(optimizer, 0, 1.0)
         before = picture(optimizer)
-        set_grads(params_of(optimizer), 2)
-        grad = params_of(optimizer)[0].grad
+        set_grads(parameters_of(optimizer), 2)
+        grad = parameters_of(optimizer)[0].grad
         assert grad is not None
         grad[0], grad[1] = float("nan"), float("inf")
         optimizer.step()
@@ -152,7 +153,7 @@ def _params(dtype: torch.dtype) -> list[Tensor]:
 
 
 def _step(optimizer: Optimizer | UndoableOptimizer, seed: int, scale: float) -> None:
-    set_grads(params_of(optimizer), 1 + seed, scale)
+    set_grads(parameters_of(optimizer), 1 + seed, scale)
     optimizer.step()
 
 
@@ -171,15 +172,10 @@ def _ulps(found: Any, before: Any, after: Any) -> float:
     return float((found.double() - before.double()).abs().max()) / last_place
 
 
-def params_of(optimizer: Optimizer) -> list[Tensor]:
-    """All parameters, in the order of their groups."""
-    return [param for group in optimizer.param_groups for param in group["params"]]
-
-
 def picture(optimizer: Optimizer) -> Picture:
     """Copies of parameters, state and hyper-parameters, as flat names to values."""
     found: Picture = {}
-    for index, param in enumerate(params_of(optimizer)):
+    for index, param in enumerate(parameters_of(optimizer)):
         found[f"{index}.param"] = param.detach().clone()
         found[f"{index}.has_state"] = param in optimizer.state
         for key, value in optimizer.state.get(param, {}).items():

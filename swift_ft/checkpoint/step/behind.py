@@ -22,11 +22,10 @@ import torch
 
 from swift_ft.program.loop_frame import FUNCTIONS
 from swift_ft.program.read_later import read_later
+from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
 
-_NAMED = 5
-"""Variables that a line names."""
 _NUMBERS = (int, float, complex, np.number, np.ndarray, torch.Tensor)
 _OF_SCRIPT = ""
 """The path of the variables of the script itself, which are those of a loop that is in no function."""
@@ -70,11 +69,7 @@ def say_what_is_behind(
             "steps go on with %s, and this worker has it of an earlier iteration than %s: a sum or a mean of "
             "it, if there is one, is wrong in this worker until it begins anew. Add up what is equal on all "
             "replicas, as dist.all_reduce() makes a loss: that is handed over as it was",
-            _in_words(found),
-            _in_words(beside) or "step.index",
+            shortened(found),
+            shortened(beside) or "step.index",
             extra={"event": "variables_behind", "variables": found},
         )
-
-
-def _in_words(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")

@@ -28,6 +28,7 @@ from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, loop_frames, set_variables
+from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
 
@@ -38,9 +39,6 @@ _OF_EPOCH = "swift_ft.of_epoch"
 """Around a value that the script has set at the top of this epoch: only who lacks it is given it, .."""
 _ALIKE = "swift_ft.alike"
 """.. unless it is the same on all replicas."""
-
-_NAMED = 5
-"""Variables that a line names."""
 
 Place = tuple[str, str]
 """A path, and the name of a variable there. Variables of the functions that run the loop have their names."""
@@ -143,7 +141,7 @@ class CarriedVariables:
             _logger.warning(
                 "the lines at the top of the epoch have set %s to other values than where this state comes "
                 "from: right if each worker has its own, wrong if they are made of weights or of the time",
-                ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else ""),
+                shortened(names),
                 extra={"event": "variables_of_epoch_unlike", "variables": names},
             )
 

@@ -37,7 +37,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from swift_ft.program.own_code import is_of_runtime, is_own_class, is_own_module
+from swift_ft.program.own_code import is_class_of_runtime, is_of_runtime, is_own_class, is_own_module
 
 _FIXED: tuple[type, ...] = (
     *(bool, int, float, complex, str, bytes, type(None), range, slice, frozenset),
@@ -55,7 +55,6 @@ GENERATORS = (
     *(np.random.BitGenerator, np.random.SeedSequence),
 )
 """Generators of random numbers that a script may have of its own, and what makes seeds of further ones."""
-_PACKAGE = __name__.partition(".")[0]
 _SPAWNED = "swift_ft.spawned"
 """The key of what a generator of NumPy's has spawned, in its state."""
 MOST_OF_GRAPH_BYTES = 2**20
@@ -95,7 +94,7 @@ def is_of_session(value: Any) -> bool:
     if isinstance(value, GeneratorType):
         return is_of_runtime(value.gi_code.co_filename)
     kind = type(value)
-    if kind in FIXED_EXACTLY or kind.__module__.partition(".")[0] != _PACKAGE:
+    if kind in FIXED_EXACTLY or not is_class_of_runtime(kind):
         return False
     return not isinstance(value, (nn.Module, Optimizer, *_VALUES))
 

@@ -19,6 +19,7 @@ from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.program.loop_frame import loop_frames
 from swift_ft.program.own_code import is_own_class
 from swift_ft.program.read_later import read_later
+from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
 
@@ -31,8 +32,6 @@ _OF_A_STEP = (
     "torch.utils",
 )
 """Beginnings of names of modules whose objects serve one step only: handles, events, places."""
-_NAMED = 5
-"""That a line names."""
 
 
 class LibraryObjects:
@@ -58,7 +57,7 @@ class LibraryObjects:
                 "%s: another object of a library than in the step before. A repeated step finds the newer "
                 "one, and a replacement one of its own script: if a later step reads it, keep what it is "
                 "made of in its place, as numbers or tensors",
-                ", ".join(new[:_NAMED]) + (", ..." if len(new) > _NAMED else ""),
+                shortened(new),
                 extra={"event": "library_objects_change", "variables": new},
             )
 

@@ -19,7 +19,7 @@ from swift_ft.testing.chaos.launchers import StoppedError
 from swift_ft.testing.chaos.run_folder import FOLDER
 from swift_ft.testing.chaos.shrinking import fails_alike, shrunk
 from swift_ft.testing.chaos.trial import Outcome, Trial
-from swift_ft.units import counted, format_seconds
+from swift_ft.units import counted, format_seconds, shortened
 
 _WIDTH = max(len(outcome) for outcome in Outcome)
 _SHOWN = 5
@@ -115,7 +115,7 @@ class Report:
         if not likeness.differ:
             self._say(f"{'torchrun':{_WIDTH}}  {number}, all equal to the bit")
             return True
-        shown = ", ".join(likeness.differ[:3]) + ", ..." * (len(likeness.differ) > 3)
+        shown = shortened(likeness.differ, 3)
         self._say(f"{'torchrun':{_WIDTH}}  {len(likeness.differ)} of {number} DIFFER: {shown}")
         return False
 

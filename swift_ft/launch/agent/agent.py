@@ -40,7 +40,7 @@ from swift_ft.launch.health.gate import UnhealthyMachineError, facts_of, pass_ga
 from swift_ft.launch.processes.context import StandbyContext, output_prefixes, worker_jobs
 from swift_ft.launch.processes.standby import Standby
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
-from swift_ft.launch.schedulers.own_job import cause_of_stop
+from swift_ft.launch.schedulers.own_job import end_by_signal
 from swift_ft.launch.settings import AgentSettings
 from swift_ft.network import Port
 from swift_ft.observe.spans import recorder
@@ -205,9 +205,8 @@ class MachineAgent(ElasticAgent):
     def _hand_over(self, number: signal.Signals) -> RunResult:
         """A signal stops this launcher: Ctrl-C ends the run, and all others take this machine out of it."""
         signals.ignore_stop_signals()
-        membership, reason = self._membership, signals.stopped_by(number)
-        cause, evidence = cause_of_stop(number)
-        ending = ev.JobClosed(reason=reason, exit_code=128 + number, cause=cause, evidence=evidence)
+        membership, ending = self._membership, end_by_signal(number)
+        reason = ending.reason
         left = f"this machine left the run: {reason}"
         ended: State | None = None
         with contextlib.suppress(RendezvousLostError):
@@ -219,8 +218,8 @@ class MachineAgent(ElasticAgent):
                     machine=membership.machine,
                     reason=reason,
                     stopped_by=number,
-                    cause=cause,
-                    evidence=evidence,
+                    cause=ending.cause,
+                    evidence=ending.evidence,
                 )
                 state = membership.follower.append(left_by)
                 if not state.membership.members and not state.membership.spares:  # no machine is left

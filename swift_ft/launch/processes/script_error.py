@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from swift_ft.errors import UsageError
-from swift_ft.program.own_code import is_of_program, is_of_runtime, is_own_file
+from swift_ft.program.own_code import is_class_of_runtime, is_of_program, is_of_runtime, is_own_file
 from swift_ft.program.secrets import without_secrets
 from swift_ft.recovery.causes import Cause, cause_of_error, names_of
 from swift_ft.torch_adapters.bad_samples import BadSample, bad_sample
@@ -94,8 +94,7 @@ def _may_be_of_a_value(error: BaseException, caller: traceback.FrameSummary) -> 
 
 def _is_own_value(value: object) -> bool:
     """Whether a value is this package's rather than one that it was given: also nothing, and modules."""
-    ours = type(value).__module__.partition(".")[0] == __name__.partition(".")[0]
-    return ours or value is None or isinstance(value, ModuleType)
+    return value is None or isinstance(value, ModuleType) or is_class_of_runtime(type(value))
 
 
 def _is_in_local_pipe(frames: traceback.StackSummary) -> bool:

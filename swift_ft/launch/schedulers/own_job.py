@@ -6,7 +6,8 @@ import os
 import signal
 from collections.abc import Mapping
 
-from swift_ft.launch.signals import FOR_WORKERS
+from swift_ft.launch.signals import FOR_WORKERS, stopped_by
+from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
 
 _JOBS = (
@@ -22,6 +23,12 @@ _SENT = frozenset({signal.SIGTERM, *FOR_WORKERS})
 
 Python is not told who has sent a signal. The other ones come from a terminal, as a rule.
 """
+
+
+def end_by_signal(number: int) -> ev.JobClosed:
+    """The end of a run whose launcher a signal stops."""
+    cause, evidence = cause_of_stop(number)
+    return ev.JobClosed(reason=stopped_by(number), exit_code=128 + number, cause=cause, evidence=evidence)
 
 
 def cause_of_stop(number: int, environ: Mapping[str, str] = os.environ) -> tuple[str, tuple[str, ...]]:

@@ -189,9 +189,7 @@ class LogReader:
         Raises:
             DivergenceError: two receipts of it differ.
         """
-        self._load_iteration(key.iteration)
-        copy = self._newest(self._receipts, key)
-        return copy.record.checksum if copy else None
+        return self._checksum_in(self._receipts, key)
 
     def receipt_of_completed(self, key: MessageKey) -> int | None:
         """As :meth:`receipt`, where the log shows that the receiver has completed the iteration; else None.
@@ -220,8 +218,11 @@ class LogReader:
         Raises:
             DivergenceError: two copies of it differ.
         """
+        return self._checksum_in(self._messages, key)
+
+    def _checksum_in(self, index: dict[MessageKey, list[_Copy]], key: MessageKey) -> int | None:
         self._load_iteration(key.iteration)
-        copy = self._newest(self._messages, key)
+        copy = self._newest(index, key)
         return copy.record.checksum if copy else None
 
     def has(self, key: MessageKey) -> bool:
@@ -376,11 +377,12 @@ class LogReader:
         copies = index.get(key)
         if not copies:
             return None
+        of_script = key.direction == Direction.SCRIPT
+        if of_script:
+            copies = [copy for copy in copies if copy.record.checksum == checksum] or copies
         newest = max(copies, key=lambda copy: copy.order)
-        if key.direction == Direction.SCRIPT:
-            # A script may send what differs each time: how long an iteration took, say.
-            asked = [copy for copy in copies if copy.record.checksum == checksum]
-            return max(asked or copies, key=lambda copy: copy.order)
+        if of_script:
+            return newest  # a script may send what differs each time: how long an iteration took, say
         for other in copies:
             if other.record.checksum != newest.record.checksum:
                 raise DivergenceError(

@@ -23,6 +23,7 @@ from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
+from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
 
@@ -213,7 +214,7 @@ class OwnVariables:
             if names := [in_words(place) for place in sorted(places)]:
                 _logger.info(
                     "each replica has %s for itself: this worker keeps its own, %s",
-                    ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else ""),
+                    shortened(names, _NAMED),
                     words,
                     extra={"event": "own_variables", "variables": names},
                 )

@@ -79,12 +79,18 @@ def last_state(url: str, iteration: int | None = None) -> dict[str, str]:
     Raises:
         SwiftError: it cannot be read.
     """
+    if (found := _checkpoint(url, iteration)) is None:
+        return {}
+    folder, taken = found
+    return {"iteration": str(taken), **digests(_values(folder, taken))}
+
+
+def _checkpoint(url: str, iteration: int | None) -> tuple[CheckpointFolder, int] | None:
+    """The folder, and the iteration of the last checkpoint or of the given one; None if it is not there."""
     folder = CheckpointFolder(Store(url))
     committed = folder.committed()
-    if not committed or (iteration is not None and iteration not in committed):
-        return {}
-    taken = committed[-1] if iteration is None else iteration
-    return {"iteration": str(taken), **digests(_values(folder, taken))}
+    taken = committed[-1] if iteration is None and committed else iteration
+    return None if taken is None or taken not in committed else (folder, taken)
 
 
 def newest_intact(url: str, *, committed: int | None = None, damaged: Collection[str] = ()) -> int | None:
@@ -193,9 +199,8 @@ def _difference(one: Any, other: Any) -> tuple[float, float]:
 
 def _values_of(url: str, iteration: int | None) -> Iterator[tuple[str, Any]]:
     """The values of a checkpoint, or of the last one."""
-    folder = CheckpointFolder(Store(url))
-    if committed := folder.committed():
-        yield from _values(folder, committed[-1] if iteration is None else iteration)
+    if (found := _checkpoint(url, iteration)) is not None:
+        yield from _values(*found)
 
 
 def _values(folder: CheckpointFolder, iteration: int) -> Iterator[tuple[str, Any]]:
@@ -219,13 +224,10 @@ def names_by_saver(url: str, iteration: int | None = None) -> dict[int, str]:
         url: the store's.
         iteration: of the checkpoint, where it is not the last one.
     """
-    folder = CheckpointFolder(Store(url))
-    committed = folder.committed()
-    if not committed:
+    if (found := _checkpoint(url, iteration)) is None:
         return {}
-    parts = _parts(folder, committed[-1] if iteration is None else iteration)
-    savers = ((_SAVER.search(part.path), rank) for rank, part in parts)
-    return {int(found[1]): f"worker {rank}." for found, rank in savers if found is not None}
+    savers = ((_SAVER.search(part.path), rank) for rank, part in _parts(*found))
+    return {int(saver[1]): f"worker {rank}." for saver, rank in savers if saver is not None}
 
 
 def _opened(part: Any) -> Any:

@@ -29,6 +29,7 @@ from swift_ft.testing.chaos.run_folder import output_of, read_report
 from swift_ft.testing.chaos.struck import damaged_by
 from swift_ft.testing.chaos.trial import Outcome, Training, Trial
 from swift_ft.testing.chaos.unstable import FILE, variable_of
+from swift_ft.units import shortened
 
 _OF_STEPS = tuple(f".carried.{name}." for name in (LOOP, PASSES_ON, ""))
 """Of variables in the functions that run the loop, and of the script itself, where that is in no function."""
@@ -202,8 +203,7 @@ def _compared(
         if within := _bound(*urls, report.get("recoveries", ()), differ, iteration):
             return Outcome.BOUNDED, within
     compared = len(training.unstable.compared(state, expected.state))
-    shown = f"{len(differ)} of {compared} values and files differ: {', '.join(differ[:3])}"
-    shown += ", ..." * (len(differ) > 3)
+    shown = f"{len(differ)} of {compared} values and files differ: {shortened(differ, 3)}"
     if _has_rounded(report.get("recoveries", ())):
         shown += "; an update was undone without exact=True, and training may have made more of it"
     return Outcome.WRONG, shown

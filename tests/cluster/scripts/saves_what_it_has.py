@@ -15,32 +15,13 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
+from tests.support.mixed_state import Mixed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--store", required=True)
 parser.add_argument("--iterations", type=int, default=8)
 parser.add_argument("--pipeline", action="store_true")
 args = parser.parse_args()
-
-
-class Averaged(torch.optim.Optimizer):
-    """As people write them: numbers and text between its tensors."""
-
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"lr": 0.01, "betas": (0.9, 0.5), "how": "by hand"})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                held = self.state[parameter]
-                if not held:
-                    held.update(average=torch.zeros_like(parameter), steps=0, how="mean")
-                    held["square"] = torch.zeros_like(parameter)
-                held["steps"] += 1
-                held["average"].lerp_(parameter.grad, 0.5)
-                held["square"].lerp_(parameter.grad.square(), 0.5)
-                parameter -= group["lr"] * held["average"]
 
 
 dist.init_process_group("gloo")
@@ -57,7 +38,7 @@ groups: list[dict[str, Any]] = [
     {"params": [*layers[0].parameters()], "lr": 0.02},
     {"params": [*layers[2].parameters()]},
 ]
-adam, averaged = torch.optim.Adam(groups), Averaged([*layers.parameters()])
+adam, averaged = torch.optim.Adam(groups), Mixed([*layers.parameters()])
 scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(adam, patience=1)
 parts: dict[str, Any] = {"model": model, "adam": adam, "averaged": averaged, "scheduler": scheduler}
 session = swift_ft.Session(parts, store=args.store, checkpoint_every=3)

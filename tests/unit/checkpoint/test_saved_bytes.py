@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,26 +16,7 @@ from swift_ft.checkpoint.memory_copy import load_block, write_block
 from swift_ft.checkpoint.saved_form import with_strides
 from swift_ft.checkpoint.state_payload import pack, unpack
 from swift_ft.checkpoint.training_state import TrainingState
-
-
-class Mixed(torch.optim.Optimizer):
-    """Numbers and text between tensors, and text that is no name."""
-
-    def __init__(self, params: Iterable[nn.Parameter]) -> None:
-        super().__init__(params, {"lr": 0.1, "mode": "by hand", "betas": (0.9, 0.99)})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                held = self.state[p]
-                if not held:
-                    held.update(average=torch.zeros_like(p), steps=0, how="fast")
-                    held["square"] = torch.zeros_like(p)
-                held["steps"] += 1
-                held["average"].add_(p.grad)
-                p.sub_(held["average"], alpha=1e-3)
-
+from tests.support.mixed_state import Mixed
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda groups: torch.optim.SGD(groups, lr=0.01, momentum=0.9),

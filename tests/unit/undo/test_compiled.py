@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from swift_ft import wrap_optimizer
 from swift_ft.optim import Lamb, UndoableOptimizer
-from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.undo import compiled, slices
 
 OPTIM = torch.optim
@@ -97,20 +98,20 @@ def steps_and_undoes(plain: Optimizer, last: Callable[[UndoableOptimizer], None]
     wrapped = wrap_optimizer(copy.deepcopy(plain), exact="compiled")
     for seed, scale in enumerate([1.0, 1e-3, 1.0, 1e-8, 1e3]):
         for one in (plain, wrapped):
-            set_grads(params_of(one), seed, scale)
+            set_grads(parameters_of(one), seed, scale)
         before = picture(wrapped)
         plain.step()
         wrapped.step()
         if last:
             last(wrapped)
         assert_same_bits(picture(wrapped), picture(plain))
-        for mine, theirs in zip(params_of(wrapped), params_of(plain), strict=True):
+        for mine, theirs in zip(parameters_of(wrapped), parameters_of(plain), strict=True):
             assert mine.grad is not None
             assert theirs.grad is not None
             assert mine.grad.equal(theirs.grad) or wrapped.param_groups[0].get("nesterov")
         wrapped.undo()
         assert_same_bits(picture(wrapped), before)
-        set_grads(params_of(wrapped), seed, scale)
+        set_grads(parameters_of(wrapped), seed, scale)
         wrapped.step()
         assert_same_bits(picture(wrapped), picture(plain))
 

@@ -12,13 +12,8 @@ from torch.distributed.tensor import DTensor
 
 from swift_ft import undo_support, wrap_optimizer
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.testing.undo_rule_conformance import (
-    assert_same_bits,
-    params_of,
-    picture,
-    randoms,
-    set_grads,
-)
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, randoms, set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import all_versions_of, version_of
 from swift_ft.undo import copies, records
@@ -42,9 +37,9 @@ def made(exact: bool = True, dtype: torch.dtype = torch.float32, **options: Any)
 
 
 def step(optimizer: UndoableOptimizer, seed: int, without: int | None = None) -> None:
-    set_grads(params_of(optimizer), seed)
+    set_grads(parameters_of(optimizer), seed)
     if without is not None:
-        params_of(optimizer)[without].grad = None
+        parameters_of(optimizer)[without].grad = None
     optimizer.step()
 
 
@@ -117,16 +112,16 @@ def test_a_step_without_exact_notes_nothing_of_each_parameter(calls: Counter[str
 def test_steps_with_other_parameters_each_time() -> None:
     """Some have no gradient, then others; a few are updated ahead, and some of these undone."""
     optimizer = made()
-    first, second, *_ = params_of(optimizer)
+    first, second, *_ = parameters_of(optimizer)
     for seed, without in enumerate((None, 1, 0, None, 3, 1)):
         before = picture(optimizer)
         step(optimizer, seed, without)
         after = picture(optimizer)
         optimizer.undo()
         assert_same_bits(picture(optimizer), before)
-        set_grads(params_of(optimizer), seed)
+        set_grads(parameters_of(optimizer), seed)
         if without is not None:
-            params_of(optimizer)[without].grad = None
+            parameters_of(optimizer)[without].grad = None
         some = [p for p in (first, second) if p.grad is not None]
         optimizer.update(some)
         optimizer.undo(some[:1])
@@ -145,7 +140,7 @@ def test_parameters_that_become_others_in_place(calls: Counter[str]) -> None:
     """``model.double()`` keeps its parameters; their copies are of the new type."""
     optimizer = made()
     step(optimizer, 0)
-    for param in params_of(optimizer):
+    for param in parameters_of(optimizer):
         param.grad = None
         param.data = param.data.double() + 1e-12
         fields = optimizer.state[param]
@@ -215,14 +210,14 @@ def test_what_is_no_plain_tensor_is_not_copied(calls: Counter[str]) -> None:
 
     optimizer = made()
     step(optimizer, 0)
-    state = optimizer.state[params_of(optimizer)[0]]
+    state = optimizer.state[parameters_of(optimizer)[0]]
     average = state["exp_avg"] = state["exp_avg"].as_subclass(Quantized)
     calls.clear()
-    before = [value.detach().clone() for value in (params_of(optimizer)[0], average)]
+    before = [value.detach().clone() for value in (parameters_of(optimizer)[0], average)]
     step(optimizer, 1)
     assert calls["store"] > 0
     optimizer.undo()
-    assert params_of(optimizer)[0].equal(before[0])
+    assert parameters_of(optimizer)[0].equal(before[0])
     assert average.equal(before[1])
 
 

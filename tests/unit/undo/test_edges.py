@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError
 from swift_ft.optim import Lamb, UndoableOptimizer
-from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 from tests.support.optimizers import BOTH_WAYS, assert_close, ulps
 
 pytestmark = BOTH_WAYS
@@ -26,7 +27,7 @@ def round_trip(optimizer: UndoableOptimizer, exact: bool, allowed: float = 4.0, 
     """Step, undo, compare, step; the gradients are there already the first time."""
     for seed in range(steps):
         if seed:
-            set_grads(params_of(optimizer), seed)
+            set_grads(parameters_of(optimizer), seed)
         before = picture(optimizer)
         optimizer.step()
         after = picture(optimizer)
@@ -90,7 +91,7 @@ def test_undoing_the_first_step_removes_its_state(exact: bool) -> None:
         wrapped.step()
         assert wrapped.state
         wrapped.undo()
-        assert params_of(wrapped)[0] not in wrapped.state
+        assert parameters_of(wrapped)[0] not in wrapped.state
 
 
 def test_momentum_that_is_turned_on_later() -> None:
@@ -102,10 +103,10 @@ def test_momentum_that_is_turned_on_later() -> None:
 
 def test_a_buffer_of_none_is_none_again() -> None:
     wrapped = one(OPTIM.SGD, torch.ones(3), True, lr=0.1, momentum=0.9)
-    wrapped.state[params_of(wrapped)[0]]["momentum_buffer"] = None
+    wrapped.state[parameters_of(wrapped)[0]]["momentum_buffer"] = None
     wrapped.step()
     wrapped.undo()
-    assert wrapped.state[params_of(wrapped)[0]] == {"momentum_buffer": None}
+    assert wrapped.state[parameters_of(wrapped)[0]] == {"momentum_buffer": None}
 
 
 def test_exact_with_what_is_not_finite() -> None:
@@ -114,7 +115,7 @@ def test_exact_with_what_is_not_finite() -> None:
     for kind in (OPTIM.SGD, OPTIM.AdamW, OPTIM.RMSprop, OPTIM.Adagrad, Lamb):
         wrapped = one(kind, values, True)
         for grad in (values.flip(0), values, torch.ones(8)):
-            params_of(wrapped)[0].grad = grad.clone()
+            parameters_of(wrapped)[0].grad = grad.clone()
             before = picture(wrapped)
             wrapped.step()
             wrapped.undo()
@@ -157,7 +158,7 @@ def test_parameters_larger_than_a_slice(exact: bool, monkeypatch: pytest.MonkeyP
 def test_residuals_that_a_byte_cannot_hold(exact: bool, copied_bytes: int) -> None:
     """After a huge gradient nothing of a small parameter is left in the result."""
     wrapped = one(OPTIM.SGD, torch.full((40,), 1e-6), exact, lr=1.0)
-    params_of(wrapped)[0].grad = torch.full((40,), 1e6)
+    parameters_of(wrapped)[0].grad = torch.full((40,), 1e6)
     before = picture(wrapped)
     wrapped.step()
     of_each = 4 if copied_bytes else 1 + 4 + 4
@@ -166,7 +167,7 @@ def test_residuals_that_a_byte_cannot_hold(exact: bool, copied_bytes: int) -> No
     if exact:
         assert_same_bits(picture(wrapped), before)
     else:
-        assert ulps(params_of(wrapped)[0].detach(), before["0.param"]) > 1000
+        assert ulps(parameters_of(wrapped)[0].detach(), before["0.param"]) > 1000
 
 
 @BOTH
@@ -307,7 +308,7 @@ def test_lamb_refuses_what_it_could_undo_only_wrongly() -> None:
     """A ratio that grew from one step to the next until the factor was lost (§4)."""
     wrapped = one(Lamb, torch.full((4,), 1e-3), False, lr=0.5, weight_decay=0.1, betas=(0.5, 0.5))
     wrapped.step()
-    param = params_of(wrapped)[0]
+    param = parameters_of(wrapped)[0]
     with torch.no_grad():
         param.fill_(100.0)
     param.grad = torch.full((4,), -80.0)

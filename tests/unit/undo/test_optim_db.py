@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from torch.testing._internal.common_optimizers import OptimizerInfo, optim_db
 
 from swift_ft import wrap_optimizer
-from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 from tests.support.optimizers import BOTH_WAYS, assert_close
 
 pytestmark = BOTH_WAYS
@@ -88,7 +89,7 @@ def closure_of(info: OptimizerInfo, optimizer: Optimizer) -> Callable[[], Any] |
 
     def closure() -> Any:
         optimizer.zero_grad()
-        loss = torch.stack([((param.float() - 0.1) ** 2).sum() for param in params_of(optimizer)]).sum()
+        loss = torch.stack([((param.float() - 0.1) ** 2).sum() for param in parameters_of(optimizer)]).sum()
         loss.backward()
         return loss
 
@@ -96,7 +97,7 @@ def closure_of(info: OptimizerInfo, optimizer: Optimizer) -> Callable[[], Any] |
 
 
 def step(info: OptimizerInfo, optimizer: Optimizer, seed: int) -> None:
-    gradients(info, params_of(optimizer), seed)
+    gradients(info, parameters_of(optimizer), seed)
     closure = closure_of(info, optimizer)
     optimizer.step(closure) if closure else optimizer.step()
 
@@ -146,20 +147,22 @@ def test_a_gradient_is_left_as_the_step_found_it(device: str, info: OptimizerInf
         for exact in (False, True):
             optimizer = wrap_optimizer(make(info, kwargs, torch.float32, device), exact=exact)
             for seed in range(2):
-                gradients(info, params_of(optimizer), seed)
-                grads = [param.grad for param in params_of(optimizer)]
+                gradients(info, parameters_of(optimizer), seed)
+                grads = [param.grad for param in parameters_of(optimizer)]
                 before = {
                     f"{i}.grad": grad.detach().clone() for i, grad in enumerate(grads) if grad is not None
                 }
                 optimizer.step()
                 optimizer.undo()
-                now = {f"{i}.grad": p.grad for i, p in enumerate(params_of(optimizer)) if p.grad is not None}
+                now = {
+                    f"{i}.grad": p.grad for i, p in enumerate(parameters_of(optimizer)) if p.grad is not None
+                }
                 if exact:
                     assert_same_bits(now, before)
                 else:
                     found, expected = ({k: v.to_dense() for k, v in x.items()} for x in (now, before))
                     assert_close(found, expected, expected, 4.0)
-                assert all(p.grad is g for p, g in zip(params_of(optimizer), grads, strict=True))
+                assert all(p.grad is g for p, g in zip(parameters_of(optimizer), grads, strict=True))
                 optimizer.step()
 
 
@@ -172,8 +175,8 @@ def test_single_parameters_make_a_whole_step(device: str, info: OptimizerInfo) -
         single = wrap_optimizer(make(info, kwargs, torch.float32, device), wait_free=True)
         for seed in range(STEPS):
             step(info, whole, seed)
-            gradients(info, params_of(single), seed)
-            for param in params_of(single)[:0:-1]:
+            gradients(info, parameters_of(single), seed)
+            for param in parameters_of(single)[:0:-1]:
                 assert single.update([param]) == 1
             assert len(single.updated) == len(SHAPES) - 1
             single.step()

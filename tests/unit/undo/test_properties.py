@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from swift_ft import wrap_optimizer
 from swift_ft.optim import Lamb
-from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, randoms, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, randoms, set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 from tests.support.optimizers import BOTH_WAYS, assert_close
 
 pytestmark = BOTH_WAYS
@@ -106,9 +107,9 @@ def test_exact_restores_every_bit(
     wrap_optimizer(undone, exact=True)
     for seed, scale in enumerate(scales):
         for one in (undone, straight):
-            set_grads(params_of(one), seed, scale)
-            if without < len(params_of(one)):
-                params_of(one)[without].grad = None
+            set_grads(parameters_of(one), seed, scale)
+            if without < len(parameters_of(one)):
+                parameters_of(one)[without].grad = None
         before = picture(undone)
         undone.step()
         straight.step()
@@ -141,9 +142,11 @@ def test_the_error_is_bounded(
         made(kind, {"lr": lr, "weight_decay": decay} | given_rates, [[50], [7, 3]], torch.float32)
     )
     for scale in scales:
-        set_grads(params_of(optimizer), seed, scale)
+        set_grads(parameters_of(optimizer), seed, scale)
         before = picture(optimizer)
-        parts = [p.grad.abs() + decay * p.detach().abs() for p in params_of(optimizer) if p.grad is not None]
+        parts = [
+            p.grad.abs() + decay * p.detach().abs() for p in parameters_of(optimizer) if p.grad is not None
+        ]
         added = {
             f"{i}.{average}": sum_of_parts
             for i, part in enumerate(parts)
@@ -168,7 +171,7 @@ def test_what_is_not_chosen_stays_as_it_is(
     """Exactly the chosen parameters are undone, in any order."""
     kind, kwargs = optimizer
     wrapped = wrap_optimizer(made(kind, kwargs, [[3], [2, 2], [4], [1]], torch.float32), exact=True)
-    params = params_of(wrapped)
+    params = parameters_of(wrapped)
     for seed in range(2):
         set_grads(params, seed)
         before = picture(wrapped)

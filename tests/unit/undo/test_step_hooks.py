@@ -13,7 +13,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 from tests.support.optimizers import BOTH_WAYS
 
 pytestmark = BOTH_WAYS
@@ -23,13 +24,13 @@ Hook = Callable[[Optimizer], None]
 
 @torch.no_grad()
 def decay(optimizer: Optimizer) -> None:
-    for parameter in params_of(optimizer):
+    for parameter in parameters_of(optimizer):
         parameter.mul_(0.9)
 
 
 @torch.no_grad()
 def decay_data(optimizer: Optimizer) -> None:
-    for parameter in params_of(optimizer):
+    for parameter in parameters_of(optimizer):
         parameter.data.mul_(0.9)
 
 
@@ -60,7 +61,7 @@ def hooked(optimizer: UndoableOptimizer, before: Hook, after: Hook) -> UndoableO
 
 
 def step(optimizer: UndoableOptimizer) -> None:
-    set_grads(params_of(optimizer), 1)
+    set_grads(parameters_of(optimizer), 1)
     optimizer.step()
 
 
@@ -106,7 +107,7 @@ def from_step(number: int, change: Hook) -> Hook:
 @torch.no_grad()
 def clip_one(optimizer: Optimizer) -> None:
     """As a WGAN's critic does it: most weights are within the limits."""
-    (weight, *_) = params_of(optimizer)
+    (weight, *_) = parameters_of(optimizer)
     weight.data[1, 1] = 0.01
 
 
@@ -145,7 +146,7 @@ def test_a_part_of_what_is_undone_as_a_whole() -> None:
     for _ in range(2):
         step(optimizer)
     with pytest.raises(UndoError, match="Step hooks of this optimizer change parameters or state, so its"):
-        optimizer.undo(params_of(optimizer)[:1])
+        optimizer.undo(parameters_of(optimizer)[:1])
 
 
 def assert_undone_without_copy(optimizer: UndoableOptimizer) -> None:
@@ -175,7 +176,7 @@ def test_a_rate_that_a_hook_sets_is_not_copied() -> None:
 def test_hooks_of_all_optimizers_are_around_them() -> None:
     """A session's own: they see one step, before and after all that it changes."""
     optimizer, seen = hooked(made(), decay, decay), list[torch.Tensor]()
-    (first, *_) = params_of(optimizer)
+    (first, *_) = parameters_of(optimizer)
     handles = [
         register_optimizer_step_pre_hook(lambda *_: seen.append(first.detach().clone())),
         register_optimizer_step_post_hook(lambda *_: seen.append(first.detach().clone())),
@@ -219,8 +220,8 @@ def test_a_hook_that_fails() -> None:
 def test_a_part_of_the_step_was_made_before() -> None:
     optimizer = hooked(made(wait_free=True), decay, nothing)
     for _ in range(3):
-        set_grads(params_of(optimizer), 1)
-        optimizer.update(params_of(optimizer)[:2])
+        set_grads(parameters_of(optimizer), 1)
+        optimizer.update(parameters_of(optimizer)[:2])
         optimizer.step()
         with pytest.raises(UndoError, match="unless a part of that one is made by update"):
             optimizer.undo()

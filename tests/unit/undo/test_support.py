@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from swift_ft import undo_support, wrap_optimizer
 from swift_ft.optim import Lamb
-from swift_ft.testing.undo_rule_conformance import params_of, set_grads
+from swift_ft.testing.undo_rule_conformance import set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 
 OPTIM = torch.optim
 CASES: list[tuple[type[Optimizer], dict[str, Any]]] = [
@@ -120,7 +121,7 @@ def test_the_bytes_are_what_is_held(kind: type[Optimizer], kwargs: dict[str, Any
         assert undo_support(optimizer).method == "journal"
         return
     for seed in range(2):
-        set_grads(params_of(optimizer), seed, 1e-3)
+        set_grads(parameters_of(optimizer), seed, 1e-3)
         promised = undo_support(optimizer).extra_bytes_per_element
         optimizer.step()
     held = optimizer.undo_memory_bytes() / 100

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 from tests.support.optimizers import BOTH_WAYS, assert_close
 
 pytestmark = BOTH_WAYS
@@ -26,7 +27,7 @@ def wrapped_sgd(exact: bool = True, **kwargs: Any) -> UndoableOptimizer:
 
 def stepped(exact: bool = True) -> UndoableOptimizer:
     optimizer = wrapped_sgd(exact)
-    set_grads(params_of(optimizer), 0)
+    set_grads(parameters_of(optimizer), 0)
     optimizer.step()
     return optimizer
 
@@ -67,8 +68,8 @@ def test_each_window_has_a_number() -> None:
     optimizer = wrapped_sgd()
     assert optimizer.windows_opened == 0
     for number in (1, 2):
-        set_grads(params_of(optimizer), number)
-        optimizer.update(params_of(optimizer)[:1])
+        set_grads(parameters_of(optimizer), number)
+        optimizer.update(parameters_of(optimizer)[:1])
         optimizer.step()
         assert optimizer.windows_opened == number
     optimizer.close_undo_window()
@@ -78,7 +79,7 @@ def test_each_window_has_a_number() -> None:
 def test_tags_of_parameters_that_are_in_no_group_any_more() -> None:
     """As block-wise training exchanges them after its update. An undo needs them all the same."""
     optimizer = wrapped_sgd()
-    params = params_of(optimizer)
+    params = parameters_of(optimizer)
     before = [param.detach().clone() for param in params]
     set_grads(params, 0)
     optimizer.step()
@@ -92,7 +93,7 @@ def test_tags_of_parameters_that_are_in_no_group_any_more() -> None:
 
 def test_tags_are_in_the_groups_order_without_parameters_that_have_no_gradient() -> None:
     optimizer = wrapped_sgd()
-    params = params_of(optimizer)
+    params = parameters_of(optimizer)
     set_grads(params, 0)
     params[1].grad = None
     optimizer.update([params[2]])
@@ -111,13 +112,13 @@ def test_tags_are_in_the_groups_order_without_parameters_that_have_no_gradient()
 @pytest.mark.parametrize("exact", [False, True])
 def test_zero_grad_moves_the_gradients_into_the_window_without_copies(exact: bool) -> None:
     optimizer = wrapped_sgd(exact)
-    set_grads(params_of(optimizer), 0)
-    grads = [weakref.ref(param.grad) for param in params_of(optimizer)]
+    set_grads(parameters_of(optimizer), 0)
+    grads = [weakref.ref(param.grad) for param in parameters_of(optimizer)]
     addresses = {grad().data_ptr() for grad in grads}  # type: ignore[union-attr]  # still alive
     before = picture(optimizer)
     optimizer.step()
     optimizer.zero_grad()
-    assert all(param.grad is None for param in params_of(optimizer))
+    assert all(param.grad is None for param in parameters_of(optimizer))
     held = {entry.grad.data_ptr() for entry in optimizer._undo.window.entries()}  # type: ignore[union-attr]  # open
     assert held == addresses
     after = picture(optimizer)
@@ -129,7 +130,7 @@ def test_zero_grad_moves_the_gradients_into_the_window_without_copies(exact: boo
 
 def test_closing_releases_gradients() -> None:
     optimizer = stepped()
-    grad = weakref.ref(params_of(optimizer)[0].grad)
+    grad = weakref.ref(parameters_of(optimizer)[0].grad)
     optimizer.zero_grad()
     assert grad() is not None
     assert optimizer.undo_memory_bytes() > 0
@@ -140,29 +141,29 @@ def test_closing_releases_gradients() -> None:
 
 def test_zeroing_gives_new_gradients_while_the_window_is_open() -> None:
     optimizer = wrapped_sgd()
-    set_grads(params_of(optimizer), 0)
+    set_grads(parameters_of(optimizer), 0)
     before = picture(optimizer)
     optimizer.step()
-    kept = [param.grad for param in params_of(optimizer)]
+    kept = [param.grad for param in parameters_of(optimizer)]
     for _ in range(2):  # at the end of an iteration, and at the beginning of the next
         optimizer.zero_grad(set_to_none=False)
-        for param, old in zip(params_of(optimizer), kept, strict=True):
+        for param, old in zip(parameters_of(optimizer), kept, strict=True):
             assert param.grad is not old
             assert param.grad is not None
             assert not param.grad.any()
             assert old is not None
             assert old.any()
-    params_of(optimizer)[0].grad.add_(1)  # type: ignore[union-attr]  # the next backward pass
+    parameters_of(optimizer)[0].grad.add_(1)  # type: ignore[union-attr]  # the next backward pass
     optimizer.undo()
     assert_same_bits(picture(optimizer), before)
 
 
 def test_zeroing_a_closed_windows_gradients_is_in_place() -> None:
     optimizer = stepped()
-    grad = params_of(optimizer)[0].grad
+    grad = parameters_of(optimizer)[0].grad
     optimizer.close_undo_window()
     optimizer.zero_grad(set_to_none=False)
-    assert params_of(optimizer)[0].grad is grad
+    assert parameters_of(optimizer)[0].grad is grad
     assert grad is not None
     assert not grad.any()
 
@@ -173,23 +174,23 @@ def test_a_change_after_the_step_is_noticed(part: str, steps: int) -> None:
     """An undo with another gradient would be silently wrong; copies would drop what a script did since."""
     optimizer = stepped()
     for seed in range(1, steps):
-        set_grads(params_of(optimizer), seed)
+        set_grads(parameters_of(optimizer), seed)
         optimizer.step()
-    param = params_of(optimizer)[1]
+    param = parameters_of(optimizer)[1]
     with torch.no_grad():
         (param.grad if part == "gradient" else param).add_(1)  # type: ignore[union-attr]  # it has one
     now = picture(optimizer)
     with pytest.raises(UndoError, match=part):
         optimizer.undo()
     assert_same_bits(picture(optimizer), now)
-    others = [params_of(optimizer)[0], params_of(optimizer)[2]]
+    others = [parameters_of(optimizer)[0], parameters_of(optimizer)[2]]
     assert optimizer.undo(others) == 2
 
 
 def test_clipping_and_replacing_gradients_before_the_step() -> None:
     optimizer = wrapped_sgd()
     for seed in range(3):
-        params = params_of(optimizer)
+        params = parameters_of(optimizer)
         set_grads(params, seed, 10.0)
         torch.nn.utils.clip_grad_norm_(params, 1.0)
         params[0].grad = torch.ones(1)
@@ -209,7 +210,7 @@ def test_clipping_and_replacing_gradients_before_the_step() -> None:
 def test_the_updated_part_of_an_interrupted_step_is_undone() -> None:
     """Exactly the tagged parameters are undone; the others were never touched (§2.3)."""
     optimizer = stepped()
-    params = params_of(optimizer)
+    params = parameters_of(optimizer)
     set_grads(params, 1)
     before = picture(optimizer)
     optimizer.update(params[2:])
@@ -223,10 +224,10 @@ def test_the_updated_part_of_an_interrupted_step_is_undone() -> None:
 def test_an_update_after_a_partial_undo_makes_the_step_whole() -> None:
     optimizer, other = stepped(), stepped()
     for one in (optimizer, other):
-        set_grads(params_of(one), 1)
-    optimizer.update(params_of(optimizer)[1:])
-    optimizer.undo(params_of(optimizer)[2:])
-    optimizer.update(params_of(optimizer)[2:])
+        set_grads(parameters_of(one), 1)
+    optimizer.update(parameters_of(optimizer)[1:])
+    optimizer.undo(parameters_of(optimizer)[2:])
+    optimizer.update(parameters_of(optimizer)[2:])
     optimizer.step()
     other.step()
     assert_same_bits(picture(optimizer), picture(other))
@@ -237,7 +238,7 @@ def test_an_update_after_a_partial_undo_makes_the_step_whole() -> None:
 
 def test_updating_twice_or_an_unknown_parameter_is_an_error() -> None:
     optimizer = stepped()
-    params = params_of(optimizer)
+    params = parameters_of(optimizer)
     set_grads(params, 1)
     optimizer.update(params[:1])
     with pytest.raises(UsageError, match="already"):
@@ -261,7 +262,7 @@ def test_parameters_that_share_state_are_not_updated_one_by_one(kind: type[Optim
 def test_the_rates_of_each_update_are_remembered() -> None:
     """Rates that change between two updates of one step are each undone with their own."""
     optimizer = wrapped_sgd()
-    params = params_of(optimizer)
+    params = parameters_of(optimizer)
     set_grads(params, 0)
     before = picture(optimizer)
     optimizer.update(params[:1])
@@ -274,7 +275,7 @@ def test_the_rates_of_each_update_are_remembered() -> None:
 
 def test_a_step_that_fails_closes_the_window() -> None:
     optimizer = wrapped_sgd(exact=False)
-    params_of(optimizer)[0].grad = torch.ones(1)
+    parameters_of(optimizer)[0].grad = torch.ones(1)
     optimizer.param_groups[0]["momentum"] = "heavy"
     with pytest.raises((TypeError, ValueError)):
         optimizer.step()

@@ -15,7 +15,8 @@ from torch.optim import Optimizer, lr_scheduler
 from swift_ft import wrap_optimizer
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.optim import UndoableOptimizer
-from swift_ft.testing.undo_rule_conformance import assert_same_bits, params_of, picture, set_grads
+from swift_ft.testing.undo_rule_conformance import assert_same_bits, picture, set_grads
+from swift_ft.torch_core.optimizers import parameters_of
 from tests.support.optimizers import BOTH_WAYS
 
 pytestmark = BOTH_WAYS
@@ -51,7 +52,7 @@ def test_schedulers_before_and_after_wrapping(first: str) -> None:
         wrapped = wrap_optimizer(optimizer) if first == "scheduler" else optimizer
         assert isinstance(wrapped, UndoableOptimizer)
         for _ in range(2):
-            set_grads(params_of(wrapped), 1)
+            set_grads(parameters_of(wrapped), 1)
             before = picture(wrapped)
             wrapped.step()
             scheduler.step()
@@ -83,11 +84,11 @@ def test_hooks_run_once_per_step() -> None:
     optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
     wrapped = wrap_optimizer(optimizer, wait_free=True)
     wrapped.register_step_post_hook(lambda *_: calls.append("after"))
-    set_grads(params_of(wrapped), 0)
+    set_grads(parameters_of(wrapped), 0)
     wrapped.step()
     wrapped.undo()
     assert calls == ["before", "after"]
-    wrapped.update(params_of(wrapped)[:2])
+    wrapped.update(parameters_of(wrapped)[:2])
     assert calls == ["before", "after"]
     wrapped.step()
     assert calls == ["before", "after", "before", "after"]
@@ -98,7 +99,7 @@ def test_a_state_dict_is_that_of_the_plain_one_both_ways() -> None:
     _, other = adamw()
     wrapped = wrap_optimizer(other, exact=True)
     for one in (plain, wrapped):
-        set_grads(params_of(one), 0)
+        set_grads(parameters_of(one), 0)
         one.step()
     ours, theirs = wrapped.state_dict(), plain.state_dict()
     assert ours.keys() == theirs.keys()
@@ -110,7 +111,7 @@ def test_a_state_dict_is_that_of_the_plain_one_both_ways() -> None:
     with pytest.raises(UndoError, match="loaded"):
         wrapped.undo()
     for one in (plain, wrapped):
-        set_grads(params_of(one), 1)
+        set_grads(parameters_of(one), 1)
         one.step()
     assert_same_bits(picture(wrapped), picture(plain))
 
@@ -119,8 +120,8 @@ def test_dcp_sees_what_it_saw() -> None:
     plain_model, plain = adamw()
     model, optimizer = adamw()
     wrapped = wrap_optimizer(optimizer)
-    set_grads(params_of(plain), 0)
-    set_grads(params_of(wrapped), 0)
+    set_grads(parameters_of(plain), 0)
+    set_grads(parameters_of(wrapped), 0)
     plain.step()
     wrapped.step()
     theirs, ours = get_optimizer_state_dict(plain_model, plain), get_optimizer_state_dict(model, wrapped)
@@ -142,10 +143,10 @@ def test_dcp_can_make_the_state_before_the_first_step() -> None:
 def test_a_group_that_is_added_later() -> None:
     _, optimizer = adamw()
     wrapped = wrap_optimizer(optimizer, exact=True)
-    set_grads(params_of(wrapped), 0)
+    set_grads(parameters_of(wrapped), 0)
     wrapped.step()
     wrapped.add_param_group({"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.5})
-    set_grads(params_of(wrapped), 1)
+    set_grads(parameters_of(wrapped), 1)
     before = picture(wrapped)
     wrapped.step()
     assert len(wrapped.updated) == 5
@@ -177,7 +178,7 @@ def test_a_closure_runs_once_and_its_loss_is_returned() -> None:
 def test_copies_are_wrapped_and_have_no_window(way: str) -> None:
     _, optimizer = adamw()
     wrapped = wrap_optimizer(optimizer, exact=True, wait_free=True)
-    set_grads(params_of(wrapped), 0)
+    set_grads(parameters_of(wrapped), 0)
     wrapped.step()
     copied = copy.deepcopy(wrapped) if way == "deepcopy" else pickle.loads(pickle.dumps(wrapped))
     assert type(copied) is type(wrapped)
@@ -186,7 +187,7 @@ def test_copies_are_wrapped_and_have_no_window(way: str) -> None:
     with pytest.raises(UndoError, match="copy"):
         copied.undo()
     before = picture(copied)
-    set_grads(params_of(copied), 1)
+    set_grads(parameters_of(copied), 1)
     copied.step()
     copied.undo()
     assert_same_bits(picture(copied), before)
@@ -201,7 +202,7 @@ def test_a_subclass_with_its_parents_step_has_its_parents_rule() -> None:
     class Different(torch.optim.SGD):
         def step(self, closure: Any = None) -> Any:
             with torch.no_grad():
-                for param in params_of(self):
+                for param in parameters_of(self):
                     param.sub_(1)
 
     param = torch.nn.Parameter(torch.ones(2))
@@ -228,7 +229,7 @@ def test_a_step_that_was_replaced_is_refused() -> None:
 
 
 def scaled(optimizer: Optimizer, scaler: torch.amp.GradScaler, finite: bool) -> None:
-    param = params_of(optimizer)[0]
+    param = parameters_of(optimizer)[0]
     optimizer.zero_grad()
     loss = (param * (1.0 if finite else float("inf"))).sum()
     scaler.scale(loss).backward()
@@ -304,15 +305,15 @@ def test_a_proxy_with_its_class_steps_and_undoes() -> None:
     wrapped = wrap_optimizer(optimizer, exact=True)
     proxy: Any = Proxy(wrapped)
     before = picture(wrapped)
-    set_grads(params_of(wrapped), 0)
+    set_grads(parameters_of(wrapped), 0)
     proxy.step()
-    assert len(proxy.updated) == len(params_of(wrapped))
+    assert len(proxy.updated) == len(parameters_of(wrapped))
     assert proxy.windows_opened == wrapped.windows_opened == 1
-    assert proxy.undo() == len(params_of(wrapped))
+    assert proxy.undo() == len(parameters_of(wrapped))
     assert_same_bits(picture(wrapped), before)
     proxy.step()
     proxy.zero_grad()
-    assert all(param.grad is None for param in params_of(wrapped))
+    assert all(param.grad is None for param in parameters_of(wrapped))
     proxy.load_state_dict(proxy.state_dict())
     assert proxy.undo_memory_bytes() == 0
     copy.deepcopy(proxy)  # no KeyError; what a copy of a proxy is good for is the proxy's affair
