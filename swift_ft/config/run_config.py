@@ -89,6 +89,14 @@ class RunConfig:
         "delete the run in the store and start again from the beginning",
         same_everywhere=True,
     )
+    checkpoint_at: int | None = option(
+        Topic.MACHINES,
+        None,
+        "save a checkpoint after iteration N, too: the last one, if checkpoint_every does not divide it",
+        metavar="N",
+        minimum=1,
+        same_everywhere=True,
+    )
     check: bool = option(
         Topic.MACHINES,
         False,

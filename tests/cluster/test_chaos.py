@@ -180,6 +180,26 @@ def test_a_planted_bug_is_found_named_and_shrunk(
     assert run["repeat_smallest"].endswith(f" -- {SCRIPT}")
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(100, marks=pytest.mark.thorough)])
+def test_a_bug_after_the_last_checkpoint_is_found(
+    every: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The script saves no checkpoint after its fifth iteration, or none at all, and writes no file."""
+    text = Path(SCRIPT).read_text().replace("checkpoint_every=2", f"checkpoint_every={every}")
+    text = text.replace('"PLANTED" in', '"SWIFT_CONTEXT" in')  # not under plain torchrun
+    text = text.replace("2.0 if came_back", "2.0 if came_back and step.index == 4")
+    script = tmp_path / "ends_between.py"
+    script.write_text(text[: text.index("if dist.get_rank() == 0:")])
+    plan = "kill machine=1 iteration=1 point=optimizer"
+    options = ("--plan", plan, "--spares", "1", "--torchrun", "--no-shrink", "--json")
+    code = main([*options, "--", str(script), "--iterations", "5", "--store", "{folder}/store"])
+    facts = json.loads(capfd.readouterr().out)
+    (run,) = facts["runs"]
+    assert (code, run["outcome"], run["never_struck"]) == (1, "WRONG", []), run
+    assert "worker 0.models.model.weight" in run["reason"]
+    assert facts["torchrun"]["differ"] == []
+
+
 def test_times_are_no_findings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """In the name of a file, in a variable of the loop; and a file that all runs share is named."""
     script = tmp_path / "times.py"

@@ -56,6 +56,7 @@ class Saver:
         self._proof = proof
         self._writer = writer
         self._asking = False  # a request is on its way to the journal
+        self._also_at = participant.context.config.checkpoint_at
         self.every = every
 
     def due(self, iteration: int) -> bool:
@@ -64,7 +65,12 @@ class Saver:
 
     def regular(self, iteration: int) -> bool:
         """Whether a checkpoint follows it without any request."""
-        return iteration % self.every == 0
+        return iteration % self.every == 0 or iteration == self._also_at
+
+    def _last_regular(self, iteration: int) -> int:
+        """The last one of them, up to an iteration."""
+        last = iteration - iteration % self.every
+        return max(last, self._also_at) if self._also_at and self._also_at <= iteration else last
 
     def request(self, iteration: int, generation: int, reason: str) -> None:
         """Request a checkpoint of all workers before the regular one is due.
@@ -144,7 +150,7 @@ class Saver:
     def leave(self, iteration: int) -> None:
         """Wait for the commit of the last regular checkpoint, although other workers may still train."""
         self._commits.wait_while_others_save(
-            iteration - iteration % self.every, self._log.generation, self._timeout_s
+            self._last_regular(iteration), self._log.generation, self._timeout_s
         )
 
     def finish(self, iteration: int) -> None:
@@ -153,4 +159,4 @@ class Saver:
         A requested one is not waited for: other workers may have learned of it too late.
         """
         owed = self._participant.state.checkpoints.owed
-        self._commits.wait(iteration - iteration % self.every if owed is None else owed, self._timeout_s)
+        self._commits.wait(self._last_regular(iteration) if owed is None else owed, self._timeout_s)

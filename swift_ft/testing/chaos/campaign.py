@@ -203,8 +203,7 @@ class Reference:
         self.outside = changed(shared, campaign.folder)
 
     def _undisturbed(self, name: str) -> Trial:
-        folder = self._campaign.new_folder("-".join([name, *self._training.habits]))
-        trial = self._campaign.run_once(self._training, folder)
+        trial = self._to_the_end("-".join([name, *self._training.habits]))
         if self._training.habits and trial.outcome == Outcome.ENDED:  # with a line for its user: an answer
             return trial
         if trial.ways:
@@ -218,6 +217,15 @@ class Reference:
                 f"The undisturbed run ended as {trial.outcome} ({trial.reason}): see {trial.output}."
             )
         return trial
+
+    def _to_the_end(self, name: str) -> Trial:
+        """An undisturbed run of which the last checkpoint has all iterations: what is saved is compared."""
+        trial = self._campaign.run_once(self._training, self._campaign.new_folder(name))
+        if trial.code != 0 or trial.completed <= trial.iterations:
+            return trial
+        self._campaign.forget(trial.folder)
+        self._training = replace(self._training, checkpoint_at=trial.completed)
+        return self._campaign.run_once(self._training, self._campaign.new_folder(name))
 
     def disturbed(self, seed: int) -> Trial:
         """A run with the faults of a seed, or of the given plan."""

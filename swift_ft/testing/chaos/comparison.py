@@ -96,13 +96,18 @@ def _checkpoint(url: str, iteration: int | None) -> tuple[CheckpointFolder, int]
 def newest_intact(url: str, *, committed: int | None = None, damaged: Collection[str] = ()) -> int | None:
     """The iteration of the last checkpoint of a store that can be read, all parts of it.
 
+    A checkpoint that cannot be read, or is gone, is passed over if a fault has damaged it.
+
     Args:
         url: the store's.
         committed: the iteration of the last one, as the run's journal has it; None if it does not tell.
         damaged: files that faults have damaged, by their paths in the store.
 
     Returns:
-        None if there is none, or if no fault has damaged a later one that cannot be read.
+        None if faults have damaged all that there were.
+
+    Raises:
+        SwiftError: a later one cannot be read, and no fault has damaged it; or there was none at all.
     """
     folder = CheckpointFolder(Store(url))
     there = folder.committed()
@@ -112,22 +117,19 @@ def newest_intact(url: str, *, committed: int | None = None, damaged: Collection
         return any(path.startswith(f"{place}/") for path in damaged)
 
     if committed is not None and committed not in there and not is_damaged(committed):
-        return None
+        raise SwiftError(f"the checkpoint of iteration {committed} is gone, and no fault has struck it")
+    if committed is None and not there:
+        raise SwiftError("there is no checkpoint")
     for iteration in reversed(there):
-        if _can_be_read(folder, iteration):
+        try:
+            for _ in _values(folder, iteration):
+                pass
+        except SwiftError:
+            if not is_damaged(iteration):
+                raise
+        else:
             return iteration
-        if not is_damaged(iteration):
-            return None
     return None
-
-
-def _can_be_read(folder: CheckpointFolder, iteration: int) -> bool:
-    try:
-        for _ in _values(folder, iteration):
-            pass
-    except SwiftError:
-        return False
-    return True
 
 
 def largest_difference(url: str, other_url: str, names: Sequence[str], iteration: int | None = None) -> float:

@@ -107,10 +107,12 @@ def _judged_state(
     except SwiftError as error:
         why = f"its last checkpoint is damaged: {first_line(error)}"
         last = None if expected is None else expected.iterations
-        damaged = damaged_by(plan, end.output, folder)
-        intact = newest_intact(url, committed=last, damaged=damaged)
-        if intact is None:
+        try:
+            intact = newest_intact(url, committed=last, damaged=damaged_by(plan, end.output, folder))
+        except SwiftError:
             return Outcome.WRONG, why, {}
+        if intact is None:
+            why = f"{why}; no earlier one is left"
         if expected is not None and (reason := _unlike_before(training, folder, end, expected, intact)):
             return Outcome.WRONG, f"{why}; {reason}", files
         return Outcome.DAMAGED, why, files
@@ -122,7 +124,7 @@ def _judged_state(
     return _unless_missed(outcome, plan, end.missed), reason, state
 
 
-def _unlike_before(training: Training, folder: Path, end: End, expected: Trial, iteration: int) -> str:
+def _unlike_before(training: Training, folder: Path, end: End, expected: Trial, iteration: int | None) -> str:
     """The difference from the undisturbed run, where only an earlier checkpoint can be read.
 
     Args:
@@ -130,10 +132,10 @@ def _unlike_before(training: Training, folder: Path, end: End, expected: Trial, 
         folder: the run's.
         end: its end.
         expected: the undisturbed run. Of its checkpoints it may have kept others.
-        iteration: the checkpoint's.
+        iteration: the checkpoint's; None if none can be read, so that files alone are compared.
     """
     url, other_url = (training.store_of(one) for one in (folder, expected.folder))
-    there = last_state(other_url, iteration) if other_url else {}
+    there = last_state(other_url, iteration) if other_url and iteration is not None else {}
     here = last_state(url, iteration) if there else {}
     files = {name: digest for name, digest in expected.state.items() if _is_file(name)}
     then = replace(expected, state={**there, **files})
@@ -162,14 +164,19 @@ def _judged_error(
         return Outcome.CRASHED, f"its faults have taken nothing away: {reason}"
     committed = [event["iteration"] for event in events if event["event"] == "CheckpointCommitted"]
     is_whole = events[0]["position"] == 0  # else a snapshot took the place of the first, and may have had one
-    last = committed[-1] if committed else None
-    had_one = bool(committed) or not is_whole
-    damaged = damaged_by(plan, end.output, folder)
-    if had_one and (not url or newest_intact(url, committed=last, damaged=damaged) is None):
-        return Outcome.UNLOADABLE, reason
+    when = "before its first checkpoint: "
+    if committed or not is_whole:
+        if not url:
+            return Outcome.UNLOADABLE, reason
+        last, damaged = committed[-1] if committed else None, damaged_by(plan, end.output, folder)
+        try:
+            intact = newest_intact(url, committed=last, damaged=damaged)
+        except SwiftError:
+            return Outcome.UNLOADABLE, reason
+        when = "" if intact is not None else "faults have damaged each checkpoint that there was: "
     if plan and not struck:
         return Outcome.NOT_STRUCK, f"it ended before any fault: {reason}"
-    return Outcome.ENDED, reason if had_one else f"before its first checkpoint: {reason}"
+    return Outcome.ENDED, f"{when}{reason}"
 
 
 def _compared(

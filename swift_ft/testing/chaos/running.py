@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from swift_ft.faults import Action, Fault, parse_faults
 from swift_ft.faults.fault import DEFAULT_FACTOR, DEFAULT_SECONDS
@@ -80,13 +81,16 @@ def run_trial(
         spent_s=end.wall_s,
         cpu_s=end.cpu_s,
         points=frozenset(report.get("passed_points", ())),
-        checkpoints=tuple(
-            event["iteration"]
-            for event in report.get("events", ())
-            if event["event"] == "CheckpointCommitted"
-        ),
+        checkpoints=_iterations(report, "CheckpointCommitted"),
+        completed=max(_iterations(report, "ScriptExited"), default=0),
         leaves=leaves,
     )
+
+
+def _iterations(report: Mapping[str, Any], event: str) -> tuple[int, ...]:
+    """The iterations of all events of a kind that have one."""
+    events = (one for one in report.get("events", ()) if one["event"] == event)
+    return tuple(one["iteration"] for one in events if one["iteration"] is not None)
 
 
 def limit_of(training: Training, plan: Sequence[Fault], expected: Trial, parallel: int = 1) -> float:
@@ -145,6 +149,8 @@ def _launched(training: Training, folder: Path, inject: str, temporary: Path) ->
     launcher = [LAUNCHER, *training.launch, "--inject", inject]
     launcher += ["--log-dir", str(logs_of(folder)), "--events-out", str(report_of(folder))]
     launcher += _own_name(training, folder)
+    if training.checkpoint_at is not None:
+        launcher += ["--checkpoint-at", str(training.checkpoint_at)]
     script = [argument.replace(FOLDER, str(folder)) for argument in training.command]
     new_own(folder)
     return LAUNCHERS.run(

@@ -26,11 +26,13 @@ class Outcome(StrEnum):
     NOT_STRUCK = "not struck"
     """None of its faults struck: it shows nothing, also where it ended with an error."""
     ENDED = "ended"
-    """Its faults ended it, with an error in one line, and its last checkpoint loads, or an earlier one where
-    faults have damaged that one; or before its first checkpoint. Nothing is silently wrong."""
+    """Its faults ended it, with an error in one line, and its last checkpoint loads, or the newest one that
+    no fault has damaged; or before its first checkpoint, or faults have damaged each that there was. Nothing
+    is silently wrong."""
     DAMAGED = "damaged"
-    """It ended well, and a fault has damaged its last checkpoint. An earlier one loads, and is that of the
-    undisturbed run where that has kept it, and so are the script's files."""
+    """It ended well, and a fault has damaged its last checkpoint. The newest one that no fault has damaged
+    loads, if any is left, and is that of the undisturbed run where that has kept it, and so are the script's
+    files."""
     WRONG = "WRONG"
     """It ended well, with another state or other files, or with a checkpoint that does not load for no
     fault."""
@@ -64,6 +66,7 @@ class Training:
         store: the run's store, with ``{folder}``; empty for the one that the run has in its folder.
         deadline_s: seconds after which a run counts as hung, or later if its faults may take longer.
         habits: that are planted into the script.
+        checkpoint_at: the last iteration, where the script saves none after it; None where it does.
         unstable: all in which undisturbed runs differ, and which is not compared.
         server: forks the launcher; None for a new interpreter.
     """
@@ -73,6 +76,7 @@ class Training:
     store: str
     deadline_s: float
     habits: tuple[Habit, ...] = ()
+    checkpoint_at: int | None = None
     unstable: Unstable = field(default_factory=Unstable)
     server: ForkServer | None = field(default=None, compare=False, repr=False)
 
@@ -106,6 +110,7 @@ class Trial:
         seed: of its plan; None if the plan was given.
         points: that its workers passed; known of the undisturbed run.
         checkpoints: the iterations of its committed checkpoints.
+        completed: iterations that its workers had completed when the script ended; 0 if they had no session.
         leaves: kinds of names that it left in shared memory; an undisturbed run's are the script's own.
         attempts: runs of its seed, of which this is the last: in those before it no fault struck.
         spent_s: seconds of all of these runs.
@@ -127,6 +132,7 @@ class Trial:
     seed: int | None = None
     points: frozenset[str] = frozenset()
     checkpoints: tuple[int, ...] = ()
+    completed: int = 0
     leaves: frozenset[str] = frozenset()
     attempts: int = 1
     spent_s: float = 0.0
@@ -134,7 +140,7 @@ class Trial:
 
     @property
     def iterations(self) -> int:
-        """Those of the last checkpoint. A training may have some more, fewer than between two checkpoints."""
+        """Those of the last checkpoint."""
         return int(self.state.get("iteration", 0))
 
     @property

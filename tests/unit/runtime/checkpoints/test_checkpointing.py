@@ -29,7 +29,7 @@ DIGESTS = {"model.weight": 7}
 class Job:
     """A worker of a job that trains in generation 3: as much of it as a saver meets."""
 
-    def __init__(self) -> None:
+    def __init__(self, **config: int) -> None:
         self.state = State(phase=Phase.LIVE, generation=3, checkpoints=Checkpoints(committed=20))
         self.journal: list[ev.Event] = []
         self.waited_for: list[object] = []
@@ -39,7 +39,8 @@ class Job:
         self.log = SimpleNamespace(generation=3)
         self.folder = CheckpointFolder(cast(Any, None))
         self.being_written: dict[str, Callable[[str], None]] = {}
-        self.context = SimpleNamespace(rank=1, config=RunConfig(checkpoint_timeout_s=7.0))
+        options = RunConfig(checkpoint_timeout_s=7.0, **cast(Any, config))
+        self.context = SimpleNamespace(rank=1, config=options)
         commits = SimpleNamespace(wait=lambda iteration, _: self.waited_for.append(iteration))
         self.proof = SimpleNamespace(digests=lambda: DIGESTS, check=lambda *_, **__: None, failed=False)
         parts = (self, self, commits, self.log, self.proof, AtOnce(None))
@@ -75,6 +76,18 @@ def test_a_checkpoint_is_due_regularly_and_as_asked_for(job: Job) -> None:
     assert [i for i in range(20, 61) if job.saver.due(i)] == [20, 40, 60]
     job.state = State(checkpoints=Checkpoints(requested=33))
     assert [i for i in range(20, 61) if job.saver.due(i)] == [20, 33, 40, 60]
+
+
+@pytest.mark.parametrize(
+    ("at", "due", "last"),
+    [(53, [20, 40, 53, 60], 53), (60, [20, 40, 60], 40), (33, [20, 33, 40, 60], 40), (40, [20, 40, 60], 40)],
+)
+def test_a_checkpoint_that_its_user_wants_is_as_a_regular_one(at: int, due: list[int], last: int) -> None:
+    """The end of a training waits for it."""
+    job = Job(checkpoint_at=at)
+    assert [i for i in range(20, 61) if job.saver.regular(i)] == due
+    job.saver.finish(53)
+    assert job.waited_for == [last]
 
 
 def test_a_request_leaves_an_iteration_to_learn_of_it(job: Job) -> None:

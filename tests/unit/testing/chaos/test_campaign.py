@@ -46,6 +46,27 @@ def test_runs_side_by_side_learn_of_it_together(tmp_path: Path, monkeypatch: pyt
     assert [trial.outcome for trial in made.run()] == [Outcome.IDENTICAL] * AT_A_TIME
 
 
+@pytest.mark.parametrize(("saved", "at"), [("8", None), ("4", 8), (None, 8)])
+def test_the_last_iteration_is_saved_in_all_runs(
+    saved: str | None, at: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what comes after the last checkpoint is not compared, and a short training not at all."""
+    seen = []
+
+    def run_trial(training: Training, folder: Path, plan: Sequence[Fault] = (), *_: Any, **__: Any) -> Trial:
+        seen.append(training.checkpoint_at)
+        last = training.checkpoint_at or saved
+        outcome, state = (Outcome.IDENTICAL, {"iteration": str(last)}) if last else (Outcome.WRONG, {})
+        return Trial("; ".join(map(str, plan)), outcome, 0, "", state, folder, completed=8)
+
+    monkeypatch.setattr(campaign, "run_trial", run_trial)
+    made = Campaign(Training((), (), "", 10), Shape(2, 1, 4), tmp_path, 0, plans=2, learns=True)
+    references = made.prepare()
+    assert {reference.trial.iterations for reference in references.values()} == {8}
+    assert [trial.outcome for trial in made.run(references)] == [Outcome.IDENTICAL] * 2
+    assert seen == [*[None] * (at is not None), *[at] * 3]
+
+
 @pytest.mark.parametrize(("reason", "tries"), [("", 3), ("it ended before any fault: no data", 1)])
 def test_a_run_that_ends_before_any_fault_is_not_hidden_by_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, tries: int

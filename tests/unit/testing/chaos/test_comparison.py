@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.state_values import digests_of
+from swift_ft.errors import SwiftError
 from swift_ft.testing.chaos.comparison import UNDO_BOUND, largest_difference, last_state, newest_intact
 from swift_ft.testing.chaos.plain import _saved
 from tests.unit.testing.chaos.saved import save, state_of
@@ -96,6 +97,14 @@ def test_a_value_that_is_missing_or_no_tensor_is_beyond_any_bound(tmp_path: Path
 def test_a_checkpoint_of_which_a_part_is_gone_does_not_load(tmp_path: Path) -> None:
     url = save(tmp_path, state_of(), state_of())
     assert newest_intact(url) == 4
-    for file in (tmp_path / "checkpoints" / "00000004" / "rank-00001.g00001").iterdir():
+    lost = [*(tmp_path / "checkpoints" / "00000004" / "rank-00001.g00001").iterdir()]
+    for file in lost:
         file.unlink()
-    assert newest_intact(url) is None
+    with pytest.raises(SwiftError):
+        newest_intact(url)
+    assert newest_intact(url, damaged=[str(file.relative_to(tmp_path)) for file in lost]) is None
+
+
+def test_a_store_without_any_checkpoint_has_none_that_a_fault_has_damaged(tmp_path: Path) -> None:
+    with pytest.raises(SwiftError, match="there is no checkpoint"):
+        newest_intact(str(tmp_path))

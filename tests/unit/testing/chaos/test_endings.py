@@ -220,6 +220,21 @@ def test_the_last_checkpoint_loads_unless_a_fault_has_damaged_it(
     assert found == outcome, reason
 
 
+@pytest.mark.parametrize("is_struck", [True, False])
+def test_a_run_whose_only_checkpoint_a_fault_has_cut_has_ended(tmp_path: Path, is_struck: bool) -> None:
+    """The fault has taken it, no fault of ours: but the line says so."""
+    save(tmp_path / "store", state_of(), iteration=4)
+    (file,) = (tmp_path / "store" / "checkpoints" / "00000004").rglob("*.distcp")
+    file.write_bytes(file.read_bytes()[:-1])
+    events = [{**event, "position": place} for place, event in enumerate((committed(4), *ENDED))]
+    said = f"swift_ft: '{FLIP}' has struck {file.relative_to(tmp_path / 'store')}\n" if is_struck else ""
+    end = End(1, f"{said}swift-run: the reason\n", 1.0, [], {"events": events})
+    plan = parse_faults(f"{KILL}; {FLIP}")
+    found, reason, _ = judged(Training((), (), "{folder}/store", 10), tmp_path, plan, end, None)
+    assert found == (Outcome.ENDED if is_struck else Outcome.UNLOADABLE)
+    assert is_struck == reason.startswith("faults have damaged each checkpoint that there was: ")
+
+
 def test_a_committed_checkpoint_is_there(tmp_path: Path) -> None:
     """An older one is not as good."""
     assert end_of(tmp_path, 1, committed(4), *ENDED)[0] == Outcome.ENDED
