@@ -159,7 +159,7 @@ class S3Files(RemoteFiles):
         prefix = f"{self.fs.split_path(directory)[1]}/".lstrip("/")
         for upload in self._uploads(directory):
             with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
-                parts = self.fs.call_s3("list_parts", **upload).get("Parts", [])
+                parts = self._listed("list_parts", "Parts", ("PartNumberMarker",), **upload)
                 found[upload["Key"].removeprefix(prefix)] = sum(int(part["Size"]) for part in parts)
         return found
 
@@ -173,13 +173,39 @@ class S3Files(RemoteFiles):
 
     def _uploads(self, directory: str) -> builtins.list[dict[str, str]]:
         bucket, prefix, _ = self.fs.split_path(directory)
-        pages = self.fs.call_s3(
-            "list_multipart_uploads", Bucket=bucket, Prefix=f"{prefix}/" if prefix else ""
+        uploads = self._listed(
+            "list_multipart_uploads",
+            "Uploads",
+            ("KeyMarker", "UploadIdMarker"),
+            Bucket=bucket,
+            Prefix=f"{prefix}/" if prefix else "",
         )
-        return [
-            {"Bucket": bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-            for upload in pages.get("Uploads", [])
-        ]
+        return [{"Bucket": bucket, "Key": one["Key"], "UploadId": one["UploadId"]} for one in uploads]
+
+    def _listed(
+        self, operation: str, entries: str, markers: tuple[str, ...], **options: str
+    ) -> builtins.list[dict[str, Any]]:
+        """All pages of a listing, each of which has a thousand entries at most.
+
+        Args:
+            operation: the call.
+            entries: the field of a page with its entries.
+            markers: fields by which a call says where its page begins. A page has them with ``Next`` before
+                the name, for the next one.
+            options: other fields of each call.
+        """
+        found: builtins.list[dict[str, Any]] = []
+        begins: dict[str, Any] = {}
+        while True:
+            page = self.fs.call_s3(operation, **options, **begins)
+            found += page.get(entries, [])
+            following = {marker: page[f"Next{marker}"] for marker in markers if page.get(f"Next{marker}")}
+            if not page.get("IsTruncated") or following in (
+                {},
+                begins,
+            ):  # the same page again would never end
+                return found
+            begins = following
 
 
 class HdfsFiles(RemoteFiles):
