@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from swift_ft.errors import TopologyMismatchError
-from swift_ft.torch_core.model_state import is_extra, load_model_state, model_state
+from swift_ft.torch_core.model_state import buffers_by_key, is_extra, load_model_state, model_state
 from swift_ft.torch_core.shards import Description, describe, note_changed, rebuilt
 
 
 def check_shapes(
-    models: Mapping[str, Mapping[str, torch.Tensor]], stored: Mapping[tuple[str, str], tuple[int, ...]]
+    models: Mapping[str, Mapping[str, torch.Tensor]],
+    stored: Mapping[tuple[str, str], tuple[int, ...]],
+    *,
+    resizable: Callable[[str, str], bool] = lambda part, key: False,
 ) -> None:
     """Compare this worker's tensors of each model with the shapes of those that were saved, by part and name.
+
+    Args:
+        models: the worker's, by part and name.
+        stored: shapes.
+        resizable: whether a tensor may be given another size.
 
     Raises:
         TopologyMismatchError: they differ; names a tensor and both shapes.
@@ -25,7 +33,9 @@ def check_shapes(
         theirs = {key: shape for (part, key), shape in stored.items() if part == name}
         ours = {key: tuple(t.shape) for key, t in model.items()}
         for key in sorted({*ours, *theirs}):
-            if (here := ours.get(key)) != (there := theirs.get(key)):
+            if (here := ours.get(key)) == (there := theirs.get(key)):
+                continue
+            if here is None or there is None or not resizable(name, key):
                 raise does_not_fit(f"{name}.{key}", key, there, here)
 
 
@@ -60,10 +70,30 @@ def load_model(
                 f"{_part(here)} here. Start with the same mesh, or choose another store.",
                 key=key,
             )
+    if _resize(module, own, {key: value for key, value in values.items() if key not in parts}):
+        own = model_state(module)
     whole = {key: rebuilt(values[key], part, own[key]) for key, part in parts.items()}
     load_model_state(module, {**values, **whole}, own)
     for key in parts:
         note_changed(own[key])
+
+
+def _resize(module: nn.Module, own: Mapping[str, Any], values: Mapping[str, Any]) -> bool:
+    """Give buffers of a model the sizes that they have in what is loaded; whether any had another.
+
+    The code of torch's observers of quantization does so, too; ``load_state_dict()`` does not.
+    """
+    others = [
+        key
+        for key, value in values.items()
+        if isinstance(value, torch.Tensor) and not is_extra(key, own[key]) and own[key].shape != value.shape
+    ]
+    buffers = buffers_by_key(module) if others else {}
+    with torch.no_grad():
+        for key in others:
+            if key in buffers:
+                buffers[key][1].resize_(values[key].shape)
+    return bool(others)
 
 
 def does_not_fit(
@@ -78,8 +108,8 @@ def does_not_fit(
     """
     return TopologyMismatchError(
         f"The checkpoint does not fit this model: {name} has {_shape(there)} there and {_shape(here)} here. "
-        "Start with the model that was saved, or choose another store. A tensor that changes its size as it "
-        "trains needs one size, or a place in get_extra_state().",
+        "Start with the model that was saved, or choose another store. A buffer that grows as it trains is "
+        "taken if it begins without elements; else it needs one size, or a place in get_extra_state().",
         key=key,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -37,11 +38,11 @@ from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests, differing,
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
-from swift_ft.torch_core.model_state import model_state
+from swift_ft.torch_core.model_state import buffers_by_key, loads_itself, model_state
 from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained, parameters_of
 from swift_ft.torch_core.scalers import put_stages
-from swift_ft.torch_core.shards import local, rebuilt
+from swift_ft.torch_core.shards import describe, local, rebuilt
 from swift_ft.torch_core.tensors import same_bits, tensors_in
 
 
@@ -75,6 +76,7 @@ class TrainingState:
         tree: all modules within those of the state.
         carried: the variables of the script, once the session has started.
         stages: of the pipeline that the worker has.
+        in_run: what is loaded is of this run, and not of one that is resumed: its buffers may have any size.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -87,6 +89,7 @@ class TrainingState:
         self.tree = ModuleTree(self.modules)
         self.carried: Carried | None = None
         self.stages = StagesHere()
+        self.in_run = False
         # Those of modules when ``_unowned`` was made, and those of optimizers.
         self._named: dict[str, nn.Parameter] | None = None
         self._owned: set[nn.Parameter] = set()
@@ -295,7 +298,17 @@ class TrainingState:
             TopologyMismatchError: it does not fit this model; names a tensor and both shapes.
         """
         shapes = {(path[1], path[2]): tuple(k.shape) for path, k in stored.items() if path[0] == "models"}
-        check_shapes(self.local_models(), shapes)
+
+        def resizable(part: str, key: str) -> bool:
+            if key not in (held := buffers_by_key(self.modules[part])):
+                return False
+            owner, buffer = held[key]
+            if describe(buffer) is not None:
+                return False
+            # Of a run that is resumed, what would be taken without swift_ft, and what has begun with nothing.
+            return self.in_run or loads_itself(owner) or 0 in (buffer.numel(), math.prod(shapes[part, key]))
+
+        check_shapes(self.local_models(), shapes, resizable=resizable)
 
     def check_models(self, models: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """As :meth:`check`, for tensors that were read, by part and name."""
@@ -321,12 +334,14 @@ class TrainingState:
                 _, name, _, parameter, field = path
                 tensor = torch.empty(kind.shape, dtype=kind.dtype)
                 optimizers[name]["state"].setdefault(parameter, {})[field] = tensor
-        models = models or self.local_models()
-        if aside:
-            models = {
-                name: {key: torch.empty_like(value) for key, value in model.items()}
-                for name, model in models.items()
-            }
+        models = {name: {**model} for name, model in (models or self.local_models()).items()}
+        for name, model in models.items():
+            for key, value in model.items():
+                kind = stored.get(("models", name, key))
+                if kind is not None and kind.shape != value.shape:  # a buffer, as checked
+                    model[key] = torch.empty(kind.shape, dtype=value.dtype, device=value.device)
+                elif aside:
+                    model[key] = torch.empty_like(value)
         return {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO()}}
 
     def local_models(self) -> dict[str, dict[str, Any]]:

@@ -62,7 +62,11 @@ class BufferCopies:
                 module._buffers.clear()
                 module._buffers.update(buffers)
         for buffer in self._distinct(within):
-            write_back(local(buffer), local(self._copies[buffer]))
+            here, values = local(buffer), local(self._copies[buffer])
+            if here.shape != values.shape:  # a step gave it another size in place, as observers do
+                with torch.no_grad():
+                    here.resize_(values.shape)
+            write_back(here, values)
 
     def differs_from(self, other: BufferCopies, within: nn.Module | None = None) -> bool:
         """Whether any buffer had other values at the other moment, or is another tensor.

@@ -64,6 +64,23 @@ def model_state(module: nn.Module) -> dict[str, Any]:
     return found
 
 
+def buffers_by_key(module: nn.Module) -> dict[str, tuple[nn.Module, torch.Tensor]]:
+    """A model's own buffers, each with the module that has it, by their names in :func:`model_state`.
+
+    None where a hook of the model says other names.
+    """
+    if _says_other_names(module):
+        return {}
+    model_state(module)  # learns the names
+    own, saved_as = _names.get(module, ((), ()))
+    held = dict(module.named_buffers(remove_duplicate=False))
+    return {
+        key: (module.get_submodule(name.rpartition(".")[0]), held[name])
+        for name, key in zip(own, saved_as, strict=True)
+        if name in held
+    }
+
+
 def _says_other_names(module: nn.Module) -> bool:
     """Whether a hook that is not torch's changes what a model saves."""
     # FSDP1's flat parameters are DCP's matter.
@@ -168,6 +185,11 @@ def _same_memory(one: Any, other: Any) -> bool:
     here, there = local(one), local(other)
     alike = (here.dtype, here.shape, here.device) == (there.dtype, there.shape, there.device)
     return alike and here.stride() == there.stride() and here.data_ptr() == there.data_ptr()
+
+
+def loads_itself(part: nn.Module) -> bool:
+    """Whether a module has code of its own for what it loads: it may take tensors of another size."""
+    return not _loads_tensors_only(part)
 
 
 def _loads_tensors_only(part: nn.Module) -> bool:

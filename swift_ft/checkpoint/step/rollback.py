@@ -168,6 +168,7 @@ class Rollback:
             self._library_objects.check()
         if self._steps == 1:
             self.carried.steps_begin()
+            self._state.in_run = True
         self._gradients.begin({} if replayed else named, closely=closely)
         # One within another one is not in the state where that saves both.
         every_optimizer = [*self._variables.optimizers()] if whole else None
