@@ -337,9 +337,9 @@ class TrainingState:
         models = {name: {**model} for name, model in (models or self.local_models()).items()}
         for name, model in models.items():
             for key, value in model.items():
-                kind = stored.get(("models", name, key))
-                if kind is not None and kind.shape != value.shape:  # a buffer, as checked
-                    model[key] = torch.empty(kind.shape, dtype=value.dtype, device=value.device)
+                there = stored.get(("models", name, key))
+                if there is not None and there.shape != value.shape:  # a buffer, as checked
+                    model[key] = torch.empty(there.shape, dtype=value.dtype, device=value.device)
                 elif aside:
                     model[key] = torch.empty_like(value)
         return {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO()}}

@@ -421,6 +421,12 @@ def variables_kept(rank: int) -> str:
     return f"variables/kept/{rank}"
 
 
+@_kind("the first process of each worker", "its replacement, and that of a worker of another machine")
+def start_values(rank: int) -> str:
+    """Digests of what its script has set before the session's start, and small values themselves."""
+    return f"variables/start/{rank}"
+
+
 # -------------------------------------------------------------------------------- workers: the pipeline
 
 

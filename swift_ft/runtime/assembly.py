@@ -54,6 +54,7 @@ from swift_ft.runtime.script.script_line import line_in
 from swift_ft.runtime.settings import Settings
 from swift_ft.runtime.slowness.part import SlownessPart
 from swift_ft.runtime.slowness.straggler_watch import StragglerWatch
+from swift_ft.runtime.start_values import StartValues
 from swift_ft.runtime.state_part import LocalState
 from swift_ft.runtime.steps import Loop
 from swift_ft.runtime.verify.own_gradients_part import KeptSteps, OwnGradientsPart
@@ -278,11 +279,13 @@ class Assembly(Foundations):
         yield DataPart(self._batches, self._dealt, files, self._participant)
         # Workers that may have different data have different random numbers.
         alike = pipeline is not None and not self._replicas.attached and not self._sharded
+        start_values = StartValues(context, self._rollback.carried, self._rendezvous, self._writer)
         yield LocalState(
             self.status,
             self._sharded,
             self._completeness,
             self._rollback,
+            start_values,
             seed=self._settings.seed,
             data_of=None if alike else context.rank,
             first_life=context.started_in == 1,

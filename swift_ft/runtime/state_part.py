@@ -6,6 +6,7 @@ from swift_ft.checkpoint.completeness import Completeness
 from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.determinism import seed_step
 from swift_ft.recovery.job_state import State
+from swift_ft.runtime.start_values import StartValues
 from swift_ft.runtime.worker.part import Interruption, Part, StepInfo
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.fsdp import ShardedModels
@@ -19,6 +20,7 @@ class LocalState(Part):
         sharded: modules that ``fully_shard`` was applied to; none, as a rule.
         completeness: whether the state holds all that training changes.
         rollback: puts back the small changes of an interrupted step.
+        start_values: what the script had set at first.
         seed: of all random state inside steps.
         data_of: whose random numbers this worker has, since it has data of its own; None where all workers
             have the same.
@@ -33,6 +35,7 @@ class LocalState(Part):
         sharded: ShardedModels,
         completeness: Completeness,
         rollback: Rollback,
+        start_values: StartValues,
         *,
         seed: int,
         data_of: int | None,
@@ -42,6 +45,7 @@ class LocalState(Part):
         self._sharded = sharded
         self._completeness = completeness
         self._rollback = rollback
+        self._start_values = start_values
         self._seed = seed
         self._data_of = data_of
         self._first_life = first_life
@@ -49,6 +53,7 @@ class LocalState(Part):
     def start(self) -> None:
         self._completeness.watch()
         self._rollback.watch()
+        self._start_values.agree()  # before any state arrives
 
     def open(self, state: State, begin: int) -> None:
         self._rollback.may_be_given()

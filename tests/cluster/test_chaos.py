@@ -187,7 +187,7 @@ def test_a_bug_after_the_last_checkpoint_is_found(
     """The script saves no checkpoint after its fifth iteration, or none at all, and writes no file."""
     text = Path(SCRIPT).read_text().replace("checkpoint_every=2", f"checkpoint_every={every}")
     text = text.replace('"PLANTED" in', '"SWIFT_CONTEXT" in')  # not under plain torchrun
-    text = text.replace("2.0 if came_back", "2.0 if came_back and step.index == 4")
+    text = text.replace("2.0 if came_back()", "2.0 if came_back() and step.index == 4")
     script = tmp_path / "ends_between.py"
     script.write_text(text[: text.index("if dist.get_rank() == 0:")])
     plan = "kill machine=1 iteration=1 point=optimizer"
@@ -243,8 +243,11 @@ def test_replicas_that_differ_after_a_loss_are_a_finding(
 ) -> None:
     """The run ends with a line and a checkpoint, as if by the fault. The journal tells them apart."""
     monkeypatch.setenv("PLANTED", "1")
-    script, drift = tmp_path / "drifts.py", "torch.nn.init.ones_(model.module.weight) if came_back else None"
-    text = Path(SCRIPT).read_text().replace("2.0 if came_back", "1.0 if came_back")
+    script, drift = (
+        tmp_path / "drifts.py",
+        "torch.nn.init.ones_(model.module.weight) if came_back() else None",
+    )
+    text = Path(SCRIPT).read_text().replace("2.0 if came_back()", "1.0 if came_back()")
     script.write_text(
         text.replace("        scheduler.step()\n", f"        scheduler.step()\n        {drift}\n")
     )

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 import xxhash
+from torch import nn
+from torch.optim import Optimizer
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder, classes_in
@@ -107,6 +109,27 @@ class CarriedVariables:
         for value in self._start.values():
             if not isinstance(value, Trace):
                 self._variables.state.known.add(classes_in(value))
+
+    def at_start(self) -> Saved:
+        """Values that the script itself had set when the session started: not those of torch's objects."""
+        of_torch = {
+            namespace.path
+            for namespace, _ in self._variables.slots
+            if isinstance(namespace.owner, nn.Module | Optimizer) or namespace.is_of_buffers
+        }
+        found: dict[str, dict[str, Any]] = {}
+        for (path, name), value in self._start.items():
+            if path not in of_torch | {_FLAGS} and value is not MISSING and self._is_plain(value):
+                found.setdefault(path, {})[name] = value
+        return found
+
+    def begin_with(self, values: Saved) -> None:
+        """Another process in the place of this one had these values when the session started: so it has."""
+        places, placing = dict(self._values()), self._placing()
+        for path, named in values.items():
+            for name, value in named.items():
+                self._start[path, name] = value
+                self._put(placing, (path, name), places.get((path, name), MISSING), value)
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
@@ -212,9 +235,10 @@ class CarriedVariables:
             most_bytes: of all together; what does not fit is left out.
         """
         small: dict[str, dict[str, Any]] = {}
+        around = len(self._variables.state.pack(None))  # of all values once
         for path, values in saved.items():
             for name, value in values.items():
-                size = len(self._variables.state.pack(value))
+                size = len(self._variables.state.pack(value)) - around
                 if size <= most_bytes:
                     most_bytes -= size
                     small.setdefault(path, {})[name] = value
@@ -472,6 +496,12 @@ def _with_own(saved: Saved, own: frozenset[Place], of_own: Saved) -> tuple[Saved
 def key_of(place: Place) -> str:
     """Its key among digests."""
     return "\n".join(place)
+
+
+def place_of_key(key: str) -> Place:
+    """The inverse of :func:`key_of`."""
+    path, _, variable = key.partition("\n")
+    return path, variable
 
 
 def in_words(place: Place) -> str:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from swift_ft.checkpoint.step.carried import CarriedVariables, Place, Saved, in_words, key_of
+from swift_ft.checkpoint.step.carried import CarriedVariables, Place, Saved, in_words, key_of, place_of_key
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError
@@ -225,7 +225,7 @@ class OwnVariables:
         theirs = [json.loads(self._rendezvous.get(key)) for key in keys if self._rendezvous.check([key])]
         ours = self._seeds_here().items()
         unlike = (name for name, seed in ours if any(one.get(name, seed) != seed for one in theirs))
-        return frozenset(map(_place, unlike))
+        return frozenset(map(place_of_key, unlike))
 
     def _seeds_here(self) -> Mapping[str, int]:
         if self._seeds is None:
@@ -237,9 +237,9 @@ class OwnVariables:
         for rank, theirs in zip(replicas, noted, strict=False):
             first, last = sorted((rank, self._rank))
             for name in sorted(ours.keys() & theirs.keys()):
-                if ours[name] != theirs[name] and self._carried.goes_on(_place(name)):
+                if ours[name] != theirs[name] and self._carried.goes_on(place_of_key(name)):
                     raise UnsupportedError(
-                        f"The generator {in_words(_place(name))} goes on from step to step, "
+                        f"The generator {in_words(place_of_key(name))} goes on from step to step, "
                         f"and its state is not the same on workers {first} and {last}: the one of a lost "
                         "worker could not be brought back. Make it anew or seed it in each step, as in "
                         "generator.manual_seed(seed + step.index * world_size + rank), or draw from torch's "
@@ -279,9 +279,4 @@ def _compared(noted: Sequence[Mapping[str, int]]) -> tuple[frozenset[Place], fro
     """Variables that are unlike on replicas, as these have noted them, and those that are equal on all."""
     every = {name for one in noted for name in one}
     unlike = {name for name in every if len({one.get(name) for one in noted}) > 1}
-    return frozenset(map(_place, unlike)), frozenset(map(_place, every - unlike))
-
-
-def _place(name: str) -> Place:
-    path, _, variable = name.partition("\n")
-    return path, variable
+    return frozenset(map(place_of_key, unlike)), frozenset(map(place_of_key, every - unlike))

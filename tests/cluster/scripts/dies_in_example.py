@@ -44,7 +44,12 @@ COLLECTIVES = {
     "sum for keys": ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
 }
 """Methods of a process group, before torch 2.13 and since."""
-FIRST = WorkerContext.from_env().started_in == 1
+
+
+def first_life() -> bool:
+    """Asked each time: a variable of a replacement is what it was in the worker whose place it takes."""
+    return WorkerContext.from_env().started_in == 1
+
 
 now: dict[str, Any] = {"iteration": -1}
 calls: dict[str, int] = {}
@@ -55,7 +60,7 @@ session_of_script: list[Any] = []
 def reach(point: str) -> None:
     """Die here, if this is the place."""
     is_here = DEATH.get("point") == point and DEATH["iteration"] == now["iteration"]
-    if is_here and FIRST and DEATH["rank"] == dist.get_rank():
+    if is_here and first_life() and DEATH["rank"] == dist.get_rank():
         die()
 
 
@@ -88,7 +93,7 @@ class Batches(gpt.Batches):
     def __getitem__(self, iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
         now["iteration"] = iteration
         calls.clear()
-        if FIRST and iteration == DEATH.get("iteration") and "copied" in DEATH:
+        if first_life() and iteration == DEATH.get("iteration") and "copied" in DEATH:
             copies.wait_for_copy(session_of_script[0], DEATH["copied"])
         if iteration == AT:
             write(f"{dist.get_world_size()}-{dist.get_rank()}.pt")

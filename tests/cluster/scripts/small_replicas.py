@@ -28,12 +28,18 @@ session = swift_ft.Session(
     {"model": model, "optimizer": optimizer, "scheduler": scheduler}, store=args.store, checkpoint_every=2
 )
 session.attach_ddp(model)
-came_back = "PLANTED" in os.environ and session._assembly._participant.context.started_in > 1
+
+
+def came_back() -> bool:
+    """Asked in each step: a variable of a replacement is what it was in the worker whose place it takes."""
+    return "PLANTED" in os.environ and session._assembly._participant.context.started_in > 1
+
+
 for step in session.steps(args.iterations):
     with step:
         optimizer.zero_grad()
         x = torch.full((3, 4), float(step.index + 1 + dist.get_rank()))
-        (model(x).square().sum() * (2.0 if came_back else 1.0)).backward()
+        (model(x).square().sum() * (2.0 if came_back() else 1.0)).backward()
         optimizer.step()
         scheduler.step()
 if dist.get_rank() == 0:

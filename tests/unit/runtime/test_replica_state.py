@@ -187,7 +187,7 @@ def test_parameters_that_a_step_has_updated_and_its_beginning_lacks(whole: bool,
     optimizer = wrap_optimizer(torch.optim.SGD(model.parameters(), lr=0.5), exact=True)
     rollback = Rollback(TrainingState({"model": model, "head": head, "optimizer": optimizer}))
     status, sharded, nothing = WorkerStatus(), cast(Any, SimpleNamespace(reset=lambda: None)), cast(Any, None)
-    state = LocalState(status, sharded, nothing, rollback, seed=0, data_of=None, first_life=True)
+    state = LocalState(status, sharded, nothing, rollback, nothing, seed=0, data_of=None, first_life=True)
     before = copy.deepcopy([[*one.parameters()] for one in (model, head)])
     rollback.watch()
     rollback.begin(0, whole=whole)

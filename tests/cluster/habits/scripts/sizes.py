@@ -48,8 +48,9 @@ def build() -> nn.Module:
 
     net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6)).train()
     with warnings.catch_warnings(action="ignore"):
-        net.qconfig = quantization.get_default_qat_qconfig("fbgemm")  # type: ignore[assignment]
-        return nn.Module.train(quantization.prepare_qat(net))
+        net.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+        prepared: nn.Module = quantization.prepare_qat(net)
+    return prepared
 
 
 dist.init_process_group("gloo")
