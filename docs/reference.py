@@ -109,6 +109,8 @@ MEANINGS = {
     "variable_too_large": "A variable of Lightning's is too large to be given to other workers.",
     "variables_missing": "A worker of Lightning's goes on without variables that were too large.",
     "variables_of_epoch_unlike": "Lines at the top of an epoch have set other values than those taken over.",
+    "start_values_given": "The script has set values before its first step otherwise than at the run's beginning.",
+    "start_values_unlike": "So it has, where those were not the same on another machine: it keeps its own.",
     "variable_not_taken": "A value has changed and cannot come with the state: it is another one here.",
     "buffer_differs": "A replacement made another buffer than the lost worker, and no state holds it.",
     "checkpoint_failed": "A part of a checkpoint could not be written. The previous checkpoint stays valid.",

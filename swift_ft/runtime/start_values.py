@@ -1,4 +1,4 @@
-"""What a script sets before its first step, and sets otherwise when a replacement runs it later.
+"""Values that a script sets before its first step, and sets otherwise when a replacement runs it later.
 
 A script that looks for checkpoints of its own finds none when a run begins, and one in the place of a lost
 worker (``start_iter = 30``). So do those that number their output folders, or name them after the time. The
@@ -33,7 +33,7 @@ _NAMED = 6
 
 @dataclass(frozen=True)
 class _Note:
-    """What a script had set.
+    """Values that a script had set.
 
     Attributes:
         digests: of each value, by variable.
@@ -108,7 +108,7 @@ class StartValues:
         self._say([(path, name) for path, values in given.items() for name in values], own)
 
     def _noted_on_another_machine(self) -> Mapping[str, int]:
-        """What the worker at the same place of the next machine has noted; nothing if there is none."""
+        """Digests that the worker at the same place of the next machine has noted; none if there is no such."""
         context = self._context
         other = (context.rank + context.workers_per_machine) % context.world_size
         noted = self._noted(other) if other != context.rank else None
