@@ -108,7 +108,7 @@ class StartValues:
         self._say([(path, name) for path, values in given.items() for name in values], own)
 
     def _noted_on_another_machine(self) -> Mapping[str, int]:
-        """Digests that the worker at the same place of the next machine has noted; none if there is no such."""
+        """Digests by the worker at the same place of the next machine; none if there is no other one."""
         context = self._context
         other = (context.rank + context.workers_per_machine) % context.world_size
         noted = self._noted(other) if other != context.rank else None

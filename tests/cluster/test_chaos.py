@@ -234,7 +234,8 @@ def test_a_loss_at_either_end_of_a_job(plan: str, ways: list[str], capfd: pytest
     code, facts = report(capfd, "--plan", plan, "--spares", "2")
     (run,) = facts["runs"]
     assert (code, run["outcome"], run["never_struck"]) == (0, "identical", []), run
-    assert run["ways"] == ways
+    # Where the second one is lost before it has given its state, nobody has one: all start from the store.
+    assert run["ways"] in (ways, [*ways, "start"] if "point=join" in plan else ways)
 
 
 @pytest.mark.thorough

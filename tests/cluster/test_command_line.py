@@ -291,7 +291,7 @@ def test_thawed_machine_does_no_harm(tmp_path: Path, references: Any) -> None:
         output.append(line)
         if "iteration 8:" in line:
             frozen = stopped_processes(tmp_path)
-            assert len(frozen) == 2  # the agent and the worker
+            assert len(frozen) >= 2  # the agent and the worker, and what that machine has just forked
             for pid in frozen:
                 os.kill(pid, signal.SIGCONT)
     process.stdout.close()

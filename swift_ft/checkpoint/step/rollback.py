@@ -24,8 +24,8 @@ from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
-from swift_ft.checkpoint.step.library_objects import LibraryObjects
 from swift_ft.checkpoint.step.noted import NotedVariables, in_words
+from swift_ft.checkpoint.step.objects_of_steps import ObjectsOfSteps
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.parameter_copies import ParameterCopies
 from swift_ft.checkpoint.step.parameters import ParameterWatch
@@ -98,7 +98,7 @@ class Rollback:
         self._parameters = ParameterWatch(state)
         self._variables = ScriptVariables(state)
         self._outside = Outside(self._variables)
-        self._library_objects = LibraryObjects(self._variables)
+        self._objects = ObjectsOfSteps(self._variables)
         self.carried = CarriedVariables(self._variables, self._outside)
         self._gradients = CarriedGradients()
         self._script_hooks = ScriptHooks(state)
@@ -165,7 +165,7 @@ class Rollback:
         if closely or self._steps <= _FIRST_STEPS:
             self._outside.check()
         if self._steps <= _FIRST_STEPS:
-            self._library_objects.check()
+            self._objects.check()
         if self._steps == 1:
             self.carried.steps_begin()
             self._state.in_run = True

@@ -1,4 +1,4 @@
-"""Another object of a library in each step is named; which ones a list has is put back."""
+"""Other objects in each step are named, of libraries and of the script; which ones a list has is put back."""
 
 from __future__ import annotations
 
@@ -27,12 +27,18 @@ def normal() -> Normal:
     return Normal(torch.zeros(1), torch.ones(1))
 
 
-def named(rollback: Rollback, holder: Any, change: Callable[[Any, int], object], caplog: Any) -> list[str]:
+def named(
+    rollback: Rollback,
+    holder: Any,
+    change: Callable[[Any, int], object],
+    caplog: Any,
+    event: str = "library_objects_change",
+) -> list[str]:
     with caplog.at_level(logging.WARNING):
         for iteration in range(4):
             rollback.begin(iteration)
             change(holder, iteration)
-    found = [one for one in caplog.records if getattr(one, "event", "") == "library_objects_change"]
+    found = [one for one in caplog.records if getattr(one, "event", "") == event]
     assert len(found) <= 1, "each once"
     return [name for one in found for name in one.variables]
 
@@ -53,6 +59,41 @@ HOLDERS: dict[str, tuple[Callable[[], Any], Callable[[Any, int], object], str]] 
         "",
     ),
 }
+
+
+class Record:
+    """An object of the script's own."""
+
+    def __init__(self, loss: float) -> None:
+        self.loss = loss
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "name"),
+    [
+        (list, lambda holder, step: holder.append(Record(step)), "holder"),
+        (lambda: deque(maxlen=2), lambda holder, step: holder.append(Record(step)), "holder"),
+        (dict, lambda holder, step: holder.update({step: Record(step)}), "holder"),
+        (lambda: [Record(0.0)], lambda holder, step: setattr(holder[0], "loss", step), ""),
+        (list, lambda holder, step: holder.append((step, 0.5)), ""),
+        (list, lambda holder, _: holder.append(nn.Linear(1, 1)), ""),
+        (
+            lambda: SimpleNamespace(last=Record(0.0)),
+            lambda holder, step: setattr(holder, "last", Record(step)),
+            "",
+        ),
+    ],
+    ids=["a list", "a deque", "a dictionary", "one that stays", "tuples", "modules", "a variable"],
+)
+def test_objects_of_the_scripts_own_are_named(
+    make: Callable[[], Any],
+    change: Callable[[Any, int], object],
+    name: str,
+    rollback: Rollback,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    holder = make()
+    assert named(rollback, holder, change, caplog, "own_objects_change") == ([name] if name else [])
 
 
 @pytest.mark.parametrize("kind", HOLDERS)
