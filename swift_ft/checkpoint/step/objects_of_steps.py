@@ -10,7 +10,7 @@ of these are named.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -43,23 +43,6 @@ _OF_A_STEP = (
 """Beginnings of names of modules whose objects serve one step only: handles, events, places."""
 
 
-_OF_LIBRARIES = (
-    "library_objects_change",
-    "another object of a library than in the step before. A repeated step finds the newer one, and a "
-    "replacement one of its own script: if a later step reads it, keep what it is made of in its place, as "
-    "numbers or tensors",
-)
-_OF_SCRIPT = (
-    "own_objects_change",
-    "other objects of the script's own than in the step before. A replacement has those alone that its "
-    "script makes before the first step: if a later step reads them, keep what they are made of in their "
-    "place, as numbers, text, tensors, tuples or dictionaries",
-)
-"""Of each kind of object the event, and what is said."""
-
-_Held = dict[str, tuple[int, ...]]
-
-
 class ObjectsOfSteps:
     """Compares them with those of the step before.
 
@@ -69,22 +52,27 @@ class ObjectsOfSteps:
 
     def __init__(self, variables: ScriptVariables) -> None:
         self._variables = variables
-        # As the last step began, by kind and name: of each the id().
-        self._held: dict[tuple[str, str], _Held] = {_OF_LIBRARIES: {}, _OF_SCRIPT: {}}
-        self._said: dict[tuple[str, str], set[str]] = {_OF_LIBRARIES: set(), _OF_SCRIPT: set()}
+        self._of_libraries, self._of_script = _Changes(), _Changes()
 
     def check(self) -> None:
         """A step begins. Call it after a look of the variables."""
         values = [*self._values()]
-        for kind, objects_in in ((_OF_LIBRARIES, _of_libraries), (_OF_SCRIPT, _of_script)):
-            found = ((name, objects_in(value)) for name, value in values)
-            now = {name: tuple(map(id, objects)) for name, objects in found if objects is not None}
-            before, self._held[kind] = self._held[kind], now
-            changed = {name for name, numbers in now.items() if before.get(name, numbers) != numbers}
-            if new := sorted(changed - self._said[kind]):
-                self._said[kind] |= {*new}
-                event, words = kind
-                _logger.warning("%s: %s", shortened(new), words, extra={"event": event, "variables": new})
+        if new := self._of_libraries.among((name, _of_libraries(value)) for name, value in values):
+            _logger.warning(
+                "%s: another object of a library than in the step before. A repeated step finds the newer "
+                "one, and a replacement one of its own script: if a later step reads it, keep what it is "
+                "made of in its place, as numbers or tensors",
+                shortened(new),
+                extra={"event": "library_objects_change", "variables": new},
+            )
+        if new := self._of_script.among((name, _of_script(value)) for name, value in values):
+            _logger.warning(
+                "%s: other objects of the script's own than in the step before. A replacement has those alone "
+                "that its script makes before the first step: if a later step reads them, keep what they are "
+                "made of in their place, as numbers, text, tensors, tuples or dictionaries",
+                shortened(new),
+                extra={"event": "own_objects_change", "variables": new},
+            )
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         """All variables that later steps may read.
@@ -103,6 +91,22 @@ class ObjectsOfSteps:
             if frame.f_locals is not frame.f_globals:
                 for name in read_later(frame):
                     yield name, frame.f_locals.get(name)
+
+
+class _Changes:
+    """Names of what holds other objects than in the step before, each once."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, tuple[int, ...]] = {}  # as the last step began, by name: of each the id()
+        self._told: set[str] = set()
+
+    def among(self, found: Iterable[tuple[str, list[Any] | None]]) -> list[str]:
+        """Those of a step. None instead of the objects of what cannot have any."""
+        now = {name: tuple(map(id, objects)) for name, objects in found if objects is not None}
+        new = {name for name, numbers in now.items() if self._held.get(name, numbers) != numbers} - self._told
+        self._held = now
+        self._told |= new
+        return sorted(new)
 
 
 def _of_libraries(value: Any) -> list[Any] | None:
