@@ -67,7 +67,7 @@ class ObjectsOfSteps:
             )
         if new := self._of_script.among((name, _of_script(value)) for name, value in values):
             _logger.warning(
-                "%s: other objects of the script's own than in the step before. A replacement has those alone "
+                "%s: other objects of the script's own than in the step before. A replacement has only those "
                 "that its script makes before the first step: if a later step reads them, keep what they are "
                 "made of in their place, as numbers, text, tensors, tuples or dictionaries",
                 shortened(new),
