@@ -1,4 +1,9 @@
-"""Compares a model with what was saved of one, and gives it that. For optimizers: `optimizer_groups.py`."""
+"""Compares a model with what was saved of one, and gives it that. For optimizers: `optimizer_groups.py`.
+
+Private part used (tested on torch 2.11 to 2.14):
+
+- ``Module._buffers``: a buffer gets another size, and its memory cannot become larger.
+"""
 
 from __future__ import annotations
 
@@ -91,9 +96,20 @@ def _resize(module: nn.Module, own: Mapping[str, Any], values: Mapping[str, Any]
     buffers = buffers_by_key(module) if others else {}
     with torch.no_grad():
         for key in others:
-            if key in buffers:
-                buffers[key][1].resize_(values[key].shape)
+            if key not in buffers:
+                continue
+            owner, buffer = buffers[key]
+            if _is_alone(buffer):
+                buffer.resize_(values[key].shape)
+            else:
+                owner._buffers[key.rpartition(".")[2]] = buffer.new_empty(values[key].shape)
     return bool(others)
+
+
+def _is_alone(buffer: torch.Tensor) -> bool:
+    """Whether it has memory of its own that may become larger: none of another tensor, and no array's."""
+    storage = buffer.untyped_storage()
+    return storage.resizable() and storage.nbytes() == buffer.nbytes
 
 
 def does_not_fit(

@@ -279,7 +279,7 @@ class Assembly(Foundations):
         yield DataPart(self._batches, self._dealt, files, self._participant)
         # Workers that may have different data have different random numbers.
         alike = pipeline is not None and not self._replicas.attached and not self._sharded
-        start_values = StartValues(context, self._rollback.carried, self._rendezvous, self._writer)
+        start_values = StartValues(context, self._rollback.carried, self._run_keys, self._writer)
         yield LocalState(
             self.status,
             self._sharded,

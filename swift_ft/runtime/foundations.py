@@ -81,7 +81,7 @@ class Foundations:
         self._context = context
         self._store = store
         self._state = state
-        self._state.in_run = context.started_in > 1
+        self._state.in_run = context.started_in > 1 and not context.world  # another world's script may differ
         self._settings = settings
         self._iterations: Iterations | None = None  # from the first step on
         say_if_slow(recorder.lap("make the session"), context.rank)

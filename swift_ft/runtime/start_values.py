@@ -2,9 +2,13 @@
 
 A script that looks for checkpoints of its own finds none when a run begins, and one in the place of a lost
 worker (``start_iter = 30``). So do those that number their output folders, or name them after the time. The
-first process of each worker notes what its script has set. A replacement goes on with those values that
-were the same on another machine: they are the training's. Others may be a machine's own (its name, a port, a
-path), and stay as they are; a line names them.
+first process of each worker notes what its script has set. A replacement that is given the training's state
+goes on with those values that were the same on another machine: they are the training's, too. Others may be a
+machine's own (its name, a port, a path), and stay as they are; a line names them. So do all in the place of
+another device of its host, as a guest has it.
+
+Where no state is there to go on with, all begin again as their scripts do now. Another world with other
+numbers of workers has values of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +16,8 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -26,9 +31,8 @@ from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
 
-_MOST_BYTES = 2**15
-"""Of the values that a worker notes: the rendezvous store is in a machine's memory."""
-_NAMED = 6
+_MOST, _MOST_BYTES = 1_000, 2**15
+"""Variables that a worker notes, and bytes of their values: the rendezvous store is in a machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,15 @@ class _Note:
 
     Attributes:
         digests: of each value, by variable.
+        whole: a digest of all of them.
         values: the small ones themselves, packed, in base64.
+        place: what a process is among all, and on its host: its values follow from that.
     """
 
     digests: Mapping[str, int]
+    whole: int
     values: str
+    place: Sequence[int]
 
 
 class StartValues:
@@ -50,7 +58,7 @@ class StartValues:
     Args:
         context: this worker.
         carried: the script's variables, once the session has started.
-        rendezvous: where workers note theirs.
+        run_keys: where workers note theirs, for all worlds.
         writer: notes this worker's.
     """
 
@@ -58,44 +66,47 @@ class StartValues:
         self,
         context: WorkerContext,
         carried: CarriedVariables,
-        rendezvous: RendezvousStore,
+        run_keys: RendezvousStore,
         writer: BackgroundWriter,
     ) -> None:
         self._context = context
         self._carried = carried
-        self._rendezvous = rendezvous
+        self._run_keys = run_keys
         self._writer = writer
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._place = [context.world_size, context.workers_per_machine, local_rank]
 
     def agree(self) -> None:
         """Note the values, in the first process of this worker; in a later one go on with those noted."""
         if self._context.offline is not None:
             return
-        here = self._carried.at_start()
+        here = self._carried.at_start(_MOST)
         noted = self._noted(self._context.rank) if self._context.started_in > 1 else None
         if noted is None:
             self._writer.do(partial(self._note, here))
-        else:
+        elif [*noted.place[:2]] == self._place[:2]:
             self._go_on_with(noted, here)
 
     def _note(self, here: Saved) -> None:
         """In the writer's thread."""
-        values = base64.b64encode(self._carried.packed(here, _MOST_BYTES)).decode()
-        note = _Note(self._carried.digests_of(here), values)
-        self._rendezvous.set(store_keys.start_values(self._context.rank), json.dumps(asdict(note)))
+        carried = self._carried
+        values = base64.b64encode(carried.packed(here, _MOST_BYTES)).decode()
+        note = _Note(carried.digests_of(here), carried.digest(here), values, self._place)
+        self._run_keys.set(store_keys.start_values(self._context.rank), json.dumps(asdict(note)))
 
     def _noted(self, rank: int) -> _Note | None:
         key = store_keys.start_values(rank)
-        if not self._rendezvous.check([key]):
+        if not self._run_keys.check([key]):
             return None
-        return _Note(**json.loads(self._rendezvous.get(key)))
+        return _Note(**json.loads(self._run_keys.get(key)))
 
     def _go_on_with(self, noted: _Note, here: Saved) -> None:
+        if self._carried.digest(here) == noted.whole:  # one of each takes long, while others may wait
+            return
         ours = self._carried.digests_of(here)
         unlike = [key for key, digest in noted.digests.items() if ours.get(key, digest) != digest]
-        if not unlike:
-            return
         known = self._carried.unpacked(base64.b64decode(noted.values))
-        elsewhere = self._noted_on_another_machine()
+        elsewhere = self._noted_on_another_machine() if [*noted.place] == self._place else {}
         given: dict[str, dict[str, Any]] = {}
         own: list[Place] = []
         for key in unlike:
@@ -105,7 +116,14 @@ class StartValues:
             else:
                 own.append(place)
         self._carried.begin_with(given)
-        self._say([(path, name) for path, values in given.items() for name in values], own)
+        if own:
+            names = [in_words(place) for place in sorted(own)]
+            _logger.warning(
+                "this script has set %s before its first step otherwise than that of the worker whose place "
+                "it takes: right for names, paths and times of a machine, wrong for what training depends on",
+                shortened(names),
+                extra={"event": "start_values_unlike", "variables": names},
+            )
 
     def _noted_on_another_machine(self) -> Mapping[str, int]:
         """Digests by the worker at the same place of the next machine; none if there is no other one."""
@@ -113,21 +131,3 @@ class StartValues:
         other = (context.rank + context.workers_per_machine) % context.world_size
         noted = self._noted(other) if other != context.rank else None
         return noted.digests if noted is not None else {}
-
-    def _say(self, given: list[Place], own: list[Place]) -> None:
-        if given:
-            names = [in_words(place) for place in sorted(given)]
-            _logger.info(
-                "this script has set %s before its first step otherwise than when the run began: it goes on "
-                "with the values of then, which were the same on another machine",
-                shortened(names, _NAMED),
-                extra={"event": "start_values_given", "variables": names},
-            )
-        if own:
-            names = [in_words(place) for place in sorted(own)]
-            _logger.warning(
-                "this script has set %s before its first step otherwise than that of the worker whose place "
-                "it takes: right for names, paths and times of a machine, wrong for what training depends on",
-                shortened(names, _NAMED),
-                extra={"event": "start_values_unlike", "variables": names},
-            )

@@ -188,8 +188,11 @@ def _same_memory(one: Any, other: Any) -> bool:
 
 
 def loads_itself(part: nn.Module) -> bool:
-    """Whether a module has code of its own for what it loads: it may take tensors of another size."""
-    return not _loads_tensors_only(part)
+    """Whether a module has code of its own for what it loads: it may take tensors of another size.
+
+    Those of ``torch.nn``, such as BatchNorm, do not.
+    """
+    return not type(part).__module__.startswith("torch.nn.") and not _loads_tensors_only(part)
 
 
 def _loads_tensors_only(part: nn.Module) -> bool:

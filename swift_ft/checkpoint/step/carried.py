@@ -9,6 +9,7 @@ machines, ranks, paths.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,9 @@ Place = tuple[str, str]
 
 Saved = Mapping[str, Mapping[str, Any]]
 """Values by path and name."""
+
+_OF_PROCESS = (torch.device, set, frozenset)
+"""Classes of values that are rightly other ones in another process: its device, and the order of a set."""
 
 _CELLS, _FLAGS = "(cells)", "(requires_grad)"
 BY_NAME = frozenset({_CELLS, _FLAGS})
@@ -87,6 +91,7 @@ class CarriedVariables:
         self._variables = variables
         self._outside = outside
         self._start: dict[Place, Any] = {}
+        self._first: Mapping[Place, Any] = {}  # of an earlier process, until a state arrives
         # What was there as this process began its first step; empty before.
         self._before_steps: frozenset[Place] = frozenset()
         self._paths_before_steps: frozenset[str] = frozenset()
@@ -110,26 +115,37 @@ class CarriedVariables:
             if not isinstance(value, Trace):
                 self._variables.state.known.add(classes_in(value))
 
-    def at_start(self) -> Saved:
-        """Values that the script itself had set when the session started: not those of torch's objects."""
+    def at_start(self, most: int) -> Saved:
+        """Values that the script itself had set when the session started: not those of torch's objects.
+
+        Args:
+            most: variables at most.
+        """
         of_torch = {
             namespace.path
             for namespace, _ in self._variables.slots
             if isinstance(namespace.owner, nn.Module | Optimizer) or namespace.is_of_buffers
         }
         found: dict[str, dict[str, Any]] = {}
-        for (path, name), value in self._start.items():
-            if path not in of_torch | {_FLAGS} and value is not MISSING and self._is_plain(value):
+        places = sorted(self._start, key=lambda place: place[0] not in FUNCTIONS)  # those of the loop first
+        left = most
+        for path, name in places:
+            value = self._start[path, name]
+            if path in of_torch or path == _FLAGS or value is MISSING or _is_of_process(value):
+                continue
+            if not left:
+                break
+            if self._is_plain(value):
+                left -= 1
                 found.setdefault(path, {})[name] = value
         return found
 
     def begin_with(self, values: Saved) -> None:
-        """Another process in the place of this one had these values when the session started: so it has."""
-        places, placing = dict(self._values()), self._placing()
-        for path, named in values.items():
-            for name, value in named.items():
-                self._start[path, name] = value
-                self._put(placing, (path, name), places.get((path, name), MISSING), value)
+        """Another process in the place of this one had these values when the session started.
+
+        So has this one, once a state arrives to go on with. Without any it begins as its script does.
+        """
+        self._first = {(path, name): value for path, named in values.items() for name, value in named.items()}
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
@@ -222,7 +238,7 @@ class CarriedVariables:
     def digests_of(self, saved: Saved) -> dict[str, int]:
         """As :meth:`digests`, of what :meth:`to_save` has returned. Any thread may ask for it."""
         return {
-            key_of((path, name)): self._digest(value)
+            key_of((path, name)): self.digest(value)
             for path, values in saved.items()
             for name, value in values.items()
         }
@@ -266,11 +282,12 @@ class CarriedVariables:
             if isinstance(value, dict):
                 value = value.get(_OF_EPOCH, value)
             unsaved = isinstance(value, dict) and UNSAVED in value
-            digest = 0 if value is MISSING else -1 if unsaved else self._digest(value)
+            digest = 0 if value is MISSING else -1 if unsaved else self.digest(value)
             found[in_words((path, name))] = digest
         return found
 
-    def _digest(self, value: Any) -> int:
+    def digest(self, value: Any) -> int:
+        """A digest of a value that can be saved. Any thread may ask for it."""
         return xxhash.xxh3_64_intdigest(self._variables.state.pack(value))
 
     def digests_of_generators(self) -> dict[str, int]:
@@ -284,7 +301,7 @@ class CarriedVariables:
             state = self._start.get((path, name), MISSING)
             state = self._now(copier, generator) if state is MISSING else state
             if self._is_plain(state):
-                found[key_of((path, name))] = self._digest(state)
+                found[key_of((path, name))] = self.digest(state)
         return found
 
     def note_generators(self) -> None:
@@ -309,6 +326,7 @@ class CarriedVariables:
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places, placing = dict(self._values()), self._placing()
+        self._begin_with_first()
         if not self._paths_before_steps:
             arrived = {(path, name) for path, values in saved.items() for name in values}
             self._given |= {place for place in arrived if places.get(place, MISSING) is MISSING}
@@ -334,6 +352,19 @@ class CarriedVariables:
             if before is UNKNOWN or in_saved or place in left:
                 continue
             self._put_back(placing, place, value, before)
+
+    def _begin_with_first(self) -> None:
+        """Values that an earlier process in the place of this one had set are those of the start."""
+        if self._first:
+            names = [in_words(place) for place in sorted(self._first)]
+            _logger.info(
+                "this script has set %s before its first step otherwise than when the run began: it goes on "
+                "with the values of then, which were the same on another machine",
+                shortened(names),
+                extra={"event": "start_values_given", "variables": names},
+            )
+        self._start |= self._first
+        self._first = {}
 
     def note_made(self, is_new: Callable[[Place], bool]) -> None:
         """Parts of the state were made again, as layers are that come: what is unlike this travels.
@@ -482,6 +513,19 @@ class CarriedVariables:
                 yield place, value
         for name, parameter in variables.state.named_parameters().items():
             yield (_FLAGS, name), parameter.requires_grad
+
+
+def _is_of_process(value: Any) -> bool:
+    """Whether a value is, or holds, one that each process has for itself."""
+    todo, seen = [value], set[int]()
+    while todo:
+        one = todo.pop()
+        if isinstance(one, _OF_PROCESS):
+            return True
+        if isinstance(one, Mapping | list | tuple | deque) and id(one) not in seen:
+            seen.add(id(one))
+            todo.extend(one.values() if isinstance(one, Mapping) else one)
+    return False
 
 
 def _with_own(saved: Saved, own: frozenset[Place], of_own: Saved) -> tuple[Saved, frozenset[Place]]:
