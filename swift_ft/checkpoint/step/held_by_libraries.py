@@ -24,11 +24,19 @@ _HOLDS_OF_SCRIPT = frozenset(
 
 
 def passed_on(value: Any) -> Iterator[tuple[str, Any]]:
-    """The script's data sets and functions that a library's object holds to make samples or rates."""
+    """The script's data sets and functions that a library's object holds to make samples or rates.
+
+    A list of them comes as a whole: a step may add to it.
+    """
     if not type(value).__module__.startswith(_PASSING_ON) or isinstance(value, type):
         return
-    for name, one in getattr(value, "__dict__", {}).items():
-        if name.lstrip("_") in _HOLDS_OF_SCRIPT:
-            several = isinstance(one, list | tuple | dict) and len(one) <= MOST_ELEMENTS
-            inner = content_in(one) if several else (one,)
-            yield from ((f"{name}[{i}]" if several else name, part) for i, part in enumerate(inner))
+    for name, one in held_by(value):
+        several = isinstance(one, tuple | dict) and len(one) <= MOST_ELEMENTS
+        inner = content_in(one) if several else (one,)
+        yield from ((f"{name}[{i}]" if several else name, part) for i, part in enumerate(inner))
+
+
+def held_by(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes that have them, also of an object of a class that derives from a library's."""
+    attributes = getattr(value, "__dict__", {})
+    yield from ((name, one) for name, one in attributes.items() if name.lstrip("_") in _HOLDS_OF_SCRIPT)
