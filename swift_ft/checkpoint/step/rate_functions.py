@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from swift_ft.checkpoint.step.held_by_libraries import held_by
+from swift_ft.checkpoint.step.held_by_libraries import OF_SCHEDULERS
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import UnsupportedError
 
@@ -54,7 +54,8 @@ def _functions_of(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [*map(_functions_of, value)]
     if isinstance(value, LRScheduler):
-        return type(value), [(name, _functions_of(one)) for name, one in held_by(value)]
+        held = {name: one for name, one in vars(value).items() if name.lstrip("_") in OF_SCHEDULERS}
+        return type(value), {name: _functions_of(one) for name, one in held.items()}
     if isinstance(value, partial | MethodType):
         return _functions_of(value.func if isinstance(value, partial) else value.__func__)
     return getattr(value, "__code__", type(value))
