@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from swift_ft.errors import UndoError, UsageError
 from swift_ft.torch_core.optimizers import (
-    BOOKKEEPING,
+    bookkeeping_of,
     has_step_hooks,
     is_patched_by_scheduler,
     mark_as_patched_by_scheduler,
@@ -37,8 +37,6 @@ from swift_ft.undo.window import HOOKS_CHANGE, NO_RULE, Window
 __all__ = ["Lamb", "UndoableOptimizer", "wrap_optimizer"]
 
 _OURS = "_swift_undo"
-_NOT_STATE = BOOKKEEPING | {_OURS}
-"""Attributes of an optimizer that its step does not change, or that others set and delete."""
 
 
 @dataclass
@@ -272,7 +270,7 @@ class UndoableOptimizer(Optimizer):
         undo = self._undo
         hooks = undo.hooks = undo.hooks or StepHooks()
         begun = undo.window is not None and not undo.window.complete  # by single updates
-        whole = WholeState(self, _NOT_STATE) if hooks.changing and not begun else None
+        whole = WholeState(self, _not_state(self)) if hooks.changing and not begun else None
         hooks.begin(self, whole, exact=undo.exact)
         try:
             return step(self, *args, **kwargs)
@@ -292,7 +290,7 @@ class UndoableOptimizer(Optimizer):
             hooks.update_begins(self)
         whole = hooks.whole if hooks is not None else None
         if rule is None or whole is not None:
-            whole = whole or WholeState(self, _NOT_STATE)  # a closure belongs to the step
+            whole = whole or WholeState(self, _not_state(self))  # a closure belongs to the step
             because = NO_RULE if rule is None else HOOKS_CHANGE
             self._undo.window = Window(whole=whole, because=because, complete=True)
             self._undo.windows_opened += 1
@@ -462,6 +460,11 @@ def _unpickled(
         bool(exact), wait_free, residuals=Residuals(exact == "compiled"), reason="a copy has no undo window"
     )
     return wrapped
+
+
+def _not_state(optimizer: Optimizer) -> frozenset[str]:
+    """Attributes of an optimizer that its step does not change, or that others set and delete."""
+    return bookkeeping_of(optimizer) | {_OURS}
 
 
 def _follow_scheduler(optimizer: Optimizer) -> None:

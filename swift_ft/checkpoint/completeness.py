@@ -199,7 +199,8 @@ class Completeness:
                     raise IncompleteStateError(
                         f"The {type(optimizer).__name__} updates a parameter of shape "
                         f"{list(parameter.shape)} (number {index} of its group {number}) that no module in "
-                        'Session(state) has: pass its module, as in Session({..., "head": head}, ...).'
+                        'Session(state) has: pass its module, as in Session({..., "head": head}, ...), or, '
+                        'if no module has it, a list of it: "free": torch.nn.ParameterList([parameter]).'
                     )
 
     def _first_update(self, optimizer: Optimizer, protected: Mapping[str, nn.Module]) -> str:

@@ -8,13 +8,21 @@ Private part used (tested on torch 2.11 to 2.14):
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
 from swift_ft.errors import TopologyMismatchError
-from swift_ft.torch_core.model_state import buffers_by_key, is_extra, load_model_state, model_state
+from swift_ft.torch_core.model_state import (
+    Unmade,
+    buffers_by_key,
+    is_extra,
+    load_model_state,
+    made_later,
+    model_state,
+)
 from swift_ft.torch_core.shards import Description, describe, note_changed, rebuilt
 
 
@@ -22,14 +30,14 @@ def check_shapes(
     models: Mapping[str, Mapping[str, torch.Tensor]],
     stored: Mapping[tuple[str, str], tuple[int, ...]],
     *,
-    resizable: Callable[[str, str], bool] = lambda part, key: False,
+    may_differ: Callable[[str, str], bool] = lambda part, key: False,
 ) -> None:
     """Compare this worker's tensors of each model with the shapes of those that were saved, by part and name.
 
     Args:
         models: the worker's, by part and name.
         stored: shapes.
-        resizable: whether a tensor may be given another size.
+        may_differ: whether a tensor may be given another size, be made or be let go.
 
     Raises:
         TopologyMismatchError: they differ; names a tensor and both shapes.
@@ -40,12 +48,16 @@ def check_shapes(
         for key in sorted({*ours, *theirs}):
             if (here := ours.get(key)) == (there := theirs.get(key)):
                 continue
-            if here is None or there is None or not resizable(name, key):
+            if not may_differ(name, key):
                 raise does_not_fit(f"{name}.{key}", key, there, here)
 
 
 def load_model(
-    name: str, module: nn.Module, values: Mapping[str, Any], parts: Mapping[str, Description]
+    name: str,
+    module: nn.Module,
+    values: Mapping[str, Any],
+    parts: Mapping[str, Description],
+    unmade: Unmade = MappingProxyType({}),
 ) -> None:
     """Give a model its saved values.
 
@@ -54,11 +66,14 @@ def load_model(
         module: the model.
         values: by key; of sharded tensors this worker's shards.
         parts: by key, of what a sharded tensor's shard was a part.
+        unmade: its buffers that were None as the session was made.
 
     Raises:
         TopologyMismatchError: they are of another sharding, or lack what the model keeps beside its tensors.
     """
     own: dict[str, Any] = model_state(module)
+    if _make(module, own, values, unmade):
+        own = model_state(module)
     for key in sorted(own.keys() ^ values.keys()):
         if is_extra(key, own.get(key)):
             place = "there and not here" if key in values else "here and not there"
@@ -81,6 +96,18 @@ def load_model(
     load_model_state(module, {**values, **whole}, own)
     for key in parts:
         note_changed(own[key])
+
+
+def _make(module: nn.Module, own: Mapping[str, Any], values: Mapping[str, Any], unmade: Unmade) -> bool:
+    """Have the buffers that a forward pass makes where what is loaded has them; whether any was another."""
+    others = own.keys() ^ values.keys()
+    later = made_later(module, unmade) if others else {}
+    for key in sorted(others & later.keys()):
+        part, name = later[key]
+        beside = next((one for held in (part, module) for one in (*held.parameters(), *held.buffers())), None)
+        device = beside.device if beside is not None else None
+        setattr(part, name, torch.empty_like(values[key], device=device) if key in values else None)
+    return not others.isdisjoint(later)
 
 
 def _resize(module: nn.Module, own: Mapping[str, Any], values: Mapping[str, Any]) -> bool:

@@ -191,7 +191,8 @@ def tensor_at(nested: Mapping[str, Any], path: StatePath) -> torch.Tensor:
             raise TopologyMismatchError(
                 f"The state that arrives has {'.'.join(map(str, path))}, and this process has nothing of "
                 "that name. A script that prunes, adds or renames parameters as it trains has to do so "
-                "before its first step, so that a replacement has them too.",
+                "before its first step, so that a replacement has them too; a buffer that forward() makes is "
+                "registered before that, as None.",
                 key=str(path[-1]),
             )
         value = value[key]

@@ -38,7 +38,13 @@ from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests, differing,
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
-from swift_ft.torch_core.model_state import buffers_by_key, loads_itself, model_state
+from swift_ft.torch_core.model_state import (
+    buffers_by_key,
+    loads_itself,
+    made_later,
+    model_state,
+    unmade_buffers,
+)
 from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained, parameters_of
 from swift_ft.torch_core.scalers import put_stages
@@ -82,6 +88,7 @@ class TrainingState:
     def __init__(self, parts: Mapping[str, Any]) -> None:
         models = {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
         self.modules = {name: unwrapped_model(model) for name, model in models.items()}
+        self._unmade = {name: unmade_buffers(module) for name, module in self.modules.items()}
         optimizers = {name: part for name, part in parts.items() if isinstance(part, Optimizer)}
         whole = {name: unwrapped_optimizer(optimizer) for name, optimizer in optimizers.items()}
         self.optimizers = {key: one for name, each in whole.items() for key, one in _each(name, each)}
@@ -297,23 +304,28 @@ class TrainingState:
         Raises:
             TopologyMismatchError: it does not fit this model; names a tensor and both shapes.
         """
-        shapes = {(path[1], path[2]): tuple(k.shape) for path, k in stored.items() if path[0] == "models"}
+        self._check({(path[1], path[2]): tuple(k.shape) for path, k in stored.items() if path[0] == "models"})
 
-        def resizable(part: str, key: str) -> bool:
-            if key not in (held := buffers_by_key(self.modules[part])):
+    def check_models(self, models: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """As :meth:`check`, for tensors that were read, by part and name."""
+        self._check(
+            {(part, key): tuple(t.shape) for part, model in models.items() for key, t in model.items()}
+        )
+
+    def _check(self, shapes: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
+        def may_differ(part: str, key: str) -> bool:
+            if key in made_later(self.modules[part], self._unmade[part]):
+                return True
+            there, held = shapes.get((part, key)), buffers_by_key(self.modules[part])
+            if there is None or key not in held:
                 return False
             owner, buffer = held[key]
             if describe(buffer) is not None:
                 return False
             # Of a run that is resumed, what would be taken without swift_ft, and what has begun with nothing.
-            return self.in_run or loads_itself(owner) or 0 in (buffer.numel(), math.prod(shapes[part, key]))
+            return self.in_run or loads_itself(owner) or 0 in (buffer.numel(), math.prod(there))
 
-        check_shapes(self.local_models(), shapes, resizable=resizable)
-
-    def check_models(self, models: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """As :meth:`check`, for tensors that were read, by part and name."""
-        shapes = {(part, key): tuple(t.shape) for part, model in models.items() for key, t in model.items()}
-        check_shapes(self.local_models(), shapes)
+        check_shapes(self.local_models(), shapes, may_differ=may_differ)
 
     def to_load(
         self,
@@ -336,10 +348,17 @@ class TrainingState:
                 optimizers[name]["state"].setdefault(parameter, {})[field] = tensor
         models = {name: {**model} for name, model in (models or self.local_models()).items()}
         for name, model in models.items():
+            there = {path[2]: kind for path, kind in stored.items() if path[:2] == ("models", name)}
+            if others := there.keys() ^ model.keys():
+                for key in others & made_later(self.modules[name], self._unmade[name]).keys():
+                    if (made := there.get(key)) is not None:
+                        model[key] = torch.empty(made.shape, dtype=made.dtype)
+                    else:
+                        del model[key]
             for key, value in model.items():
-                there = stored.get(("models", name, key))
-                if there is not None and there.shape != value.shape:  # a buffer, as checked
-                    model[key] = torch.empty(there.shape, dtype=value.dtype, device=value.device)
+                comes = there.get(key)
+                if comes is not None and comes.shape != value.shape:  # a buffer, as checked
+                    model[key] = torch.empty(comes.shape, dtype=value.dtype, device=value.device)
                 elif aside:
                     model[key] = torch.empty_like(value)
         return {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO()}}
@@ -376,7 +395,7 @@ class TrainingState:
         shards = plain["shards"]
         for name, module in self.modules.items():
             values = {**loaded["models"][name], **plain["extra"][name]}
-            load_model(name, module, values, shards["models"].get(name, {}))
+            load_model(name, module, values, shards["models"].get(name, {}), self._unmade[name])
         for name, optimizer in self.optimizers.items():
             state: dict[int, dict[str, Any]] = {
                 int(i): dict(v) for i, v in plain["optimizers"][name]["state"].items()

@@ -10,19 +10,21 @@ Private parts used (tested on torch 2.11 to 2.14), to see whether loading would 
 
 And to see whether a model says other names than it has, and what it has:
 
-- of a module: ``_state_dict_hooks``, ``_parameters``, ``_buffers``, ``_non_persistent_buffers_set``.
+- of a module: ``_state_dict_hooks``, ``_parameters``, ``_buffers``, ``_non_persistent_buffers_set``,
+  ``_modules``.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.torch_core.shards import local
 
@@ -79,6 +81,48 @@ def buffers_by_key(module: nn.Module) -> dict[str, tuple[nn.Module, torch.Tensor
         for name, key in zip(own, saved_as, strict=True)
         if name in held
     }
+
+
+Unmade = Mapping[nn.Module, Set[str]]
+"""By module, the names of buffers that it has registered as None."""
+
+
+def unmade_buffers(module: nn.Module) -> Unmade:
+    """The buffers that a model would save and that are None: its first forward may make them."""
+    found: weakref.WeakKeyDictionary[nn.Module, Set[str]] = weakref.WeakKeyDictionary()
+    for part in module.modules():
+        saved = part._buffers.keys() - part._non_persistent_buffers_set
+        if names := {name for name in saved if part._buffers[name] is None}:
+            found[part] = names
+    return found
+
+
+def made_later(module: nn.Module, unmade: Unmade) -> dict[str, tuple[nn.Module, str]]:
+    """The buffers of a model that are None, or once were, by the names that a tensor there has or would have.
+
+    None where a hook of the model says other names.
+
+    Args:
+        module: the model.
+        unmade: what :func:`unmade_buffers` said once.
+    """
+    if _says_other_names(module):
+        return {}
+    now = unmade_buffers(module)
+    return {
+        f"{prefix}{name}": (part, name)
+        for prefix, part in _places_in(module, "")
+        for name in sorted({*now.get(part, ()), *(unmade.get(part, set()) & part._buffers.keys())})
+    }
+
+
+def _places_in(part: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """All modules of a model, each with what begins the names of its tensors in :func:`model_state`."""
+    yield prefix, part
+    for name, inner in part._modules.items():
+        if inner is not None:
+            is_wrapped = name in _AROUND_PARTS or isinstance(part, DistributedDataParallel)
+            yield from _places_in(inner, prefix if is_wrapped else f"{prefix}{name}.")
 
 
 def _says_other_names(module: nn.Module) -> bool:

@@ -11,6 +11,8 @@ Private parts used (tested on torch 2.11 to 2.14):
 - ``_init_group`` on an optimizer's class: makes the state of a step.
 - ``_wrapped_by_lr_sched`` on a step, ``_opt_called`` and ``_zero_grad_profile_name`` on an optimizer: how a
   learning rate scheduler notes that it patched the step, and that the step was called.
+- ``_params`` and ``_numel_cache`` of an ``LBFGS``: the list of its group's parameters, and their elements.
+- ``_need_device_dtype_check_for_fused`` on an optimizer: its first step with a fused kernel clears it.
 
 `undo/` stands on this.
 """
@@ -22,14 +24,27 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer, _muon
+from torch.optim import LBFGS, Optimizer, _muon
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-BOOKKEEPING = frozenset({"step", "_opt_called", "_zero_grad_profile_name", "grad_scale", "found_inf"})
-"""Attributes of an optimizer that schedulers, scalers and profilers set, and its step does not change."""
+_BOOKKEEPING = frozenset(
+    {
+        *("step", "_opt_called", "_zero_grad_profile_name", "grad_scale", "found_inf"),
+        "_need_device_dtype_check_for_fused",
+    }
+)
+_OF_LBFGS = frozenset({"_params", "_numel_cache"})
 
 _BEHIND = -1
 """Among the numbers of an optimizer's hooks. torch counts from 0."""
+
+
+def bookkeeping_of(optimizer: Optimizer) -> frozenset[str]:
+    """Attributes of an optimizer that are not its state.
+
+    Schedulers, scalers and profilers set them, or torch's own classes make them of what the groups have.
+    """
+    return _BOOKKEEPING | _OF_LBFGS if isinstance(optimizer, LBFGS) else _BOOKKEEPING
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -51,7 +51,7 @@ from swift_ft.program.own_code import is_own_class, is_own_module
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.module_hooks import hooks_of
-from swift_ft.torch_core.optimizers import BOOKKEEPING
+from swift_ft.torch_core.optimizers import bookkeeping_of
 
 OF_BUFFERS = "(buffers)"
 """In the path of a namespace of buffers that no ``state_dict()`` has."""
@@ -289,7 +289,7 @@ def reach(
             uncounted += isinstance(value, nn.Module | FunctionType)
             todo.extend(_look_into(_path_of(value) or path, value, found))
         else:
-            todo.extend((f"{path}.{name}", one, False) for name, one in passed_on(value))
+            todo.extend((f"{path}.{name}", one, isinstance(one, list)) for name, one in passed_on(value))
     if (todo or rest) and most_elements >= 0:
         found.crowded = _most_crowded(found.namespaces)
     _tell_apart(found)
@@ -354,7 +354,9 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
             if child is not None:  # what is wrapped has the name that the script gave it
                 yield path if wraps else f"{path}.{name}", child, False
     else:
-        hidden = _hidden_in_optimizers() if isinstance(value, Optimizer) else frozenset[str]()
+        hidden = frozenset[str]()
+        if isinstance(value, Optimizer):
+            hidden = _hidden_in_optimizers() | bookkeeping_of(value)
         at = f"{path}.{OF_ATTRIBUTES}" if is_mixed(value) else path  # of its entries there is another one
         namespace = Namespace(at, value, hidden, attributes=True)
     if isinstance(value, nn.Module | Optimizer):
@@ -455,4 +457,4 @@ def _hidden_in_modules() -> frozenset[str]:
 
 @functools.cache
 def _hidden_in_optimizers() -> frozenset[str]:
-    return frozenset(vars(SGD([torch.zeros(1, requires_grad=True)], lr=0.1))) | BOOKKEEPING | {"_swift_undo"}
+    return frozenset(vars(SGD([torch.zeros(1, requires_grad=True)], lr=0.1))) | {"_swift_undo"}

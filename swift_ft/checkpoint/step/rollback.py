@@ -29,6 +29,7 @@ from swift_ft.checkpoint.step.objects_of_steps import ObjectsOfSteps
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.parameter_copies import ParameterCopies
 from swift_ft.checkpoint.step.parameters import ParameterWatch
+from swift_ft.checkpoint.step.rate_functions import RateFunctions
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.script_hooks import NotedHooks, ScriptHooks
 from swift_ft.checkpoint.step.small_parts import LoadedParts
@@ -102,6 +103,7 @@ class Rollback:
         self.carried = CarriedVariables(self._variables, self._outside)
         self._gradients = CarriedGradients()
         self._script_hooks = ScriptHooks(state)
+        self._rate_functions = RateFunctions(state)
         self._hooks: list[Any] = []
 
     def watch(self) -> None:
@@ -146,7 +148,7 @@ class Rollback:
 
         Raises:
             IncompleteStateError: a module has changed that is not in the state.
-            UnsupportedError: a step has registered or removed hooks.
+            UnsupportedError: a step has registered or removed hooks, or given a scheduler other functions.
         """
         self.whole = whole
         if self._now is not None and iteration == self._now.iteration + 1:
@@ -169,6 +171,7 @@ class Rollback:
         if self._steps == 1:
             self.carried.steps_begin()
             self._state.in_run = True
+        self._rate_functions.check()
         self._gradients.begin({} if replayed else named, closely=closely)
         # One within another one is not in the state where that saves both.
         every_optimizer = [*self._variables.optimizers()] if whole else None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.habits import assert_put_back
+from tests.support.habits import assert_put_back, refusal
 
 SCRIPT = Path(__file__).parent / "scripts" / "rates.py"
 FAULTS = "kill machine=1 iteration=4 point=reduce committed=3; kill machine=0 iteration=5 point=reduced"
@@ -56,3 +56,10 @@ def test_a_pipeline(habit: str, tmp_path: Path) -> None:
     """The stage that lives repeats the step, and the other one is replayed from a checkpoint."""
     fault = "kill machine=0 iteration=4 point=backward microbatch=1 committed=3"
     assert_put_back(tmp_path, SCRIPT, habit, "pipeline", inject=fault)
+
+
+def test_a_function_that_a_step_gives_to_a_scheduler(tmp_path: Path) -> None:
+    """Where the loss strikes in the very step that does so, the repeated step begins without it."""
+    fault = "kill machine=1 iteration=4 point=reduce committed=3"
+    said = "A step has given scheduler (LambdaLR) other functions, or other schedulers, than before the first"
+    assert said in refusal(tmp_path, SCRIPT, "another function", inject=fault)

@@ -1,4 +1,7 @@
-"""Buffers that change their size as a model trains come back with the size that they had."""
+"""Buffers that change their size as a model trains come back with the size that they had.
+
+So do those that are None at first.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,20 @@ OF_STAGE = "kill machine=1 iteration=5 point=backward microbatch=1 committed=3"
         ("grows", OF_FIRST, []),
         ("grows in place", OF_FIRST, []),
         ("grows from one", OF_ONE, []),
+        ("made", OF_FIRST, []),
         ("quantized", OF_STAGE, ["pipeline"]),
         ("grows from one", OF_STAGE, ["pipeline"]),
+        ("made", OF_STAGE, ["pipeline"]),
     ],
     ids=[
         "observers",
         "in the first iteration",
         "in place",
         "from one row",
+        "made by a forward",
         "a stage's observers",
         "a stage's bank",
+        "made by a stage",
     ],
 )
 def test_handed_over(habit: str, faults: str, more: list[str], tmp_path: Path) -> None:
@@ -40,7 +47,7 @@ def test_handed_over(habit: str, faults: str, more: list[str], tmp_path: Path) -
     assert {one["mode"] for one in run.recoveries} <= {"replica", "replay", "restart"}, run.output[-6000:]
 
 
-@pytest.mark.parametrize("habit", ["quantized", "grows", "grows from one"])
+@pytest.mark.parametrize("habit", ["quantized", "grows", "grows from one", "made"])
 def test_resumed(habit: str, tmp_path: Path) -> None:
     """What begins with elements is taken for another model's, as torch does."""
     folder = tmp_path / "ended"

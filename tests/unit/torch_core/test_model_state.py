@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.torch_core import model_state as names
-from swift_ft.torch_core.model_state import load_model_state, model_state
+from swift_ft.torch_core.model_state import load_model_state, made_later, model_state, unmade_buffers
 
 
 def network() -> nn.Sequential:
@@ -177,3 +177,48 @@ def test_a_model_whose_hooks_rename_what_it_saves(wrap: Any) -> None:
 def test_a_hook_that_renames_nothing_leaves_the_names_of_dcp() -> None:
     module = nn.Sequential(checkpoint_wrapper(nn.Linear(2, 2)), nn.Linear(2, 2))
     assert_same(module)
+
+
+class Late(nn.Module):
+    """Has buffers that its first forward pass makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("centre", None)
+        self.register_buffer("unsaved", None, persistent=False)
+        self.register_buffer("there", torch.zeros(1))
+
+
+def averaged(module: nn.Module) -> nn.Module:
+    return torch.optim.swa_utils.AveragedModel(module)
+
+
+def checkpointed_part(module: nn.Module) -> nn.Module:
+    return nn.Sequential(checkpoint_wrapper(module), nn.Linear(2, 2))
+
+
+def parallel_part(module: nn.Module) -> nn.Module:
+    return nn.Sequential(DistributedDataParallel(module), nn.Linear(2, 2))
+
+
+def compiled_part(module: nn.Module) -> nn.Module:
+    compiled: Any = torch.compile(module)
+    return nn.Sequential(compiled, nn.Linear(2, 2))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("wrap", [nn.Sequential, averaged, checkpointed_part, parallel_part, compiled_part])
+def test_names_of_buffers_that_are_made_later(wrap: Any) -> None:
+    """Those that DCP gives them once they are made."""
+    module = wrap(Late())
+    unmade = unmade_buffers(module)
+    before = {*get_model_state_dict(module)}
+    (key,) = found = made_later(module, unmade)
+    part, name = found[key]
+    assert (type(part), name) == (Late, "centre")
+    part.centre = torch.ones(2)
+    assert {*get_model_state_dict(module)} - before == {key}
+    assert made_later(module, unmade) == found, "it was None as the run began"
+    assert made_later(module, {}) == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import warnings
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import StepLR
 
 from swift_ft.torch_core.optimizers import (
-    BOOKKEEPING,
+    bookkeeping_of,
     contained,
     has_step_hooks,
     is_patched_by_scheduler,
@@ -107,7 +109,41 @@ def test_bookkeeping_names_what_torch_sets() -> None:
     assert "_zero_grad_profile_name" in vars(optimizer)
     StepLR(optimizer, 1)
     optimizer.step()
-    assert {"step", "_opt_called", "_zero_grad_profile_name"} <= vars(optimizer).keys() & BOOKKEEPING
+    assert {"step", "_opt_called", "_zero_grad_profile_name"} <= vars(optimizer).keys() & bookkeeping_of(
+        optimizer
+    )
+
+
+OF_TORCH = [
+    kind for kind in vars(torch.optim).values() if isinstance(kind, type) and issubclass(kind, Optimizer)
+]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("kind", [kind for kind in OF_TORCH if kind is not Optimizer])
+def test_all_that_torchs_classes_have_beside_groups_and_state(kind: Any, fused: bool) -> None:
+    """What stays as it was made needs no care, and neither does what is bookkeeping."""
+    parameter = nn.Parameter(torch.ones(2, 2))
+    if fused and "fused" not in inspect.signature(kind).parameters:
+        pytest.skip("it has no fused kernel")
+    optimizer = kind([parameter], lr=0.1, **({"fused": True} if fused else {}))
+    parameter.grad = torch.ones(2, 2).to_sparse() if kind is torch.optim.SparseAdam else torch.ones(2, 2)
+    own = vars(optimizer).keys() - {"state", "param_groups"} - bookkeeping_of(optimizer)
+    before = {name: copy.deepcopy(vars(optimizer)[name]) for name in own}
+    optimizer.step(lambda: torch.ones(()))
+    assert own == vars(optimizer).keys() - {"state", "param_groups"} - bookkeeping_of(optimizer)
+    assert {name: vars(optimizer)[name] for name in own} == before
+
+
+def test_the_list_of_lbfgs_is_that_of_its_group() -> None:
+    optimizer = torch.optim.LBFGS([nn.Parameter(torch.ones(2))])
+    assert bookkeeping_of(optimizer) - bookkeeping_of(SGD([nn.Parameter(torch.ones(2))])) == {
+        "_params",
+        "_numel_cache",
+    }
+    assert vars(optimizer)["_params"] is optimizer.param_groups[0]["params"]
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert vars(optimizer)["_params"] is optimizer.param_groups[0]["params"]
 
 
 class Several(Optimizer):

@@ -27,13 +27,15 @@ torch.manual_seed(rank if PIPELINE else 0)
 net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 6))
 model: nn.Module = net if PIPELINE else DistributedDataParallel(net)
 tensor_rate = HABIT == "tensor rate"
-optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-2) if tensor_rate else 1e-2)
+trained = net[2] if HABIT == "another function" else model
+optimizer = torch.optim.AdamW(trained.parameters(), lr=torch.tensor(1e-2) if tensor_rate else 1e-2)
 if HABIT != "plain optimizer":
     swift_ft.wrap_optimizer(optimizer)
 state: dict[str, Any] = {"model": model, "optimizer": optimizer}
 schedulers: dict[str, Callable[[], Any]] = {
     "linear": lambda: lr_scheduler.LinearLR(optimizer, total_iters=6),
     "lambda": lambda: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+    "another function": lambda: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
     "exponential": lambda: lr_scheduler.ExponentialLR(optimizer, 0.8),
     "tensor rate": lambda: lr_scheduler.ExponentialLR(optimizer, 0.8),
     "plain optimizer": lambda: lr_scheduler.CosineAnnealingLR(optimizer, 10),
@@ -73,6 +75,11 @@ for step in session.steps(ITERATIONS):
     if HABIT == "betas at the top":
         group["betas"] = (group["betas"][0] * 0.98, group["betas"][1])
     with step:
+        if HABIT == "another function" and step.index == 4:
+            assert isinstance(scheduler, lr_scheduler.LambdaLR)
+            optimizer.add_param_group({"params": net[0].parameters(), "lr": 5e-3, "initial_lr": 5e-3})
+            scheduler.base_lrs.append(5e-3)
+            scheduler.lr_lambdas.append(lambda epoch: 0.8**epoch)
         generator = torch.Generator().manual_seed(10 * step.index + (0 if PIPELINE else rank))
         x = torch.randn(4, 6, generator=generator)
         if PIPELINE:
@@ -80,7 +87,7 @@ for step in session.steps(ITERATIONS):
         else:
             model(x).square().mean().backward()
         optimizer.step()
-        optimizer.zero_grad()
+        net.zero_grad()
         if HABIT == "averages pruned after the update" and step.index % 2:
             scale_state(0.5)
         if HABIT == "clamp":

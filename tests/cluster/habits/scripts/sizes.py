@@ -1,5 +1,7 @@
 """Buffers that change their size as a model trains: observers of a quantization, banks of features.
 
+Or that a forward pass makes, and that are None before.
+
 sizes.py STORE HABIT ITERATIONS [pipeline]
 """
 
@@ -40,8 +42,33 @@ class Bank(nn.Module):
         return torch.as_tensor(h - 0.1 * self.bank.mean(0))
 
 
+class Centred(nn.Module):
+    """Makes its buffers in the first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.centre: torch.Tensor | None
+        self.calls: torch.Tensor | None
+        self.register_buffer("centre", None)
+        self.register_buffer("calls", None)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Moves towards the centre of what it has seen."""
+        h = torch.tanh(self.layer(x))
+        now = h.detach().mean(0)
+        if self.centre is None or self.calls is None:
+            self.centre, self.calls = now, torch.zeros((), dtype=torch.int64)
+        else:
+            self.centre = 0.9 * self.centre + 0.1 * now
+        self.calls += 1
+        return torch.as_tensor(h - self.centre / self.calls)
+
+
 def build() -> nn.Module:
     """A model of the habit."""
+    if HABIT == "made":
+        return nn.Sequential(Centred(), nn.Linear(6, 6))
     if HABIT != "quantized":
         return nn.Sequential(Bank(1 if HABIT == "grows from one" else 0), nn.Linear(6, 6))
     import torch.ao.quantization as quantization

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader
 
 from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
+from swift_ft.errors import UnsupportedError
+from swift_ft.optim import wrap_optimizer
 from tests.support.own_modules import own_module
 
 HOME = "home_of_test"
@@ -216,4 +218,68 @@ def test_what_only_a_scheduler_calls(in_state: bool, kind: str) -> None:
     cell.cell_contents = 1
     rollback.carried.take_over(saved)
     assert cell.cell_contents == once
+    rollback.close()
+
+
+@pytest.mark.parametrize("kind", ["LambdaLR", "MultiplicativeLR"])
+def test_a_function_that_a_step_gives_to_a_scheduler(kind: str) -> None:
+    """It is gone in a repeated step. A replacement would lack it, so that the next step is refused."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD([model.weight], lr=1.0)
+    scheduler = SCHEDULERS[kind](optimizer)
+    rollback = Rollback(TrainingState({"model": model, "optimizer": optimizer, "rates": scheduler}))
+    for iteration in range(3):
+        rollback.begin(iteration)
+        optimizer.step()
+        scheduler.step()
+        scheduler.lr_lambdas[0] = counting()  # made again, and the same
+    for _ in range(2):
+        rollback.begin(3)
+        assert len(scheduler.lr_lambdas) == len(optimizer.param_groups) == 1
+        optimizer.add_param_group({"params": [model.bias], "lr": 0.5, "initial_lr": 0.5})
+        scheduler.base_lrs.append(0.5)
+        scheduler.lr_lambdas.append(lambda _: 0.5)
+        rollback.back()
+    scheduler.lr_lambdas[0] = lambda _: 0.5
+    with pytest.raises(UnsupportedError, match=r"A step has given rates \(\w+LR\) other functions"):
+        rollback.begin(4)
+
+
+def test_a_scheduler_that_a_step_gives_to_another_one() -> None:
+    rates = torch.optim.lr_scheduler
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    chained: Any = rates.ChainedScheduler([rates.LambdaLR(optimizer, counting())])
+    rollback = Rollback(TrainingState({"model": model, "optimizer": optimizer, "rates": chained}))
+    rollback.begin(0)
+    chained._schedulers[0] = rates.LambdaLR(optimizer, counting())
+    rollback.begin(1)
+    chained._schedulers[0] = rates.LambdaLR(optimizer, lambda _: 0.5)
+    with pytest.raises(UnsupportedError, match="or other schedulers"):
+        rollback.begin(2)
+
+
+def test_what_lbfgs_has_beside_its_groups() -> None:
+    """The list of its group and a count: no replacement needs them, and an undo makes no other list."""
+    model = nn.Linear(2, 2)
+    optimizer = wrap_optimizer(torch.optim.LBFGS(model.parameters()), exact=True)
+    state = TrainingState({"model": model, "optimizer": optimizer})
+    rollback = Rollback(state)
+    rollback.watch()
+    for iteration in range(2):
+        rollback.begin(iteration)
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = model(torch.ones(1, 2)).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        rollback.completed()
+    rollback.back_to(1)
+    optimizer.undo()
+    rollback.undone()
+    assert vars(optimizer)["_params"] is optimizer.param_groups[0]["params"]
+    assert "optimizer" not in rollback.carried.to_save()
     rollback.close()
