@@ -42,10 +42,10 @@ class Bucket:
             }
         keys = sorted(key for key in self.sizes if key.startswith(fields["Prefix"]))
         keys = [key for key in keys if (key, f"id of {key}") > self._marker(fields)]
-        page = [{"Key": key, "UploadId": f"id of {key}"} for key in keys[:PAGE]]
-        told: dict[str, Any] = {"Uploads": page, "IsTruncated": len(keys) > PAGE}
+        uploads = [{"Key": key, "UploadId": f"id of {key}"} for key in keys[:PAGE]]
+        told: dict[str, Any] = {"Uploads": uploads, "IsTruncated": len(keys) > PAGE}
         if told["IsTruncated"]:
-            told |= {"NextKeyMarker": page[-1]["Key"], "NextUploadIdMarker": page[-1]["UploadId"]}
+            told |= {"NextKeyMarker": uploads[-1]["Key"], "NextUploadIdMarker": uploads[-1]["UploadId"]}
         return told
 
     @staticmethod
