@@ -14,7 +14,13 @@ from typing import Any
 from torch import nn
 
 from swift_ft.checkpoint.step.containers import content_in
-from swift_ft.checkpoint.step.kinds import CONTAINERS, MOST_ELEMENTS, is_understood, stays_where_it_is
+from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
+    MOST_ELEMENTS,
+    OF_BYTES,
+    is_understood,
+    stays_where_it_is,
+)
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.program.loop_frame import loop_frames
 from swift_ft.program.own_code import is_own_class
@@ -82,7 +88,7 @@ class LibraryObjects:
 
 def _in_value(name: str, value: Any) -> Iterator[tuple[str, list[Any]]]:
     if isinstance(value, CONTAINERS):
-        if len(value) <= MOST_ELEMENTS and not isinstance(value, bytearray):
+        if len(value) <= MOST_ELEMENTS and not isinstance(value, OF_BYTES):
             yield name, [one for one in content_in(value) if _is_of_library(one)]
     elif _is_of_library(value):
         yield name, [value]
