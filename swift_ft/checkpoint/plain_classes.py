@@ -100,6 +100,8 @@ def _class_in(home: str, path: str) -> type | None:
 
 
 NOTHING_KNOWN = KnownClasses()
+_EMPTY: Any = object()
+"""In a slot without a value."""
 
 
 def name_of(kind: type) -> str:
@@ -130,13 +132,19 @@ def kind_of(kind: type) -> str:
 
 def attributes(value: Any) -> dict[str, Any]:
     """All that an object of a dataclass holds, in its dict or in slots."""
-    slots = [
-        name
-        for base in type(value).__mro__
-        for name in _slots(base)
-        if name not in ("__dict__", "__weakref__") and hasattr(value, name)
-    ]
-    return {**{name: getattr(value, name) for name in slots}, **getattr(value, "__dict__", {})}
+    names = [name for base in type(value).__mro__ for name in _slots(base)]
+    found = {name: _slot(value, name) for name in names if name not in ("__dict__", "__weakref__")}
+    more = _slot(value, "__dict__")
+    full = {name: one for name, one in found.items() if one is not _EMPTY}
+    return {**full, **({} if more is _EMPTY else more)}
+
+
+def _slot(value: Any, name: str) -> Any:
+    """Its ``__getattr__`` is not asked, which may raise any error, as ``dict.__getitem__`` does."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return _EMPTY
 
 
 def _slots(base: type) -> Iterable[str]:

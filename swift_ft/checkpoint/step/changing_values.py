@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from swift_ft.checkpoint.step.containers import content_in
-from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, MOST_ELEMENTS
+from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, MOST_ELEMENTS, OF_BYTES
 from swift_ft.checkpoint.step.leaves import FEW_BYTES, MOST_NOTED, Leaves, Uncopied
 from swift_ft.checkpoint.step.protected import ProtectedValues
 
@@ -78,7 +78,7 @@ class ChangingValues:
 
 def _in(container: Any, depth: int = 0) -> Iterator[Any]:
     """Values that change in place in a container that is not looked into: those in objects are left out."""
-    if isinstance(container, bytearray) or len(container) > MOST_NOTED:
+    if isinstance(container, OF_BYTES) or len(container) > MOST_NOTED:
         return
     for one in container if isinstance(container, tuple) else content_in(container):
         if isinstance(one, (tuple, *CONTAINERS)):

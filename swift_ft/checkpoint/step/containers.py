@@ -6,11 +6,14 @@ average, is done as the script trains, and not as a copy of its content is made 
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable
 from typing import Any
 
-_PYTHONS: tuple[type, ...] = (OrderedDict, dict, list, deque, set, bytearray)
+from swift_ft.checkpoint.step.kinds import OF_BYTES
+
+_PYTHONS: tuple[type, ...] = (OrderedDict, dict, list, deque, set, bytearray, array)
 """The class whose functions know where an object keeps its content: the first that it derives from."""
 
 
@@ -36,20 +39,22 @@ def items_in(container: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def plain(container: Any) -> Any:
-    """The same things in a plain dictionary, set or bytearray, or in a list."""
+    """The same things in a plain dictionary, set, bytearray or array, or in a list."""
     if isinstance(container, dict):
         return dict(base_of(container).items(container))
     if isinstance(container, list):
         return list.copy(container)
     if isinstance(container, deque):
         return [*deque.__iter__(container)]
+    if isinstance(container, array):
+        return array(container.typecode, container.tobytes())
     return bytearray(container) if isinstance(container, bytearray) else {*set.__iter__(container)}
 
 
 def fill(container: Any, content: Collection[Any]) -> None:
     """Give a container another content, of the kind that :func:`plain` returns."""
     base = base_of(container)
-    if base in (list, bytearray):
+    if base in (list, *OF_BYTES):
         base.__setitem__(container, slice(None), content)
         return
     if base is set:

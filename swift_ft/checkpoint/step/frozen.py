@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from itertools import chain
@@ -20,17 +21,20 @@ from swift_ft.checkpoint.step.kinds import (
     FIXED_EXACTLY,
     GENERATORS,
     MOST_ELEMENTS,
+    OF_BYTES,
     is_copied,
     is_fixed,
     read_state,
 )
-from swift_ft.checkpoint.step.of_class import with_class
+from swift_ft.checkpoint.step.of_class import CONTENT, with_class
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.torch_core.tensors import same_bits
 
 GENERATOR = "swift_ft.generator"
 """The key of a generator's state."""
+ARRAY = "swift_ft.array"
+"""The key of the type of the numbers in an ``array.array``."""
 _MOST_BYTES = 2**26
 _MOST_OF_HISTORY = 2**16
 """Elements of a container of plain values, such as losses."""
@@ -78,8 +82,8 @@ class Copier:
             return {GENERATOR: self.copy(read_state(value))}
         if not isinstance(value, (tuple, *CONTAINERS)):
             return UNKNOWN
-        if isinstance(value, bytearray):
-            return bytearray(value) if len(value) <= _MOST_BYTES else UNKNOWN
+        if isinstance(value, OF_BYTES):
+            return _copy_of_bytes(value) if memoryview(value).nbytes <= _MOST_BYTES else UNKNOWN
         if len(value) > MOST_ELEMENTS:
             return self._history(value)
         inner = []
@@ -119,6 +123,10 @@ def _copy_of_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is nn.Parameter:
         return nn.Parameter(copied, tensor.requires_grad)
     return copied.requires_grad_(tensor.requires_grad)
+
+
+def _copy_of_bytes(value: bytearray | array[Any]) -> Any:
+    return {ARRAY: value.typecode, CONTENT: bytes(value)} if isinstance(value, array) else bytearray(value)
 
 
 def tuple_like(value: tuple[Any, ...], content: Iterable[Any]) -> tuple[Any, ...]:

@@ -11,7 +11,8 @@ import functools
 import random
 import re
 import sys
-from collections import deque
+from array import array
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterator
 from datetime import date, time, timedelta, tzinfo
 from decimal import Decimal
@@ -48,7 +49,9 @@ FIXED_EXACTLY = frozenset({bool, int, float, str, type(None)})
 """The most common types of values that never change in themselves: asked first."""
 BY_REFERENCE = FIXED_EXACTLY | {FunctionType, type, ModuleType, classmethod, staticmethod, property}
 """The most common types of values that are noted without a look at what is in them."""
-CONTAINERS = (list, dict, set, deque, bytearray)
+OF_BYTES = (bytearray, array)
+"""Containers of bytes and of numbers in such."""
+CONTAINERS = (list, dict, set, deque, *OF_BYTES)
 """Types whose values change in place, so that they are copied."""
 GENERATORS = (
     *(torch.Generator, np.random.Generator, np.random.RandomState, random.Random),
@@ -63,6 +66,9 @@ MOST_ELEMENTS = 1024
 """Of a container whose elements are looked into. Larger ones are data sets and histories, as a rule."""
 CACHE = type(functools.cache(int))
 """Of functions that remember their results."""
+_WITH_CONTAINER = frozenset({UserDict, UserList, ChainMap})
+"""Classes of Python's whose objects have a container as an attribute. Those that libraries derive from these
+are left out: batches are among them."""
 _VALUES = (torch.Tensor, *_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)
 _REFERENCES: tuple[type, ...] = (
     *(FunctionType, type, ModuleType, MethodDescriptorType, WrapperDescriptorType, np.ufunc, CACHE),
@@ -139,6 +145,13 @@ def is_fixed(value: Any) -> bool:
     return all(map(is_fixed, value)) if isinstance(value, tuple) else isinstance(value, _FIXED)
 
 
+def changes_in_itself(value: Any) -> bool:
+    """Whether a value may change in place, or one of a tuple. Objects with variables are left out."""
+    if isinstance(value, tuple):
+        return any(map(changes_in_itself, value))
+    return isinstance(value, (*CONTAINERS, torch.Tensor, np.ndarray, *GENERATORS))
+
+
 def is_namespace(value: Any) -> bool:
     """Whether it is something of the script's own with variables: an object, a class, a module, a function.
 
@@ -152,16 +165,21 @@ def is_namespace(value: Any) -> bool:
         return is_own_module(value.__module__ or "")
     if isinstance(value, type):
         return is_own_class(value) and not issubclass(value, enum.Enum)
-    if isinstance(value, argparse.Namespace | SimpleNamespace):
+    if isinstance(value, argparse.Namespace | SimpleNamespace) or type(value) in _WITH_CONTAINER:
         return True
     if isinstance(value, enum.Enum):  # a variable may name another member, and all members stay what they are
         return False
-    return is_own_class(type(value)) and (hasattr(value, "__dict__") or has_slots(value))
+    return is_own_class(type(value)) and (has_dict(value) or has_slots(value))
 
 
 def is_object(value: Any) -> bool:
     """Whether it is an object with variables: of a class of the script's own, a module, an optimizer."""
     return not isinstance(value, type | FunctionType | ModuleType) and is_namespace(value)
+
+
+def has_dict(value: Any) -> bool:
+    """Whether an object has a ``__dict__``: its ``__getattr__``, which may raise any error, is not asked."""
+    return bool(type(value).__dictoffset__)
 
 
 def has_slots(value: Any) -> bool:

@@ -19,6 +19,7 @@ from swift_ft.checkpoint.step.kinds import (
     FIXED_EXACTLY,
     GENERATORS,
     MOST_ELEMENTS,
+    OF_BYTES,
     is_understood,
     read_state,
     same_state,
@@ -162,11 +163,11 @@ class Leaves:
         return self.beyond[-1] if self._changing is not None else None
 
     def _takes(self, container: Any) -> bool:
-        length = len(container)
         if self._any_length:
             return True
-        if isinstance(container, bytearray):
-            return length <= MOST_BYTES
+        if isinstance(container, OF_BYTES):
+            return memoryview(container).nbytes <= MOST_BYTES
+        length = len(container)
         if length <= MOST_ELEMENTS:
             return True
         fits = length <= min(MOST_NOTED, self._room)
@@ -315,7 +316,7 @@ class _Generator:
 
 
 class _Container:
-    """A list, dictionary, set, deque or bytearray."""
+    """A list, dictionary, set or deque, or one of bytes."""
 
     def __init__(self, container: Any, whole: bool) -> None:
         self._container, self._length = container, len(container)
@@ -365,6 +366,8 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         pairs = zip(items_in(one), items_in(other), strict=True)
         return all(a is b and x is y for (a, x), (b, y) in pairs)
-    if isinstance(one, bytearray | set):
+    if isinstance(one, OF_BYTES):
+        return bytes(one) == bytes(other)
+    if isinstance(one, set):
         return bool(one == other)
     return all(a is b for a, b in zip(content_in(one), other, strict=True))

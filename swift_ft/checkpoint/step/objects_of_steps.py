@@ -20,6 +20,7 @@ from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     MOST_ELEMENTS,
+    OF_BYTES,
     is_object,
     is_understood,
     stays_where_it_is,
@@ -124,7 +125,7 @@ def _of_script(value: Any) -> list[Any] | None:
 
 
 def _is_looked_into(container: Any) -> bool:
-    return len(container) <= MOST_ELEMENTS and not isinstance(container, bytearray)
+    return len(container) <= MOST_ELEMENTS and not isinstance(container, OF_BYTES)
 
 
 def _is_of_library(value: Any) -> bool:

@@ -38,8 +38,12 @@ def with_class(container: Any, content: Any) -> Any:
 
 def is_of_class(container: Any, value: dict[str, Any]) -> bool:
     """Whether a container is of the class of a copy, and as long at most."""
-    longest = getattr(value[CONTENT], "maxlen", None)
-    return name_of(type(container)) == value[OF_CLASS] and getattr(container, "maxlen", None) == longest
+    return name_of(type(container)) == value[OF_CLASS] and longest(container) == longest(value[CONTENT])
+
+
+def longest(container: Any) -> int | None:
+    """The length that a deque keeps to; None of one without, and of all else."""
+    return container.maxlen if isinstance(container, deque) else None
 
 
 def empty(value: dict[str, Any]) -> Any:

@@ -18,7 +18,14 @@ from torch.optim import Optimizer
 
 from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.containers import content_in
-from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, GENERATORS, is_fixed, is_reference
+from swift_ft.checkpoint.step.kinds import (
+    CONTAINERS,
+    FIXED_EXACTLY,
+    GENERATORS,
+    OF_BYTES,
+    is_fixed,
+    is_reference,
+)
 from swift_ft.checkpoint.step.leaves import Leaves
 from swift_ft.optim import UndoableOptimizer
 from swift_ft.torch_core.optimizers import parameters_of
@@ -62,7 +69,7 @@ class ValueCopies:
                 todo.extend(one)
             elif isinstance(one, (*CONTAINERS, *GENERATORS, np.ndarray)):
                 self._leaves.add(one, sys.maxsize)
-                if isinstance(one, CONTAINERS) and not isinstance(one, bytearray):
+                if isinstance(one, CONTAINERS) and not isinstance(one, OF_BYTES):
                     todo.extend(content_in(one))
             if _has_variables(one) and (held := attributes(one)):
                 self._objects.append((one, held))

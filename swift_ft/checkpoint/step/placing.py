@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,9 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.containers import fill, plain
-from swift_ft.checkpoint.step.frozen import GENERATOR, Copier, frozen, tuple_like
-from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, is_fixed, write_state
-from swift_ft.checkpoint.step.of_class import CONTENT, OF_CLASS, empty, is_of_class
+from swift_ft.checkpoint.step.frozen import ARRAY, GENERATOR, Copier, frozen, tuple_like
+from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, OF_BYTES, is_fixed, write_state
+from swift_ft.checkpoint.step.of_class import CONTENT, OF_CLASS, empty, is_of_class, longest
 from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import PARAMETER, UNKNOWN, References
 from swift_ft.torch_core.shards import local
@@ -84,13 +85,17 @@ class Placing:
                 return UNKNOWN
             write_state(now, value[GENERATOR])
             return self._note(value, now)
+        if isinstance(value, dict) and ARRAY in value:
+            fits = isinstance(now, array) and now.typecode == value[ARRAY]
+            content = array(value[ARRAY], value[CONTENT])
+            return self._filled(value, now if fits else array(value[ARRAY]), content)
         if isinstance(value, dict) and OF_CLASS in value:
             here = now if is_of_class(now, value) else empty(value)
             return UNKNOWN if here is UNKNOWN else self._filled(value, here, value[CONTENT])
         kind: type | None = next((kind for kind in CONTAINERS if isinstance(value, kind)), None)
         if kind is None:
             return frozen(value)
-        fits = isinstance(now, kind) and getattr(now, "maxlen", None) == getattr(value, "maxlen", None)
+        fits = isinstance(now, kind) and longest(now) == longest(value)
         here = now if fits else deque(maxlen=value.maxlen) if kind is deque else kind()
         return self._filled(value, here, value)
 
@@ -140,7 +145,7 @@ class Placing:
         if isinstance(here, dict):
             self._fill_dict(here, value)
             return
-        if isinstance(here, bytearray):
+        if isinstance(here, OF_BYTES):
             fill(here, value)
             return
         before = plain(here) if isinstance(here, list | deque) else []

@@ -13,8 +13,8 @@ import argparse
 import functools
 import re
 import sys
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections import ChainMap, Counter, UserDict, UserList, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
@@ -43,6 +43,9 @@ from swift_ft.checkpoint.step.kinds import (
     FIXED_EXACTLY,
     GENERATORS,
     MOST_ELEMENTS,
+    OF_BYTES,
+    changes_in_itself,
+    has_dict,
     has_slots,
     is_namespace,
     is_value,
@@ -57,6 +60,8 @@ OF_BUFFERS = "(buffers)"
 """In the path of a namespace of buffers that no ``state_dict()`` has."""
 OF_ATTRIBUTES = "(attributes)"
 """In the path of a namespace of a container that has attributes as well."""
+OF_DEFAULTS, OF_ARGUMENTS, OF_KEYWORDS = "(defaults)", "(arguments)", "keywords"
+"""In the paths of namespaces of a function's defaults, and of what a ``functools.partial`` calls it with."""
 _FILE, _CLASS = "(module)", "(class)"
 """Before the names of modules of Python's and of classes. No variable has such a path: a model, the file that
 it is made in and its class may have one name."""
@@ -70,6 +75,7 @@ _CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
 _LEADING: tuple[type, ...] = (
     *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, CACHE),
     *(nn.Module, Optimizer, ModuleType, FunctionType, type, argparse.Namespace, SimpleNamespace),
+    *(UserDict, UserList, ChainMap),
 )
 
 
@@ -181,6 +187,50 @@ class _Slots(MutableMapping[str, Any]):
         return len(attributes(self._owner))
 
 
+class _Given(dict[str, Any]):
+    """Arguments that a function has where a call does not give them, as far as they may change in themselves.
+
+    Args:
+        arguments: by name, all of them.
+        give: gives the function another one.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], give: Callable[[str, Any], None]) -> None:
+        super().__init__((name, one) for name, one in arguments.items() if changes_in_itself(one))
+        self._give = give
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._give(name, value)
+
+
+def _defaults_of(function: FunctionType) -> _Given:
+    positional, by_name = function.__defaults__ or (), function.__kwdefaults__ or {}
+    code = function.__code__
+    names = code.co_varnames[max(0, code.co_argcount - len(positional)) : code.co_argcount]
+
+    def give(name: str, value: Any) -> None:
+        if name in by_name:
+            by_name[name] = value
+        else:
+            now = dict(zip(names, function.__defaults__ or (), strict=False))
+            function.__defaults__ = (*(now | {name: value}).values(),)
+
+    return _Given({**dict(zip(names, positional, strict=False)), **by_name}, give)
+
+
+def _arguments_of(part: functools.partial[Any]) -> _Given:
+    """Those by place: its keywords are a dictionary of its own."""
+
+    def give(name: str, value: Any) -> None:
+        args = [*part.args]
+        args[int(name)] = value
+        made: Any = part  # typeshed does not have the call
+        made.__setstate__((part.func, tuple(args), part.keywords, vars(part)))
+
+    return _Given({str(number): one for number, one in enumerate(part.args)}, give)
+
+
 def _variables_of(owner: Any) -> Mapping[str, Any]:
     return _Slots(owner) if has_slots(owner) else vars(owner)
 
@@ -227,6 +277,12 @@ class Reach:
         self.caches += other.caches
         self.seen |= other.seen
 
+    def leave_out_arguments_of(self, paths: Iterable[str]) -> None:
+        """Of these functions, they do not travel."""
+        of = (OF_DEFAULTS, OF_ARGUMENTS, OF_KEYWORDS)
+        given = {f"{path}.{name}" for path in paths for name in of}
+        self.namespaces = [one for one in self.namespaces if one.path not in given]
+
 
 def reach(
     roots: Iterable[tuple[str, Any]],
@@ -261,7 +317,7 @@ def reach(
             elif in_container:
                 found.leaves.append(value)
             todo.extend((inner, element, True) for inner, element in _elements(path, value))
-            if is_namespace(value) and getattr(value, "__dict__", None) is not value:
+            if is_namespace(value) and not (has_dict(value) and value.__dict__ is value):
                 todo.extend(_look_into(path, value, found))
         elif isinstance(value, tuple):
             if in_container:
@@ -272,8 +328,14 @@ def reach(
                 seen[id(value)] = value
                 found.leaves.append(value)
         elif isinstance(value, functools.partial):
+            seen[id(value)] = value
+            _note_given(f"{path}.{OF_ARGUMENTS}", _arguments_of(value), found)
+            if value.keywords and not is_mixed(value.keywords):
+                found.namespaces.append(Namespace(f"{path}.{OF_KEYWORDS}", value.keywords))
             todo.append((path, value.func, False))
-            todo.extend((f"{path}.{name}", getattr(value, name), False) for name in ("args", "keywords"))
+            todo.extend(
+                [(f"{path}.args", value.args, False), (f"{path}.{OF_KEYWORDS}", value.keywords, True)]
+            )
         elif isinstance(value, MethodType):
             todo.extend([(path, value.__self__, False), (f"{path}.__func__", value.__func__, False)])
         elif isinstance(value, CACHE):
@@ -294,6 +356,12 @@ def reach(
         found.crowded = _most_crowded(found.namespaces)
     _tell_apart(found)
     return found
+
+
+def _note_given(path: str, given: _Given, found: Reach) -> None:
+    """Note what an argument holds: it goes back as a leaf, and travels by this place."""
+    if given:
+        found.namespaces.append(Namespace(path, given, fixed=True))
 
 
 def path_of_file(name: str) -> str:
@@ -397,6 +465,7 @@ def _held_by_function(path: str, value: FunctionType, found: Reach) -> Iterator[
             found.cells.append((f"{path}.{name}", cell))
         if (content := content_of(cell)) is not MISSING:
             yield f"{path}.{name}", content, False
+    _note_given(f"{path}.{OF_DEFAULTS}", _defaults_of(value), found)
     yield path, value.__defaults__, True
     yield from ((f"{path}.{name}", one, True) for name, one in (value.__kwdefaults__ or {}).items())
     # The variables of the module that it was written in, which it may change.
@@ -428,7 +497,7 @@ def content_of(cell: CellType) -> Any:
 
 
 def _elements(path: str, container: Any) -> Iterator[tuple[str, Any]]:
-    if len(container) > MOST_ELEMENTS or isinstance(container, bytearray):
+    if len(container) > MOST_ELEMENTS or isinstance(container, OF_BYTES):
         return
     named = items_in(container)
     yield from ((f"{path}[{key!r}]", value) for key, value in named if type(value) not in FIXED_EXACTLY)

@@ -28,6 +28,7 @@ from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     FIXED_EXACTLY,
     MOST_ELEMENTS,
+    OF_BYTES,
     is_namespace,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES
@@ -56,6 +57,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.inner_imports import imported_within
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames
 from swift_ft.program.own_code import is_own_module
+from swift_ft.program.read_later import read_later
 
 _logger = logging.getLogger(__name__)
 
@@ -257,8 +259,11 @@ class ScriptVariables:
         modules = _modules_of(frames)
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
         known = {id(module): module for module in python}
-        self._reach = reach(self._roots(frames, modules), known, last=_own_files())
+        remade: list[tuple[str, Any]] = []
+        roots = [*self._roots(frames, modules, remade)]
+        self._reach = reach(roots, known, last=[*_own_files(), *remade])
         self._reach.seen.update(known)
+        self._reach.leave_out_arguments_of(path for path, one in remade if _is_of_a_step(one))
         self._say_if_crowded(self._reach.crowded)
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
@@ -281,27 +286,44 @@ class ScriptVariables:
             )
 
     def _roots(
-        self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]
+        self,
+        frames: Mapping[str, FrameType],
+        modules: Mapping[str, dict[str, Any]],
+        remade: list[tuple[str, Any]],
     ) -> Iterator[tuple[str, Any]]:
-        """The state's parts first: what they reach has their names. Then from the outermost function on."""
+        """The state's parts first: what they reach has their names. Then from the outermost function on.
+
+        Args:
+            frames: that run the loop.
+            modules: that these functions are in.
+            remade: gets functions of variables that the loop sets before it reads them, as closures that
+                a step makes of its batch.
+        """
         parts = {**self.state.modules, **self.state.optimizers, **self.state.small}
         yield from parts.items()
 
         def named(
-            variables: Mapping[str, Any], prefix: str, taken: Container[str] = ()
+            variables: Mapping[str, Any],
+            prefix: str,
+            taken: Container[str] = (),
+            kept: Container[str] | None = None,
         ) -> Iterator[tuple[str, Any]]:
             for name, value in variables.items():
                 # Another object than the part of this name must not have its path.
                 other = prefix + name in parts and parts[prefix + name] is not value
                 kind = f"{_GLOBAL} " if name in taken else f"{_VARIABLE} " if other else ""
-                yield f"{kind}{prefix}{name}", value
+                if kept is not None and name not in kept and isinstance(value, FunctionType | partial):
+                    remade.append((f"{kind}{prefix}{name}", value))
+                else:
+                    yield f"{kind}{prefix}{name}", value
 
         names: set[str] = set()  # of functions: by their code, since not all may have a value yet
         for function, frame in frames.items():
             # An epoch's function is called anew each time: what it holds must not have the name of another.
             apart = function == PASSES_ON or (function == LOOP and EPOCHS in frames)
             prefix = f"{frame.f_code.co_name}()." if apart else ""
-            yield from named(frame.f_locals, prefix)
+            kept = None if frame.f_locals is frame.f_globals else read_later(frame)
+            yield from named(frame.f_locals, prefix, (), kept)
             code = frame.f_code
             names |= set() if apart else {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         for path, variables in modules.items():
@@ -315,6 +337,11 @@ class ScriptVariables:
         places = (index for index, (namespace, _) in enumerate(self.slots) if id(namespace) in of_loop)
         self._first_of_loop = next(places, len(self.slots))
         self._sizes = [len(namespace.variables) for namespace in namespaces]
+
+
+def _is_of_a_step(function: Any) -> bool:
+    """Whether a function of a variable that each step sets is made by it: no function of a file is."""
+    return not isinstance(function, FunctionType) or "<locals>" in function.__qualname__
 
 
 def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:
@@ -340,7 +367,7 @@ def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
     """The containers among some values that a step has the time to look through."""
     left = _MOST_LOOKED_THROUGH
     for one in values:
-        if not isinstance(one, CONTAINERS) or isinstance(one, bytearray):
+        if not isinstance(one, CONTAINERS) or isinstance(one, OF_BYTES):
             continue
         length = len(one)
         if length > _FEW:

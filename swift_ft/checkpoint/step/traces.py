@@ -20,6 +20,7 @@ from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     GENERATORS,
     MOST_ELEMENTS,
+    OF_BYTES,
     is_fixed,
     is_object,
     read_state,
@@ -69,7 +70,7 @@ def trace_of(value: Any, is_protected: Callable[[Any], bool]) -> Trace:
 
 def is_looked_into(container: Any) -> bool:
     """Whether changes of a container's elements are seen in themselves, or cannot be."""
-    if len(container) <= MOST_ELEMENTS or isinstance(container, bytearray):
+    if len(container) <= MOST_ELEMENTS or isinstance(container, OF_BYTES):
         return True
     parts = (container, content_in(container)) if isinstance(container, dict) else (content_in(container),)
     return all(map(is_plain, parts))
@@ -143,7 +144,7 @@ class _Tracer:
         return kind + str(version_of(tensor)).encode()
 
     def _of_container(self, value: Any, depth: int) -> Iterator[bytes]:
-        if isinstance(value, bytearray):
+        if isinstance(value, OF_BYTES):
             yield bytes(value)
         elif isinstance(value, set):
             if len(value) <= _MOST_READ:

@@ -18,6 +18,7 @@ SOME = [
     "a dictionary that averages",
     "behind a part",
     "a file with a part's name",
+    "arguments that change",
 ]
 OTHERS = [
     "named as a part",

@@ -6,6 +6,7 @@ weights: nothing but a comparison with an undisturbed run would notice.
 
 import argparse
 import copy
+import functools
 import importlib
 import sys
 import threading
@@ -85,6 +86,22 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.hidden = self.cell(x, None if self.hidden is None else self.hidden.detach())
         return self.hidden
+
+
+def smoothed(value: float, history: list[float] = [], *, sums: dict[str, float] = {"n": 0}) -> float:  # noqa: B006
+    """Keeps its values in its own defaults."""
+    history.append(value)
+    sums["n"] += 1
+    return sum(history) / sums["n"]
+
+
+def add_up(sums: dict[str, float], value: float, *, last: Tensor) -> float:
+    sums["all"] = sums.get("all", 0) + value
+    last.add_(value)
+    return sums["all"] + float(last)
+
+
+added_up = functools.partial(add_up, {}, last=torch.zeros(()))
 
 
 def counts_in_a_hook(model: nn.Module) -> dict[str, int]:
@@ -170,6 +187,8 @@ def main() -> None:
                 count[HABIT] = take()
             elif HABIT == "two files away":
                 count[HABIT] = reached_from.growing_further()
+            elif HABIT == "arguments that change":
+                count[HABIT] = 1 + smoothed(step.index) + added_up(step.index)
             elif HABIT == "a remembered result":
                 count[HABIT] = tracker()["count"]
             loss = model(x).square().mean() / count.get(HABIT, 1)
