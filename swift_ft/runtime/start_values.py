@@ -87,6 +87,12 @@ class StartValues:
         elif [*noted.place[:2]] == self._place[:2]:
             self._go_on_with(noted, here)
 
+    def step_begins(self) -> None:
+        """If no state has arrived, all have begun again with what their scripts have set now."""
+        if self._carried.began_anew:
+            self._carried.began_anew = False
+            self._writer.do(partial(self._note, self._carried.at_start(_MOST)))
+
     def _note(self, here: Saved) -> None:
         """In the writer's thread."""
         carried = self._carried

@@ -63,6 +63,7 @@ class LocalState(Part):
         if self._first_life:
             self._completeness.begin()
         self._rollback.begin(step.iteration, replayed=step.replayed, whole=step.computation > 0)
+        self._start_values.step_begins()
         seed_step(self._seed, step.iteration, self._data_of)
 
     def again(self, step: StepInfo) -> None:

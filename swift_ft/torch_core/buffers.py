@@ -94,7 +94,7 @@ class BufferCopies:
 
 def with_unsaved(module: nn.Module) -> tuple[dict[str, torch.Tensor | None], frozenset[str]]:
     """The buffers of a module itself, and the names of those that its ``state_dict()`` has."""
-    return module._buffers, frozenset(module._buffers.keys() - module._non_persistent_buffers_set)
+    return module._buffers, frozenset({*module._buffers.keys()} - module._non_persistent_buffers_set)
 
 
 @torch.no_grad()

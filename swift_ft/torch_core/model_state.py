@@ -91,7 +91,7 @@ def unmade_buffers(module: nn.Module) -> Unmade:
     """The buffers that a model would save and that are None: its first forward may make them."""
     found: weakref.WeakKeyDictionary[nn.Module, Set[str]] = weakref.WeakKeyDictionary()
     for part in module.modules():
-        saved = part._buffers.keys() - part._non_persistent_buffers_set
+        saved = {*part._buffers.keys()} - part._non_persistent_buffers_set
         if names := {name for name in saved if part._buffers[name] is None}:
             found[part] = names
     return found
@@ -112,7 +112,7 @@ def made_later(module: nn.Module, unmade: Unmade) -> dict[str, tuple[nn.Module, 
     return {
         f"{prefix}{name}": (part, name)
         for prefix, part in _places_in(module, "")
-        for name in sorted({*now.get(part, ()), *(unmade.get(part, set()) & part._buffers.keys())})
+        for name in sorted({*now.get(part, ()), *(unmade.get(part, set()) & {*part._buffers.keys()})})
     }
 
 

@@ -85,6 +85,7 @@ class CarriedVariables:
         own, of_own, behind: of :class:`Arrived`, for what is taken over now.
         alike: what was found to be equal on all replicas.
         arrived: what was taken over since the last step; None if nothing was.
+        began_anew: steps have begun with this process's own values, and not with those of an earlier one.
     """
 
     def __init__(self, variables: ScriptVariables, outside: Outside) -> None:
@@ -92,6 +93,7 @@ class CarriedVariables:
         self._outside = outside
         self._start: dict[Place, Any] = {}
         self._first: Mapping[Place, Any] = {}  # of an earlier process, until a state arrives
+        self.began_anew = False
         # What was there as this process began its first step; empty before.
         self._before_steps: frozenset[Place] = frozenset()
         self._paths_before_steps: frozenset[str] = frozenset()
@@ -110,6 +112,7 @@ class CarriedVariables:
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
+        self._variables.keep_names()
         self._start = self._all_now()
         for value in self._start.values():
             if not isinstance(value, Trace):
@@ -149,6 +152,8 @@ class CarriedVariables:
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
+        self._variables.keep_names()
+        self.began_anew, self._first = bool(self._first), {}
         self._before_steps = frozenset(place for place, _ in self._values() if place not in self._given)
         self._paths_before_steps = frozenset(self._variables.paths)
         self._made_before = {p: now for p, now in self._all_now().items() if isinstance(now, Trace)}

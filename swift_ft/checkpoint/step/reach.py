@@ -258,6 +258,7 @@ class Reach:
             containers.
         cells: what functions share with the function that they were made in, by path.
         caches: functions that remember their results.
+        names: paths of objects, functions and partials, by ``id()``; what is in them has paths that begin so.
         seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
         crowded: what holds the most objects, if there are so many that not all were found.
     """
@@ -268,6 +269,7 @@ class Reach:
     seen: dict[int, Any]
     caches: list[Any] = field(default_factory=list)
     crowded: str = ""
+    names: dict[int, str] = field(default_factory=dict)
 
     def add(self, other: Reach) -> None:
         """Add another one's findings."""
@@ -290,6 +292,7 @@ def reach(
     most_elements: int = sys.maxsize,
     *,
     last: Iterable[tuple[str, Any]] = (),
+    kept: Mapping[int, tuple[str, Any]] | None = None,
 ) -> Reach:
     """Look for all that there is.
 
@@ -298,8 +301,11 @@ def reach(
         known: things that are not looked into, by ``id()``.
         most_elements: of containers, together: what comes after them is not found.
         last: further roots: what the others lead to has their paths.
+        kept: things that keep the paths of an earlier look, by ``id()``, whatever leads there first by now: a
+            step may have given them to another variable.
     """
     found, known = Reach([], [], [], {}), known or {}
+    names = _Names(kept or {}, found.names)
     seen = found.seen
     todo, rest = (deque((name, value, False) for name, value in some) for some in (roots, last))
     uncounted = 0
@@ -313,12 +319,13 @@ def reach(
             if most_elements < 0:
                 break
             if is_mixed(value):
+                path = names.of(value, path)
                 found.namespaces.append(Namespace(path, value))
             elif in_container:
                 found.leaves.append(value)
             todo.extend((inner, element, True) for inner, element in _elements(path, value))
             if is_namespace(value) and not (has_dict(value) and value.__dict__ is value):
-                todo.extend(_look_into(path, value, found))
+                todo.extend(_look_into(names.of(value, path), value, found))
         elif isinstance(value, tuple):
             if in_container:
                 seen[id(value)] = value
@@ -329,6 +336,7 @@ def reach(
                 found.leaves.append(value)
         elif isinstance(value, functools.partial):
             seen[id(value)] = value
+            path = names.of(value, path)
             _note_given(f"{path}.{OF_ARGUMENTS}", _arguments_of(value), found)
             if value.keywords and not is_mixed(value.keywords):
                 found.namespaces.append(Namespace(f"{path}.{OF_KEYWORDS}", value.keywords))
@@ -349,13 +357,44 @@ def reach(
         elif is_namespace(value):
             seen[id(value)] = value
             uncounted += isinstance(value, nn.Module | FunctionType)
-            todo.extend(_look_into(_path_of(value) or path, value, found))
+            todo.extend(_look_into(names.of(value, _path_of(value) or path), value, found))
         else:
             todo.extend((f"{path}.{name}", one, isinstance(one, list)) for name, one in passed_on(value))
     if (todo or rest) and most_elements >= 0:
         found.crowded = _most_crowded(found.namespaces)
     _tell_apart(found)
     return found
+
+
+class _Names:
+    """Gives each object one path, which no other one of its kind has.
+
+    Args:
+        kept: those of an earlier look.
+        given: gets those of this one.
+    """
+
+    def __init__(self, kept: Mapping[int, tuple[str, Any]], given: dict[int, str]) -> None:
+        self._kept = kept
+        self._given = given
+        self._taken = {(isinstance(value, functools.partial), path) for path, value in kept.values()}
+
+    def of(self, value: Any, path: str) -> str:
+        """The path of an object that is looked into, to which this one has led."""
+        if is_torchs_wrapper(value):
+            return path  # what it wraps has the same one
+        if (number := id(value)) in self._kept:
+            return self._kept[number][0]
+        if number in self._given:
+            return self._given[number]
+        # Of a partial, its function has the same one.
+        kind, found, tries = isinstance(value, functools.partial), path, 1
+        while (kind, found) in self._taken:
+            tries += 1
+            found = f"{path} ({tries})"
+        self._taken.add((kind, found))
+        self._given[number] = found
+        return found
 
 
 def _note_given(path: str, given: _Given, found: Reach) -> None:

@@ -148,7 +148,7 @@ class Rollback:
 
         Raises:
             IncompleteStateError: a module has changed that is not in the state.
-            UnsupportedError: a step has registered or removed hooks, or given a scheduler other functions.
+            UnsupportedError: a step has registered or removed hooks, or given a scheduler more functions.
         """
         self.whole = whole
         if self._now is not None and iteration == self._now.iteration + 1:

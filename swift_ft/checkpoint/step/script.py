@@ -99,6 +99,7 @@ class ScriptVariables:
         self.changing = ChangingValues(self.protected)
         self.unnoted: set[int] = set()
         self._reach = Reach([], [], [], {})
+        self._kept: Mapping[int, tuple[str, Any]] = {}  # paths of what was there before the first step
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
         self._counted = 0  # variables in which loaders count, at the last look
@@ -216,6 +217,12 @@ class ScriptVariables:
             found.add(reach((("", value) for value in new), known, _MOST_MADE_SINCE))
         return found, held
 
+    def keep_names(self) -> None:
+        """All that was found keeps its path, so that a replacement has the same one after other steps."""
+        seen = self._reach.seen
+        new = {number: (path, seen[number]) for number, path in self._reach.names.items()}
+        self._kept = {**new, **self._kept}
+
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
         return next((one for one in self._reach.namespaces if one.path == path), None)
@@ -261,9 +268,11 @@ class ScriptVariables:
         known = {id(module): module for module in python}
         remade: list[tuple[str, Any]] = []
         roots = [*self._roots(frames, modules, remade)]
-        self._reach = reach(roots, known, last=[*_own_files(), *remade])
+        self._reach = reach(roots, known, last=[*_own_files(), *remade], kept=self._kept)
         self._reach.seen.update(known)
         self._reach.leave_out_arguments_of(path for path, one in remade if _is_of_a_step(one))
+        if self._kept:  # a replacement does not have what steps have made
+            self._reach.leave_out_arguments_of(self._reach.names.values())
         self._say_if_crowded(self._reach.crowded)
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))

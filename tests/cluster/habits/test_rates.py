@@ -61,5 +61,5 @@ def test_a_pipeline(habit: str, tmp_path: Path) -> None:
 def test_a_function_that_a_step_gives_to_a_scheduler(tmp_path: Path) -> None:
     """Where the loss strikes in the very step that does so, the repeated step begins without it."""
     fault = "kill machine=1 iteration=4 point=reduce committed=3"
-    said = "A step has given scheduler (LambdaLR) other functions, or other schedulers, than before the first"
+    said = "A step has given scheduler (LambdaLR) another number of functions, or of schedulers, than"
     assert said in refusal(tmp_path, SCRIPT, "another function", inject=fault)

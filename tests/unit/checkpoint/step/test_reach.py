@@ -6,6 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -240,9 +241,13 @@ def test_a_function_that_a_step_gives_to_a_scheduler(kind: str) -> None:
         scheduler.base_lrs.append(0.5)
         scheduler.lr_lambdas.append(lambda _: 0.5)
         rollback.back()
-    scheduler.lr_lambdas[0] = lambda _: 0.5
-    with pytest.raises(UnsupportedError, match=r"A step has given rates \(\w+LR\) other functions"):
-        rollback.begin(4)
+    scheduler.lr_lambdas[0] = lambda _: 0.5  # each step may do so, also that of a replacement
+    rollback.begin(4)
+    scheduler.lr_lambdas.append(lambda _: 0.5)
+    with pytest.raises(
+        UnsupportedError, match=r"A step has given rates \(\w+LR\) another number of functions"
+    ):
+        rollback.begin(5)
 
 
 def test_a_scheduler_that_a_step_gives_to_another_one() -> None:
@@ -254,8 +259,8 @@ def test_a_scheduler_that_a_step_gives_to_another_one() -> None:
     rollback.begin(0)
     chained._schedulers[0] = rates.LambdaLR(optimizer, counting())
     rollback.begin(1)
-    chained._schedulers[0] = rates.LambdaLR(optimizer, lambda _: 0.5)
-    with pytest.raises(UnsupportedError, match="or other schedulers"):
+    chained._schedulers.append(rates.LambdaLR(optimizer, lambda _: 0.5))
+    with pytest.raises(UnsupportedError, match="or of schedulers"):
         rollback.begin(2)
 
 
@@ -283,3 +288,38 @@ def test_what_lbfgs_has_beside_its_groups() -> None:
     assert vars(optimizer)["_params"] is optimizer.param_groups[0]["params"]
     assert "optimizer" not in rollback.carried.to_save()
     rollback.close()
+
+
+class Counts:
+    """An object of the script's own."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+
+def test_an_object_keeps_its_path_whatever_a_step_has_given_it_to() -> None:
+    """The last one that a loop within a step went over, and one that an attribute names."""
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5), nn.Linear(1, 1))
+    meters = {"a": Counts(), "b": Counts()}
+    holder: Any = SimpleNamespace(phases=[Counts(), Counts()], current=None)
+    rollback = Rollback(TrainingState({"model": model}))
+    rollback.watch()
+    saved = []
+    for iteration in range(4):
+        rollback.begin(iteration)
+        for part in model.modules():
+            if isinstance(part, nn.Dropout):
+                part.p = 0.1
+        for meter in meters.values():
+            meter.n += 1
+        holder.current = holder.phases[iteration % 2]
+        holder.current.n += 1
+        rollback.completed()
+        saved.append(rollback.carried.to_save())
+    named = {f"{path}.{name}" for path, values in saved[-1].items() for name in values}
+    there = {"meters['a'].n", "meters['b'].n", "holder.phases[0].n", "holder.phases[1].n", "model.1.p"}
+    assert there <= named
+    assert not {"meter.n", "part.p", "holder.current.n"} & named
+    rollback.carried.take_over(saved[1])
+    assert [meter.n for meter in meters.values()] == [2, 2]
+    assert [phase.n for phase in holder.phases] == [1, 1]
