@@ -42,8 +42,9 @@ class RateFunctions:
                 raise UnsupportedError(
                     f"A step has given {name} ({type(schedulers[name]).__name__}) another number of "
                     "functions, or of schedulers, than before the first step: a replacement, which runs the "
-                    "script from its beginning, would not have them. Make all groups of the optimizer, with their "
-                    "functions, before the first step: parameters that require no gradient yet stay as they are."
+                    "script from its beginning, would not have them. Make all groups of the optimizer, with "
+                    "their functions, before the first step: parameters that require no gradient yet stay as "
+                    "they are."
                 )
 
 
