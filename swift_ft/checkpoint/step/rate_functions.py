@@ -49,7 +49,7 @@ class RateFunctions:
 
 
 def _functions_of(value: Any) -> Any:
-    """How many there are, and of which schedulers."""
+    """Their number, and the classes of schedulers."""
     if isinstance(value, list | tuple):
         return [*map(_functions_of, value)]
     if isinstance(value, LRScheduler):
