@@ -259,6 +259,7 @@ class Reach:
         cells: what functions share with the function that they were made in, by path.
         caches: functions that remember their results.
         names: paths of objects, functions and partials, by ``id()``; what is in them has paths that begin so.
+        held_up: what has kept a path that led to another thing, by ``id()``.
         seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
         crowded: what holds the most objects, if there are so many that not all were found.
     """
@@ -270,6 +271,7 @@ class Reach:
     caches: list[Any] = field(default_factory=list)
     crowded: str = ""
     names: dict[int, str] = field(default_factory=dict)
+    held_up: set[int] = field(default_factory=set)
 
     def add(self, other: Reach) -> None:
         """Add another one's findings."""
@@ -305,7 +307,7 @@ def reach(
             step may have given them to another variable.
     """
     found, known = Reach([], [], [], {}), known or {}
-    names = _Names(kept or {}, found.names)
+    names = _Names(kept or {}, found)
     seen = found.seen
     todo, rest = (deque((name, value, False) for name, value in some) for some in (roots, last))
     uncounted = 0
@@ -371,13 +373,15 @@ class _Names:
 
     Args:
         kept: those of an earlier look.
-        given: gets those of this one.
+        found: gets those of this one.
     """
 
-    def __init__(self, kept: Mapping[int, tuple[str, Any]], given: dict[int, str]) -> None:
+    def __init__(self, kept: Mapping[int, tuple[str, Any]], found: Reach) -> None:
         self._kept = kept
-        self._given = given
-        self._taken = {(isinstance(value, functools.partial), path) for path, value in kept.values()}
+        self._given, self._held_up = found.names, found.held_up
+        self._taken = {
+            (isinstance(value, functools.partial), path): number for number, (path, value) in kept.items()
+        }
 
     def of(self, value: Any, path: str) -> str:
         """The path of an object that is looked into, to which this one has led."""
@@ -389,10 +393,12 @@ class _Names:
             return self._given[number]
         # Of a partial, its function has the same one.
         kind, found, tries = isinstance(value, functools.partial), path, 1
-        while (kind, found) in self._taken:
+        while (holder := self._taken.get((kind, found))) is not None:
+            if holder in self._kept:
+                self._held_up.add(holder)
             tries += 1
             found = f"{path} ({tries})"
-        self._taken.add((kind, found))
+        self._taken[kind, found] = number
         self._given[number] = found
         return found
 

@@ -268,7 +268,12 @@ class ScriptVariables:
         known = {id(module): module for module in python}
         remade: list[tuple[str, Any]] = []
         roots = [*self._roots(frames, modules, remade)]
-        self._reach = reach(roots, known, last=[*_own_files(), *remade], kept=self._kept)
+        last = [*_own_files(), *remade]
+        self._reach = reach(roots, known, last=last, kept=self._kept)
+        if not self._reach.held_up <= self._reach.seen.keys():
+            # Another thing is in its place now, as each epoch has a meter of its own: so in a replacement.
+            self._kept = {number: one for number, one in self._kept.items() if number in self._reach.seen}
+            self._reach = reach(roots, known, last=last, kept=self._kept)
         self._reach.seen.update(known)
         self._reach.leave_out_arguments_of(path for path, one in remade if _is_of_a_step(one))
         if self._kept:  # a replacement does not have what steps have made

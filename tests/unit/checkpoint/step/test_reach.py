@@ -323,3 +323,20 @@ def test_an_object_keeps_its_path_whatever_a_step_has_given_it_to() -> None:
     rollback.carried.take_over(saved[1])
     assert [meter.n for meter in meters.values()] == [2, 2]
     assert [phase.n for phase in holder.phases] == [1, 1]
+
+
+def test_another_object_in_the_place_of_one_that_is_gone_has_its_path() -> None:
+    """Each epoch has a meter of its own. A replacement that begins in a later one has never had the first."""
+    holder: Any = SimpleNamespace(meter=Counts(), other=Counts())
+    variables = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    variables.watch()
+    for epoch in range(3):
+        holder.meter = Counts()
+        for iteration in range(2):
+            variables.begin(2 * epoch + iteration)
+            holder.meter.n += 1
+            holder.other.n += 1
+            variables.completed()
+        saved = variables.carried.to_save()
+        named = {f"{path}.{name}" for path, values in saved.items() for name in values}
+        assert {"holder.meter.n", "holder.other.n"} <= named, named
