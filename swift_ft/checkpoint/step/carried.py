@@ -152,7 +152,6 @@ class CarriedVariables:
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
-        self._variables.keep_names()
         self.began_anew, self._first = bool(self._first), {}
         self._before_steps = frozenset(place for place, _ in self._values() if place not in self._given)
         self._paths_before_steps = frozenset(self._variables.paths)
@@ -160,14 +159,15 @@ class CarriedVariables:
 
     def epoch_begins(self) -> None:
         """The script's loop over epochs has asked for the next one."""
-        if (frame := loop_frame()) is not None:
-            self._variables.epochs = frame.f_code
+        frame = loop_frame()
+        self._variables.epoch_begins(frame.f_code if frame is not None else None)
         self._at_epoch = {}
         self._at_top_of_epoch = True
 
     def top_is_over(self) -> None:
         """The script is through with its lines at the top of an epoch."""
         self._variables.look()
+        self._variables.keep_names(of_epoch=True)
         self._at_top_of_epoch = False
         self._at_epoch = self._all_now()
 

@@ -57,7 +57,6 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.inner_imports import imported_within
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames
 from swift_ft.program.own_code import is_own_module
-from swift_ft.program.read_later import read_later
 
 _logger = logging.getLogger(__name__)
 
@@ -99,7 +98,9 @@ class ScriptVariables:
         self.changing = ChangingValues(self.protected)
         self.unnoted: set[int] = set()
         self._reach = Reach([], [], [], {})
-        self._kept: Mapping[int, tuple[str, Any]] = {}  # paths of what was there before the first step
+        # Paths of what the script has made outside of steps, and of what it had made before all of them.
+        self._kept: dict[int, tuple[str, Any]] = {}
+        self._lasting: dict[int, tuple[str, Any]] = {}
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
         self._counted = 0  # variables in which loaders count, at the last look
@@ -217,11 +218,23 @@ class ScriptVariables:
             found.add(reach((("", value) for value in new), known, _MOST_MADE_SINCE))
         return found, held
 
-    def keep_names(self) -> None:
-        """All that was found keeps its path, so that a replacement has the same one after other steps."""
-        seen = self._reach.seen
-        new = {number: (path, seen[number]) for number, path in self._reach.names.items()}
-        self._kept = {**new, **self._kept}
+    def keep_names(self, *, of_epoch: bool = False) -> None:
+        """All that was found keeps its path, so that a replacement has the same one after other steps.
+
+        Args:
+            of_epoch: until the next epoch begins, which may have others in the same places.
+        """
+        for number, path in self._reach.names.items():
+            # Nothing holds what has large tensors in it: another thing may get its number.
+            if (value := self._reach.seen[number]) is not None:
+                self._kept[number] = path, value
+        if not of_epoch:
+            self._lasting = self._kept.copy()
+
+    def epoch_begins(self, code: CodeType | None) -> None:
+        """The script has asked for the next epoch, in a function with this code."""
+        self.epochs = code or self.epochs
+        self._kept = self._lasting.copy()
 
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
@@ -266,16 +279,13 @@ class ScriptVariables:
         modules = _modules_of(frames)
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
         known = {id(module): module for module in python}
-        remade: list[tuple[str, Any]] = []
-        roots = [*self._roots(frames, modules, remade)]
-        last = [*_own_files(), *remade]
+        roots, last = [*self._roots(frames, modules)], [*_own_files()]
         self._reach = reach(roots, known, last=last, kept=self._kept)
         if not self._reach.held_up <= self._reach.seen.keys():
             # Another thing is in its place now, as each epoch has a meter of its own: so in a replacement.
             self._kept = {number: one for number, one in self._kept.items() if number in self._reach.seen}
             self._reach = reach(roots, known, last=last, kept=self._kept)
         self._reach.seen.update(known)
-        self._reach.leave_out_arguments_of(path for path, one in remade if _is_of_a_step(one))
         if self._kept:  # a replacement does not have what steps have made
             self._reach.leave_out_arguments_of(self._reach.names.values())
         self._say_if_crowded(self._reach.crowded)
@@ -300,44 +310,27 @@ class ScriptVariables:
             )
 
     def _roots(
-        self,
-        frames: Mapping[str, FrameType],
-        modules: Mapping[str, dict[str, Any]],
-        remade: list[tuple[str, Any]],
+        self, frames: Mapping[str, FrameType], modules: Mapping[str, dict[str, Any]]
     ) -> Iterator[tuple[str, Any]]:
-        """The state's parts first: what they reach has their names. Then from the outermost function on.
-
-        Args:
-            frames: that run the loop.
-            modules: that these functions are in.
-            remade: gets functions of variables that the loop sets before it reads them, as closures that
-                a step makes of its batch.
-        """
+        """The state's parts first: what they reach has their names. Then from the outermost function on."""
         parts = {**self.state.modules, **self.state.optimizers, **self.state.small}
         yield from parts.items()
 
         def named(
-            variables: Mapping[str, Any],
-            prefix: str,
-            taken: Container[str] = (),
-            kept: Container[str] | None = None,
+            variables: Mapping[str, Any], prefix: str, taken: Container[str] = ()
         ) -> Iterator[tuple[str, Any]]:
             for name, value in variables.items():
                 # Another object than the part of this name must not have its path.
                 other = prefix + name in parts and parts[prefix + name] is not value
                 kind = f"{_GLOBAL} " if name in taken else f"{_VARIABLE} " if other else ""
-                if kept is not None and name not in kept and isinstance(value, FunctionType | partial):
-                    remade.append((f"{kind}{prefix}{name}", value))
-                else:
-                    yield f"{kind}{prefix}{name}", value
+                yield f"{kind}{prefix}{name}", value
 
         names: set[str] = set()  # of functions: by their code, since not all may have a value yet
         for function, frame in frames.items():
             # An epoch's function is called anew each time: what it holds must not have the name of another.
             apart = function == PASSES_ON or (function == LOOP and EPOCHS in frames)
             prefix = f"{frame.f_code.co_name}()." if apart else ""
-            kept = None if frame.f_locals is frame.f_globals else read_later(frame)
-            yield from named(frame.f_locals, prefix, (), kept)
+            yield from named(frame.f_locals, prefix)
             code = frame.f_code
             names |= set() if apart else {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         for path, variables in modules.items():
@@ -351,11 +344,6 @@ class ScriptVariables:
         places = (index for index, (namespace, _) in enumerate(self.slots) if id(namespace) in of_loop)
         self._first_of_loop = next(places, len(self.slots))
         self._sizes = [len(namespace.variables) for namespace in namespaces]
-
-
-def _is_of_a_step(function: Any) -> bool:
-    """Whether a function of a variable that each step sets is made by it: no function of a file is."""
-    return not isinstance(function, FunctionType) or "<locals>" in function.__qualname__
 
 
 def _modules_of(frames: Mapping[str, FrameType]) -> dict[str, dict[str, Any]]:

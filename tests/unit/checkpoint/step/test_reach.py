@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -340,3 +341,37 @@ def test_another_object_in_the_place_of_one_that_is_gone_has_its_path() -> None:
         saved = variables.carried.to_save()
         named = {f"{path}.{name}" for path, values in saved.items() for name in values}
         assert {"holder.meter.n", "holder.other.n"} <= named, named
+
+
+@pytest.mark.parametrize("is_left", [False, True])
+def test_objects_of_an_epoch_keep_their_paths_in_it(is_left: bool) -> None:
+    """An attribute may still have one of the epoch before. A replacement that begins later has none of it."""
+    holder: Any = SimpleNamespace(meters={}, current=None)
+    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    rollback.watch()
+    for epoch in range(3):
+        rollback.carried.epoch_begins()
+        holder.meters = {"a": Counts(), "b": Counts()}
+        holder.current = holder.current if is_left else None
+        rollback.carried.top_is_over()
+        for iteration in range(2):
+            rollback.begin(2 * epoch + iteration)
+            holder.current = holder.meters["ab"[iteration]]
+            holder.current.n += 1
+            rollback.completed()
+        saved = rollback.carried.to_save()
+        named = {f"{path}.{name}" for path, values in saved.items() for name in values}
+        assert {"holder.meters['a'].n", "holder.meters['b'].n"} <= named, named
+        assert "holder.current.n" not in named
+
+
+def test_a_dictionary_with_large_tensors_is_not_held() -> None:
+    """Else its number would be another object's, or its tensors would stay in the memory."""
+    holder: Any = SimpleNamespace(batch={"x": torch.zeros(2**20), "file": object()})
+    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    rollback.watch()
+    tensor = weakref.ref(holder.batch["x"])
+    assert all(value is not None for _, value in rollback._variables._kept.values())
+    holder.batch = None
+    rollback.begin(0)
+    assert tensor() is None
