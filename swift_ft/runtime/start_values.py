@@ -13,7 +13,6 @@ numbers of workers has values of its own.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
@@ -96,7 +95,7 @@ class StartValues:
     def _note(self, here: Saved) -> None:
         """In the writer's thread."""
         carried = self._carried
-        values = base64.b64encode(carried.packed(here, _MOST_BYTES)).decode()
+        values = carried.packed(here, _MOST_BYTES)
         note = _Note(carried.digests_of(here), carried.digest(here), values, self._place)
         self._run_keys.set(store_keys.start_values(self._context.rank), json.dumps(asdict(note)))
 
@@ -111,14 +110,14 @@ class StartValues:
             return
         ours = self._carried.digests_of(here)
         unlike = [key for key, digest in noted.digests.items() if ours.get(key, digest) != digest]
-        known = self._carried.unpacked(base64.b64decode(noted.values))
+        known = self._carried.unpacked(noted.values)
         elsewhere = self._noted_on_another_machine() if [*noted.place] == self._place else {}
-        given: dict[str, dict[str, Any]] = {}
+        given: dict[Place, Any] = {}
         own: list[Place] = []
         for key in unlike:
             path, name = place = place_of_key(key)
             if name in known.get(path, ()) and elsewhere.get(key) == noted.digests[key]:
-                given.setdefault(path, {})[name] = known[path][name]
+                given[place] = known[path][name]
             else:
                 own.append(place)
         self._carried.begin_with(given)

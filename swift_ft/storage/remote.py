@@ -200,10 +200,8 @@ class S3Files(RemoteFiles):
             page = self.fs.call_s3(operation, **options, **begins)
             found += page.get(entries, [])
             following = {marker: page[f"Next{marker}"] for marker in markers if page.get(f"Next{marker}")}
-            if not page.get("IsTruncated") or following in (
-                {},
-                begins,
-            ):  # the same page again would never end
+            # A server that tells the same page again would never end.
+            if not page.get("IsTruncated") or following in ({}, begins):
                 return found
             begins = following
 

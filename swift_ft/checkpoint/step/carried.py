@@ -8,10 +8,12 @@ machines, ranks, paths.
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -129,26 +131,25 @@ class CarriedVariables:
             for namespace, _ in self._variables.slots
             if isinstance(namespace.owner, nn.Module | Optimizer) or namespace.is_of_buffers
         }
+        of_torch.add(_FLAGS)
         found: dict[str, dict[str, Any]] = {}
-        places = sorted(self._start, key=lambda place: place[0] not in FUNCTIONS)  # those of the loop first
-        left = most
-        for path, name in places:
-            value = self._start[path, name]
-            if path in of_torch or path == _FLAGS or value is MISSING or _is_of_process(value):
-                continue
-            if not left:
-                break
-            if self._is_plain(value):
-                left -= 1
-                found.setdefault(path, {})[name] = value
+        loop_first = sorted(self._start, key=lambda place: place[0] not in FUNCTIONS)
+        of_script = (place for place in loop_first if place[0] not in of_torch)
+        for path, name in islice(filter(self._begins_alike, of_script), most):
+            found.setdefault(path, {})[name] = self._start[path, name]
         return found
 
-    def begin_with(self, values: Saved) -> None:
+    def _begins_alike(self, place: Place) -> bool:
+        """Whether a variable's first value can be noted, and would be the same in another process."""
+        value = self._start[place]
+        return value is not MISSING and not _is_of_process(value) and self._is_plain(value)
+
+    def begin_with(self, values: Mapping[Place, Any]) -> None:
         """Another process in the place of this one had these values when the session started.
 
         So has this one, once a state arrives to go on with. Without any it begins as its script does.
         """
-        self._first = {(path, name): value for path, named in values.items() for name, value in named.items()}
+        self._first = values
 
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
@@ -248,8 +249,8 @@ class CarriedVariables:
             for name, value in values.items()
         }
 
-    def packed(self, saved: Saved, most_bytes: int) -> bytes:
-        """Those of the saved values that are small, as bytes. Any thread may ask for it.
+    def packed(self, saved: Saved, most_bytes: int) -> str:
+        """Those of the saved values that are small, as text. Any thread may ask for it.
 
         Args:
             saved: by :meth:`to_save`.
@@ -263,11 +264,11 @@ class CarriedVariables:
                 if size <= most_bytes:
                     most_bytes -= size
                     small.setdefault(path, {})[name] = value
-        return self._variables.state.pack(small)
+        return base64.b64encode(self._variables.state.pack(small)).decode()
 
-    def unpacked(self, data: bytes) -> Saved:
+    def unpacked(self, text: str) -> Saved:
         """The inverse of :meth:`packed`."""
-        found: Saved = self._variables.state.unpack(data)
+        found: Saved = self._variables.state.unpack(base64.b64decode(text))
         return found
 
     def digests_of_earlier(self, saved: Saved) -> dict[str, int]:

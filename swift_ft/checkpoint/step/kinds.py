@@ -51,7 +51,9 @@ BY_REFERENCE = FIXED_EXACTLY | {FunctionType, type, ModuleType, classmethod, sta
 """The most common types of values that are noted without a look at what is in them."""
 OF_BYTES = (bytearray, array)
 """Containers of bytes and of numbers in such."""
-CONTAINERS = (list, dict, set, deque, *OF_BYTES)
+HOLDERS = (list, dict, set, deque)
+"""Containers of other things."""
+CONTAINERS = (*HOLDERS, *OF_BYTES)
 """Types whose values change in place, so that they are copied."""
 GENERATORS = (
     *(torch.Generator, np.random.Generator, np.random.RandomState, random.Random),

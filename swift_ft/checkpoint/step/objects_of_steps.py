@@ -10,7 +10,7 @@ of these are named.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -18,9 +18,8 @@ from torch.optim import Optimizer
 
 from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.kinds import (
-    CONTAINERS,
+    HOLDERS,
     MOST_ELEMENTS,
-    OF_BYTES,
     is_object,
     is_understood,
     stays_where_it_is,
@@ -112,20 +111,23 @@ class _Changes:
 
 def _of_libraries(value: Any) -> list[Any] | None:
     """Those in a value; None if it can have none. A list that has none yet counts."""
-    if isinstance(value, CONTAINERS):
-        return [one for one in content_in(value) if _is_of_library(one)] if _is_looked_into(value) else None
+    if isinstance(value, HOLDERS):
+        return _held(value, _is_of_library)
     return [value] if _is_of_library(value) else None
 
 
 def _of_script(value: Any) -> list[Any] | None:
     """Those in a container; None of all else. Modules and optimizers are watched elsewhere."""
-    if not isinstance(value, CONTAINERS) or not _is_looked_into(value):
-        return None
-    return [one for one in content_in(value) if is_object(one) and not isinstance(one, nn.Module | Optimizer)]
+    return _held(value, _is_of_script) if isinstance(value, HOLDERS) else None
 
 
-def _is_looked_into(container: Any) -> bool:
-    return len(container) <= MOST_ELEMENTS and not isinstance(container, OF_BYTES)
+def _held(container: Any, is_one: Callable[[Any], bool]) -> list[Any] | None:
+    """Those of its things; None of one that is too large to be looked into."""
+    return [*filter(is_one, content_in(container))] if len(container) <= MOST_ELEMENTS else None
+
+
+def _is_of_script(value: Any) -> bool:
+    return is_object(value) and not isinstance(value, nn.Module | Optimizer)
 
 
 def _is_of_library(value: Any) -> bool:

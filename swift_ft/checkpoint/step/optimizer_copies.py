@@ -22,7 +22,7 @@ from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     FIXED_EXACTLY,
     GENERATORS,
-    OF_BYTES,
+    HOLDERS,
     is_fixed,
     is_reference,
 )
@@ -69,7 +69,7 @@ class ValueCopies:
                 todo.extend(one)
             elif isinstance(one, (*CONTAINERS, *GENERATORS, np.ndarray)):
                 self._leaves.add(one, sys.maxsize)
-                if isinstance(one, CONTAINERS) and not isinstance(one, OF_BYTES):
+                if isinstance(one, HOLDERS):
                     todo.extend(content_in(one))
             if _has_variables(one) and (held := attributes(one)):
                 self._objects.append((one, held))

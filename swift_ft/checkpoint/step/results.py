@@ -17,13 +17,13 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from swift_ft.checkpoint.step.containers import content_in
-from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, MOST_OF_GRAPH_BYTES, OF_BYTES, is_copied
+from swift_ft.checkpoint.step.kinds import FIXED_EXACTLY, HOLDERS, MOST_OF_GRAPH_BYTES, is_copied
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf
 from swift_ft.checkpoint.step.reach import Reach
 
 _FEW = 64
 """Elements of a container that may be what a model gave."""
-_HOLDERS = (tuple, *CONTAINERS)
+_HOLDERS = (tuple, *HOLDERS)
 
 
 class HeavyContainers:
@@ -86,7 +86,7 @@ def holds_results(value: Any) -> bool:
     """Whether it is a container with a large tensor that has its graph, as the outputs of a step have."""
     if type(value) in FIXED_EXACTLY:  # most variables' are
         return False
-    if not isinstance(value, _HOLDERS) or isinstance(value, OF_BYTES) or len(value) > _FEW:
+    if not isinstance(value, _HOLDERS) or len(value) > _FEW:
         return False
     return any(
         (one.grad_fn is not None and one.nbytes > MOST_OF_GRAPH_BYTES)
@@ -109,7 +109,7 @@ def _is_large(value: Any) -> bool:
 
 def _holds_large(value: Any, heavy: Container[int]) -> bool:
     """Whether it is a container that holds a large tensor, or one of other containers that do."""
-    if not isinstance(value, _HOLDERS) or isinstance(value, OF_BYTES):
+    if not isinstance(value, _HOLDERS):
         return False
     return any(
         id(one) in heavy or _is_large(one) or (isinstance(one, tuple) and _holds_large(one, heavy))

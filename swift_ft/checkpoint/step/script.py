@@ -27,8 +27,8 @@ from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
     CONTAINERS,
     FIXED_EXACTLY,
+    HOLDERS,
     MOST_ELEMENTS,
-    OF_BYTES,
     is_namespace,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES
@@ -369,7 +369,7 @@ def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
     """The containers among some values that a step has the time to look through."""
     left = _MOST_LOOKED_THROUGH
     for one in values:
-        if not isinstance(one, CONTAINERS) or isinstance(one, OF_BYTES):
+        if not isinstance(one, HOLDERS):
             continue
         length = len(one)
         if length > _FEW:

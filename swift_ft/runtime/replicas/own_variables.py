@@ -10,7 +10,6 @@ all replicas note their variables again: so it is still refused.
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -153,7 +152,7 @@ class OwnVariables:
 
     def _note_kept(self, iteration: int, saved: Saved) -> None:
         """In the writer's thread."""
-        values = base64.b64encode(self._carried.packed(saved, _MOST_BYTES)).decode()
+        values = self._carried.packed(saved, _MOST_BYTES)
         note = _Note(iteration, self._carried.digests_of(saved), values)
         earlier = [one for one in self._kept_by(self._rank) if one.iteration < iteration]
         # Two: a loss may come when one replica has noted the last one, and another has not.
@@ -192,7 +191,7 @@ class OwnVariables:
             own_note = last[replicas.index(self._rank)]
         carried.own = frozenset(place for place in carried.own if not shared(place))
         if own_at is None and own_note.values:
-            carried.of_own = _only(carried.unpacked(base64.b64decode(own_note.values)), carried.own)
+            carried.of_own = _only(carried.unpacked(own_note.values), carried.own)
         given = frozenset((path, name) for path, values in carried.of_own.items() for name in values)
         if own_at is None:
             carried.behind = carried.own

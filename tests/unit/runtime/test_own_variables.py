@@ -49,11 +49,11 @@ class Variables:
     def digests_of(self, saved: dict[str, dict[str, int]]) -> dict[str, int]:
         return {NOISE: saved[PLACE[0]][PLACE[1]]}
 
-    def packed(self, saved: dict[str, dict[str, int]], most_bytes: int) -> bytes:
-        return json.dumps(saved).encode()
+    def packed(self, saved: dict[str, dict[str, int]], most_bytes: int) -> str:
+        return json.dumps(saved)
 
-    def unpacked(self, data: bytes) -> Any:
-        return json.loads(data)
+    def unpacked(self, text: str) -> Any:
+        return json.loads(text)
 
     def digests_of_generators(self) -> dict[str, int]:
         return {NOISE: self.seed}
@@ -224,7 +224,7 @@ def test_what_a_lost_worker_never_changed(
     job = Job(UNLIKE)
     untouched = job.replicas[1].variables
     monkeypatch.setattr(untouched, "digests_of", lambda saved: {})
-    monkeypatch.setattr(untouched, "packed", lambda saved, most_bytes: json.dumps({}).encode())
+    monkeypatch.setattr(untouched, "packed", lambda saved, most_bytes: json.dumps({}))
     for replica in job.replicas:
         replica.compared.note(5, RANKS)
         replica.writer.flush()

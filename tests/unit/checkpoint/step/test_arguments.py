@@ -87,10 +87,10 @@ class Process:
         self.rollback.watch()
         self.carried = self.rollback.carried
 
-    def saved(self) -> bytes:
+    def saved(self) -> str:
         return self.carried.packed(self.carried.to_save(), 2**20)
 
-    def take_over(self, saved: bytes) -> None:
+    def take_over(self, saved: str) -> None:
         self.carried.take_over(self.carried.unpacked(saved))
 
     def content(self, number: int = 0) -> Any:

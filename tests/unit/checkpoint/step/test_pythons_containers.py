@@ -69,11 +69,11 @@ class Process:
     def container(self) -> Any:
         return self.held[0] if self._in_list else self.held
 
-    def saved(self) -> bytes:
+    def saved(self) -> str:
         carried = self.rollback.carried
         return carried.packed(carried.to_save(), 2**20)
 
-    def take_over(self, saved: bytes) -> None:
+    def take_over(self, saved: str) -> None:
         self.rollback.carried.take_over(self.rollback.carried.unpacked(saved))
 
 
