@@ -20,6 +20,14 @@ def note_machine() -> None:
     _file(context.rank).write_text(f"{context.agent_pid} {os.getpid()}")
 
 
+def is_first_process() -> bool:
+    """Whether this worker's process has begun with the job. A variable of a script cannot say so.
+
+    That of a replacement is what it was in the worker whose place it takes, so ask each time.
+    """
+    return WorkerContext.from_env().started_in == 1
+
+
 def note_store() -> None:
     """Note the rendezvous store."""
     _file(STORE).write_text(str(store_process()))

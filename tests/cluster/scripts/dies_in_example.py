@@ -25,12 +25,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 import swift_ft
 from swift_ft.checkpoint.training_state import TrainingState
-from swift_ft.config.worker_context import WorkerContext
 from swift_ft.torch_adapters.lasting_group import LastingGroup
 from swift_ft.torch_adapters.versions.group_methods import those_of
 from swift_ft.torch_core.shards import describe, local
 from tests.support import copies
-from tests.support.machines import die
+from tests.support.machines import die, is_first_process
 
 DEATH: dict[str, Any] = json.loads(os.environ.get("SWIFT_TEST_DEATH", "{}"))
 AT = int(os.environ.get("SWIFT_TEST_AT", "-1"))
@@ -44,13 +43,6 @@ COLLECTIVES = {
     "sum for keys": ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced"),
 }
 """Methods of a process group, before torch 2.13 and since."""
-
-
-def first_life() -> bool:
-    """Asked each time: a variable of a replacement is what it was in the worker whose place it takes."""
-    return WorkerContext.from_env().started_in == 1
-
-
 now: dict[str, Any] = {"iteration": -1}
 calls: dict[str, int] = {}
 parts: dict[str, Any] = {}
@@ -60,7 +52,7 @@ session_of_script: list[Any] = []
 def reach(point: str) -> None:
     """Die here, if this is the place."""
     is_here = DEATH.get("point") == point and DEATH["iteration"] == now["iteration"]
-    if is_here and first_life() and DEATH["rank"] == dist.get_rank():
+    if is_here and is_first_process() and DEATH["rank"] == dist.get_rank():
         die()
 
 
@@ -93,7 +85,7 @@ class Batches(gpt.Batches):
     def __getitem__(self, iteration: int) -> tuple[torch.Tensor, torch.Tensor]:
         now["iteration"] = iteration
         calls.clear()
-        if first_life() and iteration == DEATH.get("iteration") and "copied" in DEATH:
+        if is_first_process() and iteration == DEATH.get("iteration") and "copied" in DEATH:
             copies.wait_for_copy(session_of_script[0], DEATH["copied"])
         if iteration == AT:
             write(f"{dist.get_world_size()}-{dist.get_rank()}.pt")

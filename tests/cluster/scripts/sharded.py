@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 import swift_ft
-from swift_ft.config.worker_context import WorkerContext
 from swift_ft.undo import copies
+from tests.support.machines import is_first_process
 from tests.support.script import script_parser
 from tests.support.waiting import wait_until
 
@@ -30,7 +30,7 @@ now = {"iteration": -1}
 def die_at(point: str) -> None:
     """Die there, if this is the first worker of a rank that is to die."""
     due = DEATH.get("point") == point and DEATH["iteration"] == now["iteration"]
-    if due and dist.get_rank() in DEATH["ranks"] and WorkerContext.from_env().started_in == 1:
+    if due and dist.get_rank() in DEATH["ranks"] and is_first_process():
         files = [updated(rank, now["iteration"]) for rank in DEATH["after"]]
         wait_until(lambda: all(file.exists() for file in files), f"not all of {files} are there")
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,19 +15,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import swift_ft
-from swift_ft.config.worker_context import WorkerContext
 from tests.support.habits import attach, leave
-from tests.support.machines import die
+from tests.support.machines import die, is_first_process
 
 STORE, HABIT = sys.argv[1:3]
 PIPELINE = sys.argv[3:] == ["pipeline"]
-
-
-def first_life() -> bool:
-    """Asked each time: a variable of a replacement is what it was in the worker whose place it takes."""
-    return WorkerContext.from_env().started_in == 1
-
-
 LOSSES = {2: 3.0, 4: 4.0, 6: 5.0, 8: 2.0, 10: 2.5}
 """Of the validations, by iteration: two in a row are worse than the best one before."""
 
@@ -72,7 +64,7 @@ def main() -> None:
     best, bad, reached, seen = float("inf"), 0, [0], []
 
     def die_once(where: str) -> None:
-        if where == HABIT and rank == 0 and session.iteration == 8 and first_life():
+        if where == HABIT and rank == 0 and session.iteration == 8 and is_first_process():
             die()
 
     def validate() -> float:

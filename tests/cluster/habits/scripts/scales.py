@@ -15,8 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map_only
 
 import swift_ft
-from swift_ft.config.worker_context import WorkerContext
 from tests.support.habits import leave
+from tests.support.machines import is_first_process
 
 STORE, HOW, FAULT = sys.argv[1:4]
 ITERATIONS, LOST_IN = 8, 4
@@ -43,8 +43,7 @@ for step in session.steps(ITERATIONS):
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(10 * step.index + rank))
         scaler.scale(model(x).square().mean()).backward()
         scaler.unscale_(optimizer)
-        first_life = WorkerContext.from_env().started_in == 1
-        if FAULT == "lost" and rank == 1 and step.index == LOST_IN and first_life:
+        if FAULT == "lost" and rank == 1 and step.index == LOST_IN and is_first_process():
             os.kill(os.getpid(), signal.SIGKILL)
         norm: Any = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         if HOW == "replicas":

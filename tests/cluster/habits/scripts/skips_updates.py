@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import swift_ft
-from swift_ft.config.worker_context import WorkerContext
 from tests.support.habits import leave
+from tests.support.machines import is_first_process
 from tests.support.waiting import wait_until
 
 ITERATIONS, LOST_IN, DIES, AHEAD = 8, 5, 3, (0, 2)
@@ -26,8 +26,7 @@ all_reduce = dist.all_reduce
 
 def dying(*args: Any, **kwargs: Any) -> Any:
     """Before the replicas of its shard have the averages, one dies. Both of the other shard are done."""
-    first_life = WorkerContext.from_env().started_in == 1
-    if fault == "lost" and dist.get_rank() == DIES and now["iteration"] == LOST_IN and first_life:
+    if fault == "lost" and dist.get_rank() == DIES and now["iteration"] == LOST_IN and is_first_process():
         files = [folder / f"done-{rank}" for rank in AHEAD]
         wait_until(lambda: all(file.exists() for file in files), f"not all of {files} are there")
         os.kill(os.getpid(), signal.SIGKILL)
