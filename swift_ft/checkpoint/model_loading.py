@@ -7,19 +7,22 @@ Private part used (tested on torch 2.11 to 2.14):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
+from swift_ft.checkpoint.state_payload import TensorKind
 from swift_ft.errors import TopologyMismatchError
 from swift_ft.torch_core.model_state import (
     Unmade,
     buffers_by_key,
     is_extra,
     load_model_state,
+    loads_itself,
     made_later,
     model_state,
 )
@@ -27,29 +30,75 @@ from swift_ft.torch_core.shards import Description, describe, note_changed, rebu
 
 
 def check_shapes(
-    models: Mapping[str, Mapping[str, torch.Tensor]],
-    stored: Mapping[tuple[str, str], tuple[int, ...]],
+    name: str,
+    module: nn.Module,
+    own: Mapping[str, torch.Tensor],
+    stored: Mapping[str, tuple[int, ...]],
+    unmade: Unmade,
     *,
-    may_differ: Callable[[str, str], bool] = lambda part, key: False,
+    in_run: bool,
 ) -> None:
-    """Compare this worker's tensors of each model with the shapes of those that were saved, by part and name.
+    """Compare this worker's tensors of a model with the shapes of those that were saved.
 
     Args:
-        models: the worker's, by part and name.
-        stored: shapes.
-        may_differ: whether a tensor may be given another size, be made or be let go.
+        name: of the part of the state.
+        module: the model.
+        own: its tensors (this worker's shards), by key.
+        stored: shapes, by key.
+        unmade: its buffers that were None as the session was made.
+        in_run: what is loaded is of this run, and not of one that is resumed.
 
     Raises:
-        TopologyMismatchError: they differ; names a tensor and both shapes.
+        TopologyMismatchError: they differ, in more than buffers that may; names a tensor and both shapes.
     """
-    for name, model in models.items():
-        theirs = {key: shape for (part, key), shape in stored.items() if part == name}
-        ours = {key: tuple(t.shape) for key, t in model.items()}
-        for key in sorted({*ours, *theirs}):
-            if (here := ours.get(key)) == (there := theirs.get(key)):
-                continue
-            if not may_differ(name, key):
-                raise does_not_fit(f"{name}.{key}", key, there, here)
+    ours = {key: tuple(tensor.shape) for key, tensor in own.items()}
+    if ours == stored:
+        return
+    later, buffers = made_later(module, unmade), buffers_by_key(module)
+    for key in sorted({*ours, *stored}):
+        here, there = ours.get(key), stored.get(key)
+        if here == there or key in later:
+            continue
+        if here is None or there is None or key not in buffers:
+            raise does_not_fit(f"{name}.{key}", key, there, here)
+        owner, buffer = buffers[key]
+        # Of a run that is resumed, what would be taken without swift_ft, and what has begun with nothing.
+        grows = in_run or loads_itself(owner) or 0 in (math.prod(here), math.prod(there))
+        if describe(buffer) is not None or not grows:
+            raise does_not_fit(f"{name}.{key}", key, there, here)
+
+
+def to_fill(
+    module: nn.Module,
+    own: Mapping[str, torch.Tensor],
+    stored: Mapping[str, TensorKind],
+    unmade: Unmade,
+    *,
+    aside: bool,
+) -> dict[str, torch.Tensor]:
+    """Tensors for what was saved of a model: its own, and new ones for buffers that are others there.
+
+    Args:
+        module: the model.
+        own: its tensors (this worker's shards), by key.
+        stored: the kinds of those that will arrive, by key.
+        unmade: its buffers that were None as the session was made.
+        aside: new tensors for all, so that nothing changes before :func:`load_model`.
+    """
+    filled = dict(own)
+    others = stored.keys() ^ own.keys()
+    for key in others & made_later(module, unmade).keys() if others else ():
+        if (made := stored.get(key)) is not None:
+            filled[key] = torch.empty(made.shape, dtype=made.dtype)
+        else:
+            del filled[key]
+    for key, tensor in own.items():
+        comes = stored.get(key)
+        if comes is not None and comes.shape != tensor.shape:  # a buffer, as checked
+            filled[key] = torch.empty(comes.shape, dtype=tensor.dtype, device=tensor.device)
+        elif aside and key in filled:
+            filled[key] = torch.empty_like(tensor)
+    return filled
 
 
 def load_model(

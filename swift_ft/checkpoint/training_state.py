@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -14,7 +13,7 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from swift_ft.checkpoint.model_loading import check_shapes, load_model
+from swift_ft.checkpoint.model_loading import check_shapes, load_model, to_fill
 from swift_ft.checkpoint.optimizer_groups import fit_groups, load_optimizer
 from swift_ft.checkpoint.plain_classes import KnownClasses
 from swift_ft.checkpoint.plain_values import classes_in
@@ -38,17 +37,11 @@ from swift_ft.checkpoint.state_digest import STORED_AS, StateDigests, differing,
 from swift_ft.checkpoint.state_payload import StatePath, TensorKind, pack, unpack
 from swift_ft.determinism import host_random_state, set_host_random_state
 from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
-from swift_ft.torch_core.model_state import (
-    buffers_by_key,
-    loads_itself,
-    made_later,
-    model_state,
-    unmade_buffers,
-)
+from swift_ft.torch_core.model_state import model_state, unmade_buffers
 from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained, parameters_of
 from swift_ft.torch_core.scalers import put_stages
-from swift_ft.torch_core.shards import describe, local, rebuilt
+from swift_ft.torch_core.shards import local, rebuilt
 from swift_ft.torch_core.tensors import same_bits, tensors_in
 
 
@@ -313,19 +306,9 @@ class TrainingState:
         )
 
     def _check(self, shapes: Mapping[tuple[str, str], tuple[int, ...]]) -> None:
-        def may_differ(part: str, key: str) -> bool:
-            if key in made_later(self.modules[part], self._unmade[part]):
-                return True
-            there, held = shapes.get((part, key)), buffers_by_key(self.modules[part])
-            if there is None or key not in held:
-                return False
-            owner, buffer = held[key]
-            if describe(buffer) is not None:
-                return False
-            # Of a run that is resumed, what would be taken without swift_ft, and what has begun with nothing.
-            return self.in_run or loads_itself(owner) or 0 in (buffer.numel(), math.prod(there))
-
-        check_shapes(self.local_models(), shapes, may_differ=may_differ)
+        for name, model in self.local_models().items():
+            theirs = {key: shape for (part, key), shape in shapes.items() if part == name}
+            check_shapes(name, self.modules[name], model, theirs, self._unmade[name], in_run=self.in_run)
 
     def to_load(
         self,
@@ -346,22 +329,12 @@ class TrainingState:
                 _, name, _, parameter, field = path
                 tensor = torch.empty(kind.shape, dtype=kind.dtype)
                 optimizers[name]["state"].setdefault(parameter, {})[field] = tensor
-        models = {name: {**model} for name, model in (models or self.local_models()).items()}
+        models = models or self.local_models()
+        filled = {}
         for name, model in models.items():
-            there = {path[2]: kind for path, kind in stored.items() if path[:2] == ("models", name)}
-            if others := there.keys() ^ model.keys():
-                for key in others & made_later(self.modules[name], self._unmade[name]).keys():
-                    if (made := there.get(key)) is not None:
-                        model[key] = torch.empty(made.shape, dtype=made.dtype)
-                    else:
-                        del model[key]
-            for key, value in model.items():
-                comes = there.get(key)
-                if comes is not None and comes.shape != value.shape:  # a buffer, as checked
-                    model[key] = torch.empty(comes.shape, dtype=value.dtype, device=value.device)
-                elif aside:
-                    model[key] = torch.empty_like(value)
-        return {"models": models, "optimizers": optimizers, "plain": {"bytes": io.BytesIO()}}
+            kinds = {path[2]: kind for path, kind in stored.items() if path[:2] == ("models", name)}
+            filled[name] = to_fill(self.modules[name], model, kinds, self._unmade[name], aside=aside)
+        return {"models": filled, "optimizers": optimizers, "plain": {"bytes": io.BytesIO()}}
 
     def local_models(self) -> dict[str, dict[str, Any]]:
         """The live tensors of each model (this worker's shards), by their names in :meth:`to_save`."""
