@@ -15,7 +15,7 @@ from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.frozen import same
 from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, MOST_ELEMENTS, is_fixed
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, fingerprint_of
-from swift_ft.checkpoint.step.reach import MISSING, Namespace
+from swift_ft.checkpoint.step.namespaces import MISSING, Namespace
 from swift_ft.data.script_variables import contents_of, objects_from
 from swift_ft.program.own_code import is_own_class
 

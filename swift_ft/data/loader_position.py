@@ -24,7 +24,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_understood,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaves, Uncopied
-from swift_ft.checkpoint.step.reach import MISSING, Namespace
+from swift_ft.checkpoint.step.namespaces import MISSING, Namespace
 from swift_ft.data.batch_source import samplers_of
 from swift_ft.data.script_variables import contents_of, objects_from
 

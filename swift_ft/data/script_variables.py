@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.held_by_libraries import passed_on
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, MOST_ELEMENTS, is_object
-from swift_ft.checkpoint.step.reach import Namespace
+from swift_ft.checkpoint.step.namespaces import Namespace
 
 _DEPTH = 3
 """Of containers in containers that are compared."""

@@ -26,9 +26,10 @@ from swift_ft.checkpoint.plain_values import Encoder, classes_in
 from swift_ft.checkpoint.step.behind import say_what_is_behind
 from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed, is_of_session
+from swift_ft.checkpoint.step.namespaces import MISSING
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.placing import Placing
-from swift_ft.checkpoint.step.reach import MISSING, content_of
+from swift_ft.checkpoint.step.reach import content_of
 from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of

@@ -26,8 +26,8 @@ from swift_ft.checkpoint.step.kinds import (
     is_fixed,
     read_state,
 )
+from swift_ft.checkpoint.step.namespaces import MISSING
 from swift_ft.checkpoint.step.of_class import CONTENT, with_class
-from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.torch_core.tensors import same_bits
 

@@ -15,7 +15,8 @@ from swift_ft.checkpoint.step.caches import Remembered
 from swift_ft.checkpoint.step.counted import counted_in, is_counted
 from swift_ft.checkpoint.step.kinds import is_copied, is_understood
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, OfGraph, Uncopied
-from swift_ft.checkpoint.step.reach import MISSING, Namespace, content_of
+from swift_ft.checkpoint.step.namespaces import MISSING, Namespace
+from swift_ft.checkpoint.step.reach import content_of
 from swift_ft.program.loop_frame import EPOCHS, loop_frames, set_variables
 from swift_ft.program.read_later import read_later
 from swift_ft.torch_core.tensors import parts_bytes

@@ -15,8 +15,8 @@ from torch import nn
 from swift_ft.checkpoint.step.containers import fill, plain
 from swift_ft.checkpoint.step.frozen import ARRAY, GENERATOR, Copier, frozen, tuple_like
 from swift_ft.checkpoint.step.kinds import CONTAINERS, GENERATORS, OF_BYTES, is_fixed, write_state
+from swift_ft.checkpoint.step.namespaces import MISSING
 from swift_ft.checkpoint.step.of_class import CONTENT, OF_CLASS, empty, is_of_class, longest
-from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import PARAMETER, UNKNOWN, References
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import expanded_dims, same_bits, storage_id

@@ -14,10 +14,9 @@ import functools
 import re
 import sys
 from collections import ChainMap, Counter, UserDict, UserList, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import (
-    BuiltinFunctionType,
     CellType,
     CodeType,
     FunctionType,
@@ -32,10 +31,8 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
-from swift_ft.checkpoint.plain_classes import attributes
 from swift_ft.checkpoint.step.caches import results_in
-from swift_ft.checkpoint.step.containers import content_in, items_in
-from swift_ft.checkpoint.step.counted import counted_in
+from swift_ft.checkpoint.step.containers import items_in
 from swift_ft.checkpoint.step.held_by_libraries import passed_on
 from swift_ft.checkpoint.step.kinds import (
     CACHE,
@@ -44,11 +41,18 @@ from swift_ft.checkpoint.step.kinds import (
     GENERATORS,
     MOST_ELEMENTS,
     OF_BYTES,
-    changes_in_itself,
     has_dict,
-    has_slots,
     is_namespace,
-    is_value,
+)
+from swift_ft.checkpoint.step.namespaces import (
+    CODE,
+    MISSING,
+    OF_BUFFERS,
+    Given,
+    Namespace,
+    arguments_of,
+    defaults_of,
+    is_mixed,
 )
 from swift_ft.program.own_code import is_own_class, is_own_module
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
@@ -56,8 +60,6 @@ from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.module_hooks import hooks_of
 from swift_ft.torch_core.optimizers import bookkeeping_of
 
-OF_BUFFERS = "(buffers)"
-"""In the path of a namespace of buffers that no ``state_dict()`` has."""
 OF_ATTRIBUTES = "(attributes)"
 """In the path of a namespace of a container that has attributes as well."""
 OF_DEFAULTS, OF_ARGUMENTS, OF_KEYWORDS = "(defaults)", "(arguments)", "keywords"
@@ -65,187 +67,14 @@ OF_DEFAULTS, OF_ARGUMENTS, OF_KEYWORDS = "(defaults)", "(arguments)", "keywords"
 _FILE, _CLASS = "(module)", "(class)"
 """Before the names of modules of Python's and of classes. No variable has such a path: a model, the file that
 it is made in and its class may have one name."""
-MISSING: Any = object()
-"""The value of a variable that does not exist."""
 
 _MOST_NAMESPACES = 20_000
 """Besides modules, of which a model may have more, and functions."""
-_CODE = (FunctionType, BuiltinFunctionType, type, ModuleType)
-
 _LEADING: tuple[type, ...] = (
     *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, CACHE),
     *(nn.Module, Optimizer, ModuleType, FunctionType, type, argparse.Namespace, SimpleNamespace),
     *(UserDict, UserList, ChainMap),
 )
-
-
-class Namespace:
-    """Something that has variables.
-
-    Args:
-        hidden: names that belong to torch or to this package.
-        private: how such names begin.
-        attributes: of a dictionary, its attributes are meant, and not its entries.
-        fixed: nothing can be added to it.
-
-    Attributes:
-        path: how the script would get there, such as ``model.head``.
-        owner: the object, class, module or function; a dictionary of variables stands for itself.
-        variables: their values now, by name.
-    """
-
-    def __init__(
-        self,
-        path: str,
-        owner: Any,
-        hidden: frozenset[str] = frozenset(),
-        private: str = "__",
-        *,
-        attributes: bool = False,
-        fixed: bool = False,
-    ) -> None:
-        self.path = path
-        self._fixed = fixed
-        self.owner = owner
-        self._hidden = hidden
-        self._private = private
-        self._is_dict = isinstance(owner, dict) and not attributes
-        self.variables: Mapping[str, Any] = owner if self._is_dict else _variables_of(owner)
-
-    @property
-    def is_of_buffers(self) -> bool:
-        """Whether its variables are buffers of a module."""
-        return f".{OF_BUFFERS}" in self.path
-
-    @property
-    def module(self) -> nn.Module | None:
-        """The module of torch whose attributes it has; None if it is of something else, or of a wrapper."""
-        is_module = isinstance(self.owner, nn.Module) and not is_torchs_wrapper(self.owner)
-        return self.owner if is_module else None
-
-    def may_lose(self, name: str) -> bool:
-        """Whether a variable that is new may be deleted. What a module of Python's has is mostly its code.
-
-        So it is with a class that a library has made, as ``fully_shard`` does. That may lose what it inherits
-        as well: it got one of its own as it counted, as in ``type(self).calls += 1``.
-        """
-        if isinstance(self.owner, type) and not is_own_module(self.owner.__module__):
-            return any(name in vars(base) for base in self.owner.__mro__[1:])
-        return not (self._is_dict or isinstance(self.owner, ModuleType))
-
-    def takes(self, name: str) -> bool:
-        """Whether a variable can be given to it, which may be new."""
-        return not self._fixed or name in self.variables
-
-    def names(self) -> list[str]:
-        """The names of its variables. What a module of Python's has is mostly its code, and left out."""
-        hidden = self._hidden | counted_in(self.owner)
-        own = (name for name in self.variables if not name.startswith(self._private))
-        found = [name for name in own if name not in hidden]
-        if isinstance(self.owner, ModuleType):
-            return [name for name in found if not isinstance(self.variables[name], _CODE)]
-        return found
-
-    def write(self, name: str, value: Any) -> None:
-        """Give a variable a value; :data:`MISSING` deletes it."""
-        if isinstance(self.owner, type):
-            if value is not MISSING:
-                setattr(self.owner, name, value)
-            elif name in self.variables:
-                delattr(self.owner, name)
-            return
-        variables = self.variables
-        assert isinstance(variables, MutableMapping)
-        if value is MISSING:
-            variables.pop(name, None)
-        else:
-            variables[name] = value
-
-
-class _Slots(MutableMapping[str, Any]):
-    """The variables of an object that has slots, as ``vars()`` gives those of others."""
-
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
-
-    def __getitem__(self, name: str) -> Any:
-        try:
-            return getattr(self._owner, name)
-        except AttributeError:
-            raise KeyError(name) from None
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        object.__setattr__(self._owner, name, value)  # a frozen dataclass refuses it otherwise
-
-    def __delitem__(self, name: str) -> None:
-        object.__delattr__(self._owner, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(attributes(self._owner))
-
-    def __len__(self) -> int:
-        return len(attributes(self._owner))
-
-
-class _Given(dict[str, Any]):
-    """Arguments that a function has where a call does not give them, as far as they may change in themselves.
-
-    Args:
-        arguments: by name, all of them.
-        give: gives the function another one.
-    """
-
-    def __init__(self, arguments: Mapping[str, Any], give: Callable[[str, Any], None]) -> None:
-        super().__init__((name, one) for name, one in arguments.items() if changes_in_itself(one))
-        self._give = give
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        super().__setitem__(name, value)
-        self._give(name, value)
-
-
-def _defaults_of(function: FunctionType) -> _Given:
-    positional, by_name = function.__defaults__ or (), function.__kwdefaults__ or {}
-    code = function.__code__
-    names = code.co_varnames[max(0, code.co_argcount - len(positional)) : code.co_argcount]
-
-    def give(name: str, value: Any) -> None:
-        if name in by_name:
-            by_name[name] = value
-        else:
-            now = dict(zip(names, function.__defaults__ or (), strict=False))
-            function.__defaults__ = (*(now | {name: value}).values(),)
-
-    return _Given({**dict(zip(names, positional, strict=False)), **by_name}, give)
-
-
-def _arguments_of(part: functools.partial[Any]) -> _Given:
-    """Those by place: its keywords are a dictionary of its own."""
-
-    def give(name: str, value: Any) -> None:
-        args = [*part.args]
-        args[int(name)] = value
-        made: Any = part  # typeshed does not have the call
-        made.__setstate__((part.func, tuple(args), part.keywords, vars(part)))
-
-    return _Given({str(number): one for number, one in enumerate(part.args)}, give)
-
-
-def _variables_of(owner: Any) -> Mapping[str, Any]:
-    return _Slots(owner) if has_slots(owner) else vars(owner)
-
-
-def is_mixed(container: Any) -> bool:
-    """Whether a dictionary holds things of no known kind beside others, as in ``{"writer": ..., "step": 0}``.
-
-    Each of its entries counts as a variable then.
-    """
-    return (
-        isinstance(container, dict)
-        and len(container) <= MOST_ELEMENTS
-        and all(isinstance(key, str) for key in container)
-        and not all(map(is_value, content_in(container)))
-    )
 
 
 @dataclass
@@ -339,7 +168,7 @@ def reach(
         elif isinstance(value, functools.partial):
             seen[id(value)] = value
             path = names.of(value, path)
-            _note_given(f"{path}.{OF_ARGUMENTS}", _arguments_of(value), found)
+            _note_given(f"{path}.{OF_ARGUMENTS}", arguments_of(value), found)
             if value.keywords and not is_mixed(value.keywords):
                 found.namespaces.append(Namespace(f"{path}.{OF_KEYWORDS}", value.keywords))
             todo.append((path, value.func, False))
@@ -403,7 +232,7 @@ class _Names:
         return found
 
 
-def _note_given(path: str, given: _Given, found: Reach) -> None:
+def _note_given(path: str, given: Given, found: Reach) -> None:
     """Note what an argument holds: it goes back as a leaf, and travels by this place."""
     if given:
         found.namespaces.append(Namespace(path, given, fixed=True))
@@ -479,7 +308,7 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         yield from ((f"{path}.{name}", namespace.variables[name], False) for name in namespace.names())
     if isinstance(value, ModuleType):
         # Its code may lead to further files, whose variables the step may change.
-        code = [(name, one) for name, one in vars(value).items() if isinstance(one, _CODE)]
+        code = [(name, one) for name, one in vars(value).items() if isinstance(one, CODE)]
         yield from ((f"{path}.{name}", one, False) for name, one in code if not name.startswith("__"))
     elif isinstance(value, type):
         yield from ((f"{path}.{name}", one, False) for name, one in _hidden_code_of(value))
@@ -510,7 +339,7 @@ def _held_by_function(path: str, value: FunctionType, found: Reach) -> Iterator[
             found.cells.append((f"{path}.{name}", cell))
         if (content := content_of(cell)) is not MISSING:
             yield f"{path}.{name}", content, False
-    _note_given(f"{path}.{OF_DEFAULTS}", _defaults_of(value), found)
+    _note_given(f"{path}.{OF_DEFAULTS}", defaults_of(value), found)
     yield path, value.__defaults__, True
     yield from ((f"{path}.{name}", one, True) for name, one in (value.__kwdefaults__ or {}).items())
     # The variables of the module that it was written in, which it may change.

@@ -32,6 +32,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_namespace,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES
+from swift_ft.checkpoint.step.namespaces import MISSING, Namespace
 from swift_ft.checkpoint.step.noted import (
     OF_LOOP_BYTES,
     OPAQUE,
@@ -43,15 +44,7 @@ from swift_ft.checkpoint.step.noted import (
     variables_in,
 )
 from swift_ft.checkpoint.step.protected import ProtectedValues
-from swift_ft.checkpoint.step.reach import (
-    MISSING,
-    Namespace,
-    Reach,
-    content_of,
-    leads_nowhere,
-    path_of_file,
-    reach,
-)
+from swift_ft.checkpoint.step.reach import Reach, content_of, leads_nowhere, path_of_file, reach
 from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.inner_imports import imported_within

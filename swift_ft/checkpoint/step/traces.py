@@ -25,7 +25,7 @@ from swift_ft.checkpoint.step.kinds import (
     is_object,
     read_state,
 )
-from swift_ft.checkpoint.step.reach import is_mixed
+from swift_ft.checkpoint.step.namespaces import is_mixed
 from swift_ft.torch_core.fingerprints import Sampler
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import bits_of, version_of

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from swift_ft.checkpoint.step.frozen import frozen
 from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS
+from swift_ft.checkpoint.step.namespaces import MISSING
 from swift_ft.checkpoint.step.placing import Placing
-from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN
 from swift_ft.errors import CheckpointError
 

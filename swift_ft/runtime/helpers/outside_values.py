@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, GENERATORS
-from swift_ft.checkpoint.step.reach import MISSING, Namespace, Reach, content_of, reach
+from swift_ft.checkpoint.step.namespaces import MISSING, Namespace
+from swift_ft.checkpoint.step.reach import Reach, content_of, reach
 from swift_ft.checkpoint.step.traces import can_be_sampled, trace_of
 from swift_ft.errors import CannotHelpError
 from swift_ft.torch_core.module_tree import all_within

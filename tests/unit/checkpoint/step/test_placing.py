@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.frozen import Copier, same
+from swift_ft.checkpoint.step.namespaces import MISSING
 from swift_ft.checkpoint.step.placing import Placing
-from swift_ft.checkpoint.step.reach import MISSING
 from swift_ft.checkpoint.step.references import UNKNOWN
 from swift_ft.torch_core.tensors import version_of
 

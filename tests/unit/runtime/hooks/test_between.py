@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from swift_ft.checkpoint.step.namespaces import Namespace
 from swift_ft.checkpoint.step.noted import NotedVariables
-from swift_ft.checkpoint.step.reach import Namespace
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.runtime.hooks.between import Between, Hook, OnLoss
