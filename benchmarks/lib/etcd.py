@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -19,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.ports import free_ports, wait_until
+from benchmarks.lib.kept_server import KeptServer
+from benchmarks.lib.ports import free_ports
 
 _ANSWER_S = 2.0
-_LOOK_S = 0.2
 
 
 def binary(name: str = "etcd") -> Path:
@@ -67,11 +65,7 @@ class EtcdCluster:
         self.ports, self._peer_ports = ports[:members], ports[members:]
         self._tls = tls
         self._more = more
-        self._changing = threading.Lock()  # guards the next two
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._watched: set[int] = set()  # members that have answered once, and run
-        self._stopped = threading.Event()
-        threading.Thread(target=self._watch, name="etcd-members", daemon=True).start()
+        self._members: dict[int, KeptServer] = {}
 
     @property
     def endpoints(self) -> str:
@@ -82,45 +76,23 @@ class EtcdCluster:
         """Start members (all of them by default) and wait until they answer."""
         which = which or tuple(range(len(self.ports)))
         for index in which:
-            with self._changing:
-                self._begin(index)
+            self._members[index] = KeptServer("etcd", self._command(index), self._log(index))
+            self._members[index].begin()
         for index in which:
-            alive = partial(self._lives, index)
-            wait_until(partial(self._answers, index), alive, "etcd", self.folder / f"m{index}.log")
-        with self._changing:
-            self._watched |= set(which)
-
-    def _begin(self, index: int) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"m{index}.log").open("ab") as log:
-            self._processes[index] = subprocess.Popen(
-                self._command(index), stdout=log, stderr=log, start_new_session=True
-            )
-
-    def _watch(self) -> None:
-        while not self._stopped.wait(_LOOK_S):
-            with self._changing:
-                for index in self._watched:
-                    if self._processes[index].poll() is not None:
-                        self._begin(index)
+            self._members[index].keep(partial(self._answers, index))
 
     def kill(self, *which: int) -> None:
         """SIGKILL for members."""
-        with self._changing:
-            self._watched -= set(which)
-            killed = [self._processes.pop(index) for index in which]
-        for process in killed:
-            process.kill()
-        for process in killed:
-            process.wait()
+        for index in which:
+            self._members.pop(index).kill()
 
     def freeze(self, index: int) -> None:
         """SIGSTOP for a member."""
-        self._processes[index].send_signal(signal.SIGSTOP)
+        self._members[index].send_signal(signal.SIGSTOP)
 
     def thaw(self, index: int) -> None:
         """SIGCONT for a member."""
-        self._processes[index].send_signal(signal.SIGCONT)
+        self._members[index].send_signal(signal.SIGCONT)
 
     def mend(self) -> None:
         """Let all members run again."""
@@ -132,7 +104,7 @@ class EtcdCluster:
     @property
     def running(self) -> list[int]:
         """The members that were not killed."""
-        return sorted(self._processes)
+        return sorted(self._members)
 
     def leader(self) -> int:
         """The member that leads now."""
@@ -163,19 +135,18 @@ class EtcdCluster:
 
     def stop(self) -> None:
         """End all members."""
-        self._stopped.set()
         for index in self.running:
             self.thaw(index)
         self.kill(*self.running)
 
     def _answers(self, index: int) -> bool:
         if self._tls is not None:  # who has no certificate is not answered: the log says when it is ready
-            return "ready to serve client requests" in (self.folder / f"m{index}.log").read_text()
+            return "ready to serve client requests" in self._log(index).read_text()
         facts = self.status(index)
         return facts is not None and int(facts.get("leader", 0)) != 0
 
-    def _lives(self, index: int) -> bool:
-        return self._processes[index].poll() is None
+    def _log(self, index: int) -> Path:
+        return self.folder / f"m{index}.log"
 
     def _command(self, index: int) -> list[str]:
         scheme = "http" if self._tls is None else "https"

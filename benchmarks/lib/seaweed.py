@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import s3fs
 
+from benchmarks.lib.kept_server import KeptServer
 from benchmarks.lib.ports import free_ports, is_listening, wait_until
 
 ACCESS_KEY, SECRET_KEY = "test-access-key", "test-secret-that-no-log-may-show"
@@ -30,7 +30,7 @@ class SeaweedServer:
         # Each port's gRPC twin is 10000 above it.
         self.ports = free_ports(4, 10000)
         self._permit(_EVERYTHING)
-        self.process: subprocess.Popen[bytes] | None = None
+        self._server = self._new_server()
 
     @property
     def endpoint(self) -> str:
@@ -49,6 +49,37 @@ class SeaweedServer:
 
     def start(self) -> None:
         """Starts the server and waits until it answers."""
+        self._server.begin()
+        self._server.keep(self._answers)
+
+    def kill(self) -> None:
+        """Kills the server, if it was started, and waits for its end."""
+        self._server.kill()
+
+    def restart(self, *, permitted: bool) -> None:
+        """Restarts the server, with or without permission for the tests to write."""
+        self.kill()
+        self._permit(_EVERYTHING if permitted else ["Read", "List"])
+        self.start()
+
+    def replace_keys(self, key: str, secret: str) -> None:
+        """Refuse the keys of the tests from now on, and take these instead. The server goes on."""
+        self._permit(_EVERYTHING, key, secret)
+        self._server.send_signal(signal.SIGHUP)
+        client = s3fs.S3FileSystem(
+            key=key, secret=secret, endpoint_url=self.endpoint, skip_instance_cache=True
+        )
+        wait_until(
+            lambda: _may_list(client), lambda: True, "other keys of SeaweedFS", self.folder / "server.log"
+        )
+
+    def client(self) -> Any:
+        """A client with all permissions."""
+        return s3fs.S3FileSystem(
+            key=_OWNER, secret=_OWNERS_SECRET, endpoint_url=self.endpoint, skip_instance_cache=True
+        )
+
+    def _new_server(self) -> KeptServer:
         master, volume, filer, s3 = self.ports
         program = Path(sys.executable).parent / "weed"
         command = [
@@ -62,44 +93,7 @@ class SeaweedServer:
         ]
         # It would take the clients' variables for an administrator's credentials.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-        log = self.folder / "server.log"
-        with log.open("ab") as output:
-            self.process = subprocess.Popen(
-                command, stdout=output, stderr=output, cwd=self.folder, env=environment
-            )
-        wait_until(
-            self._answers, lambda: self.process is not None and self.process.poll() is None, "SeaweedFS", log
-        )
-
-    def kill(self) -> None:
-        """Kills the server, if it was started, and waits for its end."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-    def restart(self, *, permitted: bool) -> None:
-        """Restarts the server, with or without permission for the tests to write."""
-        self.kill()
-        self._permit(_EVERYTHING if permitted else ["Read", "List"])
-        self.start()
-
-    def replace_keys(self, key: str, secret: str) -> None:
-        """Refuse the keys of the tests from now on, and take these instead. The server goes on."""
-        assert self.process is not None
-        self._permit(_EVERYTHING, key, secret)
-        self.process.send_signal(signal.SIGHUP)
-        client = s3fs.S3FileSystem(
-            key=key, secret=secret, endpoint_url=self.endpoint, skip_instance_cache=True
-        )
-        wait_until(
-            lambda: _may_list(client), lambda: True, "other keys of SeaweedFS", self.folder / "server.log"
-        )
-
-    def client(self) -> Any:
-        """A client with all permissions."""
-        return s3fs.S3FileSystem(
-            key=_OWNER, secret=_OWNERS_SECRET, endpoint_url=self.endpoint, skip_instance_cache=True
-        )
+        return KeptServer("SeaweedFS", command, self.folder / "server.log", environment)
 
     def _permit(self, actions: list[str], key: str = ACCESS_KEY, secret: str = SECRET_KEY) -> None:
         identities = [

@@ -93,7 +93,8 @@ class ShardedModels:
             if any(gradient is not None for gradient in _kept_gradients(group)):
                 raise UnsupportedError(
                     "Gradients of a sharded model are carried over from one step to the next, which a "
-                    "repeated step would count twice: accumulate them inside one `with step:`."
+                    "repeated step would count twice: accumulate them inside one `with step:`.",
+                    alike=True,
                 )
         self._switches = [
             *((group, name, getattr(group, name)) for group in self._groups() for name in _SWITCHES),

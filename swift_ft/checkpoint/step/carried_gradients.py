@@ -75,7 +75,8 @@ class CarriedGradients:
                 raise UnsupportedError(
                     "A sharded parameter has the gradient tensor of the step before. So gradients "
                     "may be carried over, which a repeated step would count twice: call "
-                    "optimizer.zero_grad(), with its default set_to_none=True, inside `with step:`."
+                    "optimizer.zero_grad(), with its default set_to_none=True, inside `with step:`.",
+                    alike=True,
                 )
 
     def forget(self) -> None:
@@ -101,7 +102,8 @@ class CarriedGradients:
                     f"The gradient of {name} is carried over from the step before: the optimizer steps "
                     "with it before this step computes one. No checkpoint has gradients, so a loss would "
                     "leave an update out: let backward(), optimizer.step() and optimizer.zero_grad() of "
-                    "one batch be in one `with step:`."
+                    "one batch be in one `with step:`.",
+                    alike=True,
                 )
 
     def _before_accumulation(self, parameter: nn.Parameter, name: str) -> None:
@@ -112,7 +114,8 @@ class CarriedGradients:
             error = UnsupportedError(
                 f"The gradient of {name} is carried over from the step before, which a repeated step would "
                 "count twice: call optimizer.zero_grad() inside `with step:`, or put all backward passes of "
-                "an accumulation into one `with step:`."
+                "an accumulation into one `with step:`.",
+                alike=True,
             )
             step_failures.note(error)  # a schedule makes an error of its own of what a backward pass raises
             raise error

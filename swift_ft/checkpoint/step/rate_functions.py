@@ -44,7 +44,8 @@ class RateFunctions:
                     "functions, or of schedulers, than before the first step: a replacement, which runs the "
                     "script from its beginning, would not have them. Make all groups of the optimizer, with "
                     "their functions, before the first step: parameters that require no gradient yet stay as "
-                    "they are."
+                    "they are.",
+                    alike=True,
                 )
 
 

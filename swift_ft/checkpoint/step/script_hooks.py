@@ -143,7 +143,8 @@ class ScriptHooks:
             raise UnsupportedError(
                 f"A step has registered or removed hooks ({others}): a replacement, which runs the script "
                 "from its beginning, would not have done so. Register them before the first step, and let "
-                "them ask for step.index."
+                "them ask for step.index.",
+                alike=True,
             )
 
 

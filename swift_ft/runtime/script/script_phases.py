@@ -99,7 +99,8 @@ class ScriptPhases:
                 f"{script_line()} waits for {name}, which began in a step that is over: if a "
                 "machine were lost meanwhile, no step would begin it again. Wait for it inside the same "
                 "`with step:`, or communicate in a function for session.between(function, every=...) "
-                "(docs/how-to/between-steps.md)"
+                "(docs/how-to/between-steps.md)",
+                alike=True,
             )
 
     def refuse(self, what: str) -> None:
@@ -111,7 +112,8 @@ class ScriptPhases:
         raise UsageError(
             f"{script_line()} calls {what} between two steps, where a loss could not be recovered: put it "
             "inside `with step:`, or into a function for session.between(function, every=...) "
-            "(docs/how-to/between-steps.md)"
+            "(docs/how-to/between-steps.md)",
+            alike=True,
         )
 
 

@@ -224,19 +224,22 @@ class PipelineHook:
         if not self._schedule._has_backward and self._schedule._loss_fn is not None:
             raise UnsupportedError(
                 "schedule.eval() has no place in the log: validate in a function for session.between() "
-                "(docs/how-to/between-steps.md)."
+                "(docs/how-to/between-steps.md).",
+                alike=True,
             )
         if not self._in_step():
             raise UsageError(
                 "Call schedule.step() inside of `with step:`: the log names messages by iteration and "
-                "microbatch, and nothing outside of a step is repeated after a loss."
+                "microbatch, and nothing outside of a step is repeated after a loss.",
+                alike=True,
             )
         self._arriving.clear()  # of one that was interrupted
         self._calls += 1
         if self._calls > 1 and self.averages is not None:
             raise UsageError(
                 "The pipelines of a LayerStack average their gradients in each call of the schedule, so it "
-                "is called once in a step: give it more microbatches."
+                "is called once in a step: give it more microbatches.",
+                alike=True,
             )
         if self._calls > 1 and self.shared is not None:
             raise CannotHelpError("the script calls its schedule several times in a step")
@@ -252,7 +255,8 @@ class PipelineHook:
         if not self._running:
             raise UsageError(
                 "A schedule that is not attached runs the attached one's stages: one schedule trains, and "
-                "for evaluation it has schedule.eval(), in a function for session.between()."
+                "for evaluation it has schedule.eval(), in a function for session.between().",
+                alike=True,
             )
 
     # ------------------------------------------------------------------------------------ wrapping

@@ -124,7 +124,8 @@ class TiedParameters:
         if any(tie in summed for tie in ties):
             raise UsageError(
                 "sum_tied_gradients() was called twice in a step for the same parameter. Without arguments "
-                "it sums all: name the parameters in each call."
+                "it sums all: name the parameters in each call.",
+                alike=True,
             )
         summed += ties
         self._exchange(ties)
