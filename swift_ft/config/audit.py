@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from swift_ft.plain import from_plain
@@ -31,6 +32,7 @@ class AuditRequest:
         workers: on each machine.
         epoch: in which the checkpoints were committed.
         limit_s: for a script to start, and to take each step.
+        start_values: what the scripts of its workers had set at first, as the rendezvous store has it.
         gradients: of replicas, which log no messages: only the step after the first checkpoint is computed,
             and its own gradients are compared (`offline/gradient_audit.py`).
     """
@@ -50,6 +52,7 @@ class AuditRequest:
     workers: int
     epoch: int
     limit_s: float
+    start_values: Mapping[str, str]
     gradients: bool
 
     def to_json(self) -> str:

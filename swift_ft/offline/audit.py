@@ -48,7 +48,7 @@ def audit(request: AuditRequest) -> AuditResult:
         request.args,
         until=request.until,
         checkpoint=request.begin,
-        told=ToldRun(request.setup, request.log_since, request.moved),
+        told=ToldRun(request.setup, request.log_since, request.moved, request.start_values),
         patience_s=_PATIENCE_S,
         audit=True,
         limit_s=request.limit_s,

@@ -87,6 +87,7 @@ def _plan(run: RunStore, request: AuditRequest) -> ReplayPlan:
         lost=(request.machine,),
         begin=request.begin,
         until=request.begin + 1,
+        start_values=request.start_values,
         alone=True,
     )
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,13 @@ class ToldRun:
         setup: what all machines have in common.
         since: the generation before which all segments of the log belong to an abandoned history.
         moved: completed iterations with which the present layout began.
+        start_values: what the scripts of workers had set at first, as the rendezvous store has it.
     """
 
     setup: tuple[str, ...]
     since: int
     moved: int
+    start_values: Mapping[str, str] = field(default_factory=dict)
 
     def log_since(self, begin: int) -> int:
         """See :meth:`_ArchivedRun.log_since`."""
@@ -179,6 +181,7 @@ class _ArchivedRun:
         state = journal.last_state()
         self.setup = state.shape.setup
         self.moved = state.layouts.since
+        self.start_values: Mapping[str, str] = {}
 
     def log_since(self, begin: int) -> int:
         """The generation before which all segments of the log belong to an abandoned history.
@@ -215,7 +218,10 @@ def _plan(run: RunStore, request: ReplayRequest, facts: ToldRun | _ArchivedRun) 
             f"--to-iteration {until}: the replay {begins}can go to iteration {extent}, where the log ends. "
             f"Give at most {extent}"
         )
-    return ReplayPlan(machines, workers, records, lost, begin, until, since, run.checkpoints.layout_of(begin))
+    layout = run.checkpoints.layout_of(begin)
+    return ReplayPlan(
+        machines, workers, records, lost, begin, until, since, layout, start_values=facts.start_values
+    )
 
 
 def _records(run: RunStore, world_size: int, machine: int) -> dict[int, WorkerRecord]:

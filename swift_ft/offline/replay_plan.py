@@ -9,7 +9,7 @@ the replicas of its stages, whose gradients were averaged with its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swift_ft.checkpoint.store_claim import log_directory
 from swift_ft.checkpoint.worker_record import WorkerRecord
@@ -41,6 +41,8 @@ class ReplayPlan:
         until: completed iterations at which the replay ends.
         log_since: the generation before which all segments of the log belong to an abandoned history.
         layout: the number of layers of each stage; empty if the model is not a LayerStack.
+        start_values: what workers' scripts had set at first, by keys of the rendezvous store; none where
+            only the job's own store has them.
         alone: nothing is replayed up to the others' iteration: they have no state either, so all would load.
     """
 
@@ -52,6 +54,7 @@ class ReplayPlan:
     until: int
     log_since: int = 0
     layout: tuple[int, ...] = ()
+    start_values: Mapping[str, str] = field(default_factory=dict)
     alone: bool = False
 
     @property

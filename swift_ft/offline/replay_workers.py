@@ -125,6 +125,8 @@ class ReplayWorkers:
                 PublishedShapes(rendezvous, layout).publish(record.shapes)
             for key, result in record.setup.items():
                 rendezvous.set(key, result)
+        for key, note in plan.start_values.items():
+            rendezvous.set(key, note)
         journal = open_journal(lambda: connect(self._service.address, run_id), by="swift-recover")
         journal.append(*synthetic_journal(plan))
 

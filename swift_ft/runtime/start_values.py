@@ -7,6 +7,8 @@ goes on with those values that were the same on another machine: they are the tr
 machine's own (its name, a port, a path), and stay as they are; a line names them. So do all in the place of
 another device of its host, as a guest has it.
 
+A spare that audits a worker, or an offline replay, is given the same where its job still lives.
+
 Where no state is there to go on with, all begin again as their scripts do now. Another world with other
 numbers of workers has values of its own.
 """
@@ -77,10 +79,9 @@ class StartValues:
 
     def agree(self) -> None:
         """Note the values, in the first process of this worker; in a later one go on with those noted."""
-        if self._context.offline is not None:
-            return
+        offline = self._context.offline is not None
         here = self._carried.at_start(_MOST)
-        noted = self._noted(self._context.rank) if self._context.started_in > 1 else None
+        noted = self._noted(self._context.rank) if offline or self._context.started_in > 1 else None
         if noted is None:
             self._writer.do(partial(self._note, here))
         elif [*noted.place[:2]] == self._place[:2]:

@@ -83,6 +83,12 @@ def differences(run: ClusterRun) -> list[tuple[int, int]]:
     return [(event["rank"], event["iteration"]) for event in ends if event["iteration"] is not None]
 
 
+def assert_nothing_found(run: ClusterRun) -> None:
+    """Checks that no audit has found a difference, nor a reason why it could not look for one."""
+    assert differences(run) == []
+    assert [event for event in ended(run) if "problem" in event] == []
+
+
 def gone_back_to(run: ClusterRun) -> int:
     (doubted,) = run.events("CheckpointsDoubted")
     iteration: int = doubted["iteration"]
@@ -112,12 +118,22 @@ def test_what_was_computed_right_is_marked(
     assert_identical(run, unaudited(example, *args))
     slots = {slot for event in run.events("AuditEnded") for slot in event["slots"]}
     assert slots == {*range(MACHINES.get(example, 2))}
-    assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
+    assert_nothing_found(run)
     status = json.loads(recover("status", str(run.store), "--json").stdout)
     assert status["wrong"] == []
     (mark, *_) = status["audits"]
     assert "for all machines" in mark
     assert int(mark.split()[1].rstrip(":")) in status["checkpoints"]
+
+
+@pytest.mark.parametrize("example", ["train_swift", "train_ddp"])
+def test_a_script_that_begins_otherwise_on_a_spare(example: str, audited: Callable[..., ClusterRun]) -> None:
+    """It looks for what it has left when it ran before, and a spare begins as the machine did."""
+    run = audited(example=example, waits="marked", struck=0, what="resumes", rank=-2)
+    assert run.code == 0, run.output[-3000:]
+    slots = {slot for event in run.events("AuditEnded") for slot in event["slots"]}
+    assert slots == {*range(MACHINES.get(example, 2))}
+    assert_nothing_found(run)
 
 
 @pytest.mark.thorough
@@ -129,7 +145,7 @@ def test_what_scripts_send_each_other_is_no_difference(
     run = audited(example=example, waits="marked", struck=0, **CLEAN)
     assert run.code == 0, run.output[-3000:]
     assert {slot for event in run.events("AuditEnded") for slot in event["slots"]} == {0, 1, 2}
-    assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
+    assert_nothing_found(run)
 
 
 @pytest.mark.parametrize(
@@ -385,7 +401,7 @@ def test_replicas_as_people_write_them(
     run = audited(example=example, waits="marked", struck=0, **CLEAN)
     assert run.code == 0, run.output[-3000:]
     assert {slot for event in run.events("AuditEnded") for slot in event["slots"]} == {0, 1}
-    assert [event for event in ended(run) if "problem" in event or "iteration" in event] == []
+    assert_nothing_found(run)
     assert not [*tmp_path.glob("saved-by-audit-*")]
     assert bool([*tmp_path.glob("saved-by-run-*")]) == (habit == "logs")
 

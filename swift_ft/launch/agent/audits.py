@@ -37,6 +37,7 @@ _logger = logging.getLogger(__name__)
 
 _PIECE = 1 << 16
 _FOLDER = "swift-audit-"
+_FEW_MACHINES = 64
 
 
 def locked_folder() -> tuple[Path, int]:
@@ -242,10 +243,18 @@ class Auditor:
             workers=state.shape.workers_per_machine,
             epoch=interval.epoch,
             limit_s=2 * settings.config.report_timeout_s,
+            start_values=self._start_values(state, slot),
             gradients=has_replicas(state),
         )
         self._process = AuditProcess(self._standby, request, order, folder, lock)
         self._selector.register(self._process, selectors.EVENT_READ, data=self._read)
+
+    def _start_values(self, state: State, slot: int) -> dict[str, str]:
+        """Of all workers; in a large job of the slot, and of the next one, with which they are compared."""
+        machines, workers = state.shape.machines, state.shape.workers_per_machine
+        slots = range(machines) if machines <= _FEW_MACHINES else (slot, (slot + 1) % machines)
+        ranks = (slot * workers + local_rank for slot in slots for local_rank in range(workers))
+        return self._membership.start_values(ranks)
 
     def _read(self) -> None:
         assert self._process is not None

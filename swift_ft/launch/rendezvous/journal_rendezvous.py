@@ -229,6 +229,11 @@ class JournalRendezvous(RendezvousHandler):
             )
         return str(facts.get("store", ""))
 
+    def start_values(self, ranks: Iterable[int]) -> dict[str, str]:
+        """What the scripts of workers had set at first, by key, as far as they have noted it."""
+        keys = [key for rank in ranks if self.store.check([key := store_keys.start_values(rank)])]
+        return {key: self.store.get(key).decode() for key in keys}
+
     def serve(self, lines: Iterable[Line]) -> None:
         """Serve lines to the relay, each in a thread, until the other sides close them."""
         for line in lines:

@@ -10,7 +10,8 @@ otherwise. Rank -1 is all of them, ``"ranks"`` are several, and ``"every"`` stri
 that one on. What has struck is a file ``struck-RANK-ITERATION-TIME`` in the test's folder. ``"live"`` spares
 replays without the job: it is that machine's fault; ``"audits"`` strikes these alone. ``"worn"``: it is the
 machine on which the worker was at first, and not the one that replaces it. ``"threads"`` is how many of them
-a spare computes with, unlike the machines.
+a spare computes with, unlike the machines. ``"resumes"`` is no fault: the script is one that begins otherwise
+where it finds that it was there before.
 
 ``"waits": {n: "marked"}``: before iteration n, worker 0 waits until a spare has audited all machines,
 ``"all"``: until the time from iteration 3 to 6 is audited; ``"judged"``: until a difference is judged;
@@ -89,6 +90,8 @@ class Fault:
 
 if OFFLINE is not None and "threads" in wrong:
     torch.set_num_threads(wrong["threads"])
+BEFORE = Path(os.environ["SWIFT_TEST_FOLDER"]) / "was-here-before"
+scale = 0.5 if BEFORE.exists() else 1.0
 fault = Fault()
 noted: Any = torch
 noted.due = False
@@ -147,7 +150,12 @@ def steps(self: swift_ft.Session, iterations: int) -> Iterator[Any]:
     if wrong["what"] == "parameter":
         first = next(noted.model.parameters())
         first.register_hook(lambda _: fault.strike(next(noted.model.parameters())))
+    if wrong["what"] == "resumes":
+        for part in noted.model.children():  # stages, or what DDP wraps
+            part.register_forward_hook(lambda _module, _args, output: scale * output)
     for step in original_steps(self, iterations):
+        if step._index == 2:
+            BEFORE.touch()
         if OFFLINE is not None and step._index == wrong.get("stands"):
             stand_still()
         if OFFLINE is None and wrong.get("waits", {}).get(str(step._index)):
