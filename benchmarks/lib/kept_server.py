@@ -33,8 +33,12 @@ class KeptServer:
 
     def begin(self) -> None:
         """Starts it."""
+        with self._changing:
+            self._begin()
+
+    def _begin(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("ab") as log, self._changing:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command,
                 stdout=log,
@@ -74,6 +78,5 @@ class KeptServer:
     def _watch(self, killed: threading.Event) -> None:
         while not killed.wait(_LOOK_S):
             with self._changing:
-                ended = not killed.is_set() and not self._lives()
-            if ended:
-                self.begin()
+                if not killed.is_set() and not self._lives():
+                    self._begin()

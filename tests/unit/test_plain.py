@@ -68,6 +68,7 @@ TOLD = [
         workers=1,
         epoch=0,
         limit_s=60.0,
+        start_values={"variables/start/3": "{}"},
         gradients=False,
     ),
     AuditResult((0, 1), 1, 12, "a message"),

@@ -115,7 +115,7 @@ class CarriedVariables:
 
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
-        self._variables.keep_names()
+        self._variables.keep_paths()
         self._start = self._all_now()
         for value in self._start.values():
             if not isinstance(value, Trace):
@@ -155,6 +155,7 @@ class CarriedVariables:
     def steps_begin(self) -> None:
         """The first step in this process begins: what there is by now, no step has made."""
         self.began_anew, self._first = bool(self._first), {}
+        self._variables.keep_paths()
         self._before_steps = frozenset(place for place, _ in self._values() if place not in self._given)
         self._paths_before_steps = frozenset(self._variables.paths)
         self._made_before = {p: now for p, now in self._all_now().items() if isinstance(now, Trace)}
@@ -169,7 +170,7 @@ class CarriedVariables:
     def top_is_over(self) -> None:
         """The script is through with its lines at the top of an epoch."""
         self._variables.look()
-        self._variables.keep_names(of_epoch=True)
+        self._variables.keep_paths_of_epoch()
         self._at_top_of_epoch = False
         self._at_epoch = self._all_now()
 
@@ -380,6 +381,7 @@ class CarriedVariables:
             is_new: tells whether a place is in them.
         """
         self._variables.look()
+        self._variables.keep_paths(lambda path: is_new((path, "")))
         copier = self._copier()
         new = [(place, value) for place, value in self._values() if is_new(place)]
         self._start |= {place: self._now(copier, value) for place, value in new}

@@ -110,11 +110,13 @@ class Reach:
         self.caches += other.caches
         self.seen |= other.seen
 
-    def leave_out_arguments_of(self, paths: Iterable[str]) -> None:
-        """Of these functions, they do not travel."""
+    def leave_out_arguments_of(self, paths: Iterable[str]) -> bool:
+        """Of these functions, they do not travel. Returns whether there are any."""
         of = (OF_DEFAULTS, OF_ARGUMENTS, OF_KEYWORDS)
         given = {f"{path}.{name}" for path in paths for name in of}
+        found = len(self.namespaces)
         self.namespaces = [one for one in self.namespaces if one.path not in given]
+        return len(self.namespaces) < found
 
 
 def reach(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import ChainMap
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ from swift_ft.checkpoint.step.caches import Remembered
 from swift_ft.checkpoint.step.changing_values import ChangingValues
 from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.counted import number_of_counted
+from swift_ft.checkpoint.step.kept_paths import KeptPaths
 from swift_ft.checkpoint.step.kinds import (
     BY_REFERENCE,
     CONTAINERS,
@@ -91,9 +92,8 @@ class ScriptVariables:
         self.changing = ChangingValues(self.protected)
         self.unnoted: set[int] = set()
         self._reach = Reach([], [], [], {})
-        # Paths of what the script has made outside of steps, and of what it had made before all of them.
-        self._kept: dict[int, tuple[str, Any]] = {}
-        self._lasting: dict[int, tuple[str, Any]] = {}
+        self._kept = KeptPaths()  # of what the script has made outside of steps
+        self._left_out = False  # by the last look: what functions that steps have made are called with
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
         self._counted = 0  # variables in which loaders count, at the last look
@@ -211,23 +211,31 @@ class ScriptVariables:
             found.add(reach((("", value) for value in new), known, _MOST_MADE_SINCE))
         return found, held
 
-    def keep_names(self, *, of_epoch: bool = False) -> None:
-        """All that was found keeps its path, so that a replacement has the same one after other steps.
+    def keep_paths(self, of: Callable[[str], bool] = lambda _: True) -> None:
+        """What the last look has found keeps its path, so that a replacement finds it by the same one.
 
         Args:
-            of_epoch: until the next epoch begins, which may have others in the same places.
+            of: tells by its path whether something does.
         """
-        for number, path in self._reach.names.items():
-            # Nothing holds what has large tensors in it: another thing may get its number.
-            if (value := self._reach.seen[number]) is not None:
-                self._kept[number] = path, value
-        if not of_epoch:
-            self._lasting = self._kept.copy()
+        self._keep({number: path for number, path in self._reach.names.items() if of(path)}, of_epoch=False)
+
+    def keep_paths_of_epoch(self) -> None:
+        """As :meth:`keep_paths`, of what the lines at the top of an epoch have made.
+
+        Things of earlier epochs keep theirs, but for those that have been replaced.
+        """
+        if self._kept.make_way_for_epoch(self._reach):
+            self.look()
+        self._keep(self._reach.names, of_epoch=True)
+
+    def _keep(self, names: Mapping[int, str], *, of_epoch: bool) -> None:
+        self._kept.keep(names, self._reach.seen, of_epoch=of_epoch)
+        if self._left_out:
+            self.look()
 
     def epoch_begins(self, code: CodeType | None) -> None:
         """The script has asked for the next epoch, in a function with this code."""
         self.epochs = code or self.epochs
-        self._kept = self._lasting.copy()
 
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
@@ -273,19 +281,19 @@ class ScriptVariables:
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
         known = {id(module): module for module in python}
         roots, last = [*self._roots(frames, modules)], [*_own_files()]
-        self._reach = reach(roots, known, last=last, kept=self._kept)
-        if not self._reach.held_up <= self._reach.seen.keys():
-            # Another thing is in its place now, as each epoch has a meter of its own: so in a replacement.
-            self._kept = {number: one for number, one in self._kept.items() if number in self._reach.seen}
-            self._reach = reach(roots, known, last=last, kept=self._kept)
+        heavy = {*map(id, self._heavy.containers)}
+        self._reach = reach(roots, known, last=last, kept=self._kept.before_look(heavy))
+        if self._kept.make_way(self._reach):
+            self._reach = reach(roots, known, last=last, kept=self._kept.before_look(heavy))
         self._reach.seen.update(known)
-        if self._kept:  # a replacement does not have what steps have made
-            self._reach.leave_out_arguments_of(self._reach.names.values())
+        # A replacement does not have what steps have made.
+        self._left_out = bool(self._kept) and self._reach.leave_out_arguments_of(self._reach.names.values())
         self._say_if_crowded(self._reach.crowded)
         for path, variables in modules.items():
             self._reach.namespaces.append(Namespace(path, variables))
         self._modules_of_loop = len(modules)
         self._heavy.take_from(self._reach)
+        self._kept.after_look(self._reach.seen)
         self._looked_through = [*_few_enough([*self._reach.seen.values()])]
         self._steps_since_look = self._new = 0
         self._note_slots()

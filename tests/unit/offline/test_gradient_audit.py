@@ -30,6 +30,7 @@ REQUEST = AuditRequest(
     workers=2,
     epoch=0,
     limit_s=60.0,
+    start_values={},
     gradients=True,
 )
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -297,82 +295,3 @@ class Counts:
 
     def __init__(self) -> None:
         self.n = 0
-
-
-def test_an_object_keeps_its_path_whatever_a_step_has_given_it_to() -> None:
-    """The last one that a loop within a step went over, and one that an attribute names."""
-    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5), nn.Linear(1, 1))
-    meters = {"a": Counts(), "b": Counts()}
-    holder: Any = SimpleNamespace(phases=[Counts(), Counts()], current=None)
-    rollback = Rollback(TrainingState({"model": model}))
-    rollback.watch()
-    saved = []
-    for iteration in range(4):
-        rollback.begin(iteration)
-        for part in model.modules():
-            if isinstance(part, nn.Dropout):
-                part.p = 0.1
-        for meter in meters.values():
-            meter.n += 1
-        holder.current = holder.phases[iteration % 2]
-        holder.current.n += 1
-        rollback.completed()
-        saved.append(rollback.carried.to_save())
-    named = {f"{path}.{name}" for path, values in saved[-1].items() for name in values}
-    there = {"meters['a'].n", "meters['b'].n", "holder.phases[0].n", "holder.phases[1].n", "model.1.p"}
-    assert there <= named
-    assert not {"meter.n", "part.p", "holder.current.n"} & named
-    rollback.carried.take_over(saved[1])
-    assert [meter.n for meter in meters.values()] == [2, 2]
-    assert [phase.n for phase in holder.phases] == [1, 1]
-
-
-def test_another_object_in_the_place_of_one_that_is_gone_has_its_path() -> None:
-    """Each epoch has a meter of its own. A replacement that begins in a later one has never had the first."""
-    holder: Any = SimpleNamespace(meter=Counts(), other=Counts())
-    variables = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
-    variables.watch()
-    for epoch in range(3):
-        holder.meter = Counts()
-        for iteration in range(2):
-            variables.begin(2 * epoch + iteration)
-            holder.meter.n += 1
-            holder.other.n += 1
-            variables.completed()
-        saved = variables.carried.to_save()
-        named = {f"{path}.{name}" for path, values in saved.items() for name in values}
-        assert {"holder.meter.n", "holder.other.n"} <= named, named
-
-
-@pytest.mark.parametrize("is_left", [False, True])
-def test_objects_of_an_epoch_keep_their_paths_in_it(is_left: bool) -> None:
-    """An attribute may still have one of the epoch before. A replacement that begins later has none of it."""
-    holder: Any = SimpleNamespace(meters={}, current=None)
-    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
-    rollback.watch()
-    for epoch in range(3):
-        rollback.carried.epoch_begins()
-        holder.meters = {"a": Counts(), "b": Counts()}
-        holder.current = holder.current if is_left else None
-        rollback.carried.top_is_over()
-        for iteration in range(2):
-            rollback.begin(2 * epoch + iteration)
-            holder.current = holder.meters["ab"[iteration]]
-            holder.current.n += 1
-            rollback.completed()
-        saved = rollback.carried.to_save()
-        named = {f"{path}.{name}" for path, values in saved.items() for name in values}
-        assert {"holder.meters['a'].n", "holder.meters['b'].n"} <= named, named
-        assert "holder.current.n" not in named
-
-
-def test_a_dictionary_with_large_tensors_is_not_held() -> None:
-    """Else its number would be another object's, or its tensors would stay in the memory."""
-    holder: Any = SimpleNamespace(batch={"x": torch.zeros(2**20), "file": object()})
-    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
-    rollback.watch()
-    tensor = weakref.ref(holder.batch["x"])
-    assert all(value is not None for _, value in rollback._variables._kept.values())
-    holder.batch = None
-    rollback.begin(0)
-    assert tensor() is None

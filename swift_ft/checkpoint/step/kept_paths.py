@@ -1,0 +1,109 @@
+"""Paths that things keep from one look to the next, whatever a step gives them to.
+
+A replacement looks for the same things after other steps, or none, and has to find each by the same path.
+Nothing is kept alive here: a large one that the script has given up may be all that fits into the memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from swift_ft.checkpoint.step.reach import Reach
+
+
+@dataclass
+class _Kept:
+    """A thing that keeps its path.
+
+    Attributes:
+        path: the one that it keeps.
+        reference: to it; None where its class allows none.
+        value: instead of a reference, while a look holds it anyway. None of a container with large tensors,
+            which not even looks hold (`results.py`).
+    """
+
+    path: str
+    reference: weakref.ref[Any] | None = None
+    value: Any = None
+
+    @classmethod
+    def of(cls, path: str, value: Any) -> _Kept:
+        """Of a thing that a look has found; None as above."""
+        try:
+            return cls(path, reference=None if value is None else weakref.ref(value), value=None)
+        except TypeError:
+            return cls(path, value=value)
+
+
+class KeptPaths:
+    """Those of one script. They are given to each look, and learn from it."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}  # by id()
+        self._of_epoch: set[int] = set()  # made at the top of an epoch: the next one may make others
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    def before_look(self, heavy: Collection[int]) -> dict[int, tuple[str, Any]]:
+        """The paths of what there still is, by ``id()``, and the things themselves.
+
+        Args:
+            heavy: the containers with large tensors that nobody has given up since the last look.
+        """
+        now: dict[int, tuple[str, Any]] = {}
+        for number, one in self._kept.items():
+            value = one.value if one.reference is None else one.reference()
+            if value is not None or (one.reference is None and number in heavy):
+                now[number] = one.path, value
+        self._forget(self._kept.keys() - now.keys())
+        return now
+
+    def make_way(self, found: Reach) -> bool:
+        """Give up the paths of what cannot be reached any more, if other things want some of them.
+
+        Returns:
+            Whether that was so, and another look finds other paths.
+        """
+        if found.held_up <= found.seen.keys():
+            return False
+        self._forget(self._kept.keys() - found.seen.keys())
+        return True
+
+    def make_way_for_epoch(self, found: Reach) -> bool:
+        """As :meth:`make_way`, of what an earlier epoch has made, where this one has made others like it."""
+        taken = found.held_up & self._of_epoch
+        self._forget(taken)
+        return bool(taken)
+
+    def after_look(self, seen: Mapping[int, Any]) -> None:
+        """Hold no more than the look does.
+
+        Args:
+            seen: all that it has found, by ``id()``; None for containers with large tensors.
+        """
+        held = [number for number, one in self._kept.items() if one.reference is None]
+        for number in held:
+            if number in seen:
+                self._kept[number].value = seen[number]
+        self._forget({*held} - seen.keys())
+
+    def keep(self, names: Mapping[int, str], seen: Mapping[int, Any], *, of_epoch: bool) -> None:
+        """These paths are kept from now on.
+
+        Args:
+            names: by ``id()``.
+            seen: see :meth:`after_look`.
+            of_epoch: until a later epoch makes another thing of that name.
+        """
+        self._kept |= {number: _Kept.of(path, seen[number]) for number, path in names.items()}
+        if of_epoch:
+            self._of_epoch |= names.keys()
+
+    def _forget(self, numbers: Collection[int]) -> None:
+        for number in numbers:
+            del self._kept[number]
+        self._of_epoch -= {*numbers}
