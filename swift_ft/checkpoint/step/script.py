@@ -212,7 +212,7 @@ class ScriptVariables:
         return found, held
 
     def keep_paths(self, of: Callable[[str], bool] = lambda _: True) -> None:
-        """What the last look has found keeps its path, so that a replacement finds it by the same one.
+        """All that the last look has found keeps its path, so that a replacement finds it by the same one.
 
         Args:
             of: tells by its path whether something does.

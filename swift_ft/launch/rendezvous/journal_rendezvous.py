@@ -230,7 +230,7 @@ class JournalRendezvous(RendezvousHandler):
         return str(facts.get("store", ""))
 
     def start_values(self, ranks: Iterable[int]) -> dict[str, str]:
-        """What the scripts of workers had set at first, by key, as far as they have noted it."""
+        """Values that scripts of workers had set at first, by key, as far as they have noted them."""
         keys = [key for rank in ranks if self.store.check([key := store_keys.start_values(rank)])]
         return {key: self.store.get(key).decode() for key in keys}
 
