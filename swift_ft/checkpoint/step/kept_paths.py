@@ -73,9 +73,24 @@ class KeptPaths:
         self._forget(self._kept.keys() - found.seen.keys())
         return True
 
-    def make_way_for_epoch(self, found: Reach) -> bool:
-        """As :meth:`make_way`, of what an earlier epoch has made, where this one has made others like it."""
+    @property
+    def of_epochs(self) -> set[str]:
+        """Those of what lines at the top of epochs have made."""
+        return {self._kept[number].path for number in self._of_epoch}
+
+    def make_way_for_epoch(self, before: Mapping[str, int], found: Reach) -> bool:
+        """As :meth:`make_way`, of what earlier epochs have made: a replacement has what this one makes.
+
+        Args:
+            before: where the paths of earlier epochs led before these lines, as :attr:`Reach.leads_to`.
+            found: by the look after them. Another thing may want a path, or have got it from these lines.
+        """
         taken = found.held_up & self._of_epoch
+        for number in self._of_epoch - taken:
+            now = found.leads_to.get(path := self._kept[number].path)
+            if now not in (None, number, before.get(path, number)):
+                taken |= {number, now}
+        taken &= self._of_epoch
         self._forget(taken)
         return bool(taken)
 

@@ -11,6 +11,7 @@ import functools
 import random
 import re
 import sys
+import weakref
 from array import array
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Iterator
@@ -47,7 +48,9 @@ _FIXED: tuple[type, ...] = (
 )
 FIXED_EXACTLY = frozenset({bool, int, float, str, type(None)})
 """The most common types of values that never change in themselves: asked first."""
-BY_REFERENCE = FIXED_EXACTLY | {FunctionType, type, ModuleType, classmethod, staticmethod, property}
+PROXIES = frozenset(weakref.ProxyTypes)
+"""Of objects that may be gone by now: then any question is an error, also for its class."""
+BY_REFERENCE = FIXED_EXACTLY | PROXIES | {FunctionType, type, ModuleType, classmethod, staticmethod, property}
 """The most common types of values that are noted without a look at what is in them."""
 OF_BYTES = (bytearray, array)
 """Containers of bytes and of numbers in such."""
@@ -80,6 +83,8 @@ _METHODS = (MethodType, BuiltinMethodType, MethodWrapperType)
 
 def is_understood(value: Any) -> bool:
     """Whether a variable with this value may be given its earlier one instead."""
+    if type(value) in PROXIES:
+        return False
     if isinstance(value, tuple):
         return all(map(is_understood, value))
     return is_value(value) or is_reference(value)
@@ -97,8 +102,11 @@ def stays_where_it_is(value: Any) -> bool:
 def is_of_session(value: Any) -> bool:
     """Whether it is what a session has given to the script: a step, itself, an iterator of its own.
 
-    Each process has its own of these. A module or an optimizer of this package may be part of the training.
+    Each process has its own, as of proxies. A module or an optimizer of this package may be part of the
+    training.
     """
+    if type(value) in PROXIES:
+        return True
     if isinstance(value, GeneratorType):
         return is_of_runtime(value.gi_code.co_filename)
     kind = type(value)

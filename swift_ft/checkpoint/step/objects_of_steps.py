@@ -20,6 +20,7 @@ from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.kinds import (
     HOLDERS,
     MOST_ELEMENTS,
+    PROXIES,
     is_object,
     is_understood,
     stays_where_it_is,
@@ -111,6 +112,8 @@ class _Changes:
 
 def _of_libraries(value: Any) -> list[Any] | None:
     """Those in a value; None if it can have none. A list that has none yet counts."""
+    if type(value) in PROXIES:
+        return None
     if isinstance(value, HOLDERS):
         return _held(value, _is_of_library)
     return [value] if _is_of_library(value) else None
@@ -118,7 +121,7 @@ def _of_libraries(value: Any) -> list[Any] | None:
 
 def _of_script(value: Any) -> list[Any] | None:
     """Those in a container; None of all else. Modules and optimizers are watched elsewhere."""
-    return _held(value, _is_of_script) if isinstance(value, HOLDERS) else None
+    return _held(value, _is_of_script) if issubclass(type(value), HOLDERS) else None
 
 
 def _held(container: Any, is_one: Callable[[Any], bool]) -> list[Any] | None:

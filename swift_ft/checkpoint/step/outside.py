@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from swift_ft.checkpoint.step.containers import content_in, items_in
-from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY
+from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, PROXIES
 from swift_ft.checkpoint.step.leaves import MOST_BYTES
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import (
@@ -134,12 +134,14 @@ class Outside:
             value = namespace.variables.get(name)
             # A module's own tensors are watched as parameters are; buffers are put back by themselves.
             watched = namespace.module is not None or namespace.is_of_buffers
-            if not watched or isinstance(value, CONTAINERS):
+            if not watched or issubclass(type(value), CONTAINERS):
                 yield from self._large_in(f"{namespace.path}.{name}".lstrip("."), value)
         for (_, name), value in self._variables.of_loop().items():
             yield from self._large_in(name, value)
 
     def _large_in(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if type(value) in PROXIES:
+            return
         if isinstance(value, CONTAINERS):
             yield name, value
         if isinstance(value, dict | list) and not _LEADS_NOWHERE.issuperset(map(type, content_in(value))):

@@ -14,7 +14,7 @@ import functools
 import re
 import sys
 from collections import ChainMap, Counter, UserDict, UserList, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import (
     CellType,
@@ -41,6 +41,7 @@ from swift_ft.checkpoint.step.kinds import (
     GENERATORS,
     MOST_ELEMENTS,
     OF_BYTES,
+    PROXIES,
     has_dict,
     is_namespace,
 )
@@ -88,6 +89,7 @@ class Reach:
         cells: what functions share with the function that they were made in, by path.
         caches: functions that remember their results.
         names: paths of objects, functions and partials, by ``id()``; what is in them has paths that begin so.
+        leads_to: the things to which the paths have led that were asked for, by ``id()``.
         held_up: what has kept a path that led to another thing, by ``id()``.
         seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
         crowded: what holds the most objects, if there are so many that not all were found.
@@ -100,6 +102,7 @@ class Reach:
     caches: list[Any] = field(default_factory=list)
     crowded: str = ""
     names: dict[int, str] = field(default_factory=dict)
+    leads_to: dict[str, int] = field(default_factory=dict)
     held_up: set[int] = field(default_factory=set)
 
     def add(self, other: Reach) -> None:
@@ -126,6 +129,7 @@ def reach(
     *,
     last: Iterable[tuple[str, Any]] = (),
     kept: Mapping[int, tuple[str, Any]] | None = None,
+    asked: Container[str] = (),
 ) -> Reach:
     """Look for all that there is.
 
@@ -136,6 +140,7 @@ def reach(
         last: further roots: what the others lead to has their paths.
         kept: things that keep the paths of an earlier look, by ``id()``, whatever leads there first by now: a
             step may have given them to another variable.
+        asked: paths of which to tell where they lead.
     """
     found, known = Reach([], [], [], {}), known or {}
     names = _Names(kept or {}, found)
@@ -144,7 +149,9 @@ def reach(
     uncounted = 0
     while (todo or rest) and len(found.namespaces) - uncounted < _MOST_NAMESPACES:
         path, value, in_container = (todo or rest).popleft()
-        if id(value) in seen or id(value) in known:
+        if path in asked:
+            found.leads_to.setdefault(path, id(value))
+        if id(value) in seen or id(value) in known or type(value) in PROXIES:
             continue
         if isinstance(value, CONTAINERS):
             seen[id(value)] = value

@@ -30,6 +30,7 @@ from swift_ft.checkpoint.step.kinds import (
     FIXED_EXACTLY,
     HOLDERS,
     MOST_ELEMENTS,
+    PROXIES,
     is_namespace,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES
@@ -93,6 +94,7 @@ class ScriptVariables:
         self.unnoted: set[int] = set()
         self._reach = Reach([], [], [], {})
         self._kept = KeptPaths()  # of what the script has made outside of steps
+        self._before_epoch: Mapping[str, int] = {}  # where earlier ones' paths led before its top
         self._left_out = False  # by the last look: what functions that steps have made are called with
         self.slots: list[tuple[Namespace, str]] = []
         self._sizes: list[int] = []
@@ -224,7 +226,8 @@ class ScriptVariables:
 
         Things of earlier epochs keep theirs, but for those that have been replaced.
         """
-        if self._kept.make_way_for_epoch(self._reach):
+        before, self._before_epoch = self._before_epoch, {}
+        while self._kept.make_way_for_epoch(before, self._reach):
             self.look()
         self._keep(self._reach.names, of_epoch=True)
 
@@ -236,6 +239,9 @@ class ScriptVariables:
     def epoch_begins(self, code: CodeType | None) -> None:
         """The script has asked for the next epoch, in a function with this code."""
         self.epochs = code or self.epochs
+        if self._kept:
+            self.look()
+            self._before_epoch = self._reach.leads_to
 
     def namespace(self, path: str) -> Namespace | None:
         """The one that has a path; None if there is none."""
@@ -281,10 +287,10 @@ class ScriptVariables:
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
         known = {id(module): module for module in python}
         roots, last = [*self._roots(frames, modules)], [*_own_files()]
-        heavy = {*map(id, self._heavy.containers)}
-        self._reach = reach(roots, known, last=last, kept=self._kept.before_look(heavy))
+        heavy, asked = {*map(id, self._heavy.containers)}, self._kept.of_epochs
+        self._reach = reach(roots, known, last=last, kept=self._kept.before_look(heavy), asked=asked)
         if self._kept.make_way(self._reach):
-            self._reach = reach(roots, known, last=last, kept=self._kept.before_look(heavy))
+            self._reach = reach(roots, known, last=last, kept=self._kept.before_look(heavy), asked=asked)
         self._reach.seen.update(known)
         # A replacement does not have what steps have made.
         self._left_out = bool(self._kept) and self._reach.leave_out_arguments_of(self._reach.names.values())
@@ -382,7 +388,8 @@ def _few_enough(values: Iterable[Any]) -> Iterator[Any]:
 
 def _leads_on(value: Any, seen: Container[int]) -> bool:
     """Whether there may be something in a value that changes, and that was not seen yet, by ``id()``."""
-    if type(value) in FIXED_EXACTLY or id(value) in seen or isinstance(value, torch.Tensor):
+    kind = type(value)
+    if kind in FIXED_EXACTLY or kind in PROXIES or id(value) in seen or isinstance(value, torch.Tensor):
         return False
     if isinstance(value, MethodType):
         return _leads_on(value.__self__, seen) or _leads_on(value.__func__, seen)

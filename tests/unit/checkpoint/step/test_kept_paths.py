@@ -231,3 +231,65 @@ def test_defaults_of_a_function_that_is_made_at_the_top_of_an_epoch() -> None:
     begin_epoch(replacement)
     replacement.carried.take_over(saved)
     assert holder.smooth.__defaults__ == ([1.0],)
+
+
+@pytest.mark.parametrize("kept", ["history", "the one before"])
+def test_what_is_in_an_object_of_an_epoch_has_its_path(kept: str) -> None:
+    """Also where the script keeps that of an epoch before, which has the path until the top is over."""
+    holder: Any = SimpleNamespace(tracker=None, previous=None, history=[])
+    rollback = new_rollback()
+    for epoch in range(4):
+        rollback.carried.epoch_begins()
+        holder.previous = holder.tracker if kept == "the one before" else None
+        holder.tracker = SimpleNamespace(steps=0, loss=Counts())
+        if kept == "history":
+            holder.history.append(holder.tracker)
+        rollback.carried.top_is_over()
+        rollback.begin(epoch)
+        holder.tracker.steps += 1
+        holder.tracker.loss.n += 1
+        rollback.completed()
+        saved = rollback.carried.to_save()
+        assert saved["holder.tracker"]["steps"] == saved["holder.tracker.loss"]["n"] == 1, saved
+
+
+def test_objects_that_the_top_of_each_epoch_gives_to_other_variables() -> None:
+    """A replacement has run these lines once, and knows the objects by what they are called since."""
+
+    def trained(first: int, last: int, arrives: Any = None) -> tuple[Any, list[int]]:
+        phases: list[Counts] = []
+        active = idle = None
+        rollback = new_rollback()
+        for epoch in range(first, last):
+            rollback.carried.epoch_begins()
+            phases = phases or [Counts(), Counts()]
+            active, idle = phases[epoch % 2], phases[1 - epoch % 2]
+            rollback.carried.top_is_over()
+            if arrives is not None:
+                rollback.carried.take_over(arrives)
+                break
+            rollback.begin(epoch)
+            active.n += 10
+            idle.n += 1
+            rollback.completed()
+        return rollback.carried.to_save(), [one.n for one in phases]
+
+    for epochs in range(1, 5):
+        saved, counts = trained(0, epochs)
+        assert trained(epochs - 1, epochs, arrives=saved)[1] == counts
+
+
+@pytest.mark.parametrize("since", ["the start", "a step"])
+def test_a_proxy_of_what_is_gone(since: str) -> None:
+    """Any question to it is an error."""
+    target: Any = Counts()
+    holder: Any = SimpleNamespace(proxy=weakref.proxy(target))
+    target = target if since == "a step" else None
+    rollback = new_rollback()
+    for iteration in range(4):
+        rollback.begin(iteration)
+        rollback.completed()
+        target = None
+        rollback.carried.to_save()
+    with pytest.raises(ReferenceError):
+        _ = holder.proxy.n
