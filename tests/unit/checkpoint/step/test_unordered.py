@@ -58,9 +58,10 @@ class Process:
     """One of the script, with a session that has started."""
 
     def __init__(self, order: int, make: Callable[[nn.Module, int], Any]) -> None:
-        blocks = (nn.Sequential(nn.Identity(), Layer(order * place % 7)) for place in range(1, 7))
+        layers = [Layer(order * place % 7) for place in range(1, 7)]
+        blocks = (nn.Sequential(nn.Identity(), nn.Sequential(layer)) for layer in layers)
         self.model = nn.Sequential(*blocks)
-        self.layers = [one for one in self.model.modules() if isinstance(one, Layer)]
+        self.layers = layers
         self.held = make(self.model, order)
         vars(self.model)["held"] = self.held
         self.state = TrainingState({"model": self.model})
@@ -106,6 +107,21 @@ def test_what_a_set_holds_has_its_other_path(kind: str) -> None:
 
 def counts(_: nn.Module, order: int) -> list[Counts]:
     return [Counts(place, order * place % 7) for place in range(1, 7)]
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_own_objects_have_their_other_path(kind: str, caplog: Any) -> None:
+    def make(model: nn.Module, order: int) -> Any:
+        made = counts(model, order)
+        return SimpleNamespace(all_of=SETS[kind]({*made}), deeper={"a": {"b": {"c": made}}})
+
+    pair = pair_of(make)
+    for number, one in enumerate(pair["one"].held.deeper["a"]["b"]["c"]):
+        one.n = number + 1
+    pair["one"].rollback.begin(0)
+    pair["other"].state.take_over(pair["one"].state.to_save())
+    assert [one.n for one in pair["other"].held.deeper["a"]["b"]["c"]] == [1, 2, 3, 4, 5, 6]
+    assert not [one for one in caplog.records if one.levelno == logging.WARNING]
 
 
 def everything_in(held: Any) -> tuple[Counts, ...]:
@@ -213,10 +229,10 @@ def test_a_path_is_as_a_user_would_write_it() -> None:
     process.rollback.begin(0)
     paths = {path for path, values in process.rollback.carried.to_save().items() if "n" in values}
     assert {
-        "model.held.by_parameter[model.0.1.weight]",
-        "model.held.by_id[id(model.0.1.weight)]",
-        "model.held.by_module[model.0.1]",
-        "model.held.by_id_of_module[id(model.0.1)]",
+        "model.held.by_parameter[model.0.1.0.weight]",
+        "model.held.by_id[id(model.0.1.0.weight)]",
+        "model.held.by_module[model.0.1.0]",
+        "model.held.by_id_of_module[id(model.0.1.0)]",
         "model.held.by_own[model.held.keys[0]]",
         "model.held.by_pair[(model.held.keys[0], 1)]",
         "model.held.by_text[frozenset({'a', 'b', 'c'})]",
