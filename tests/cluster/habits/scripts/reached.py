@@ -166,7 +166,7 @@ def main() -> None:
             wrapper.count += 1
             net.get_buffer("scale").add_(1)
             for number, layer in enumerate(net):
-                layer.count = getattr(layer, "count", 0) + number
+                vars(layer)["count"] = getattr(layer, "count", 0) + number
                 by_number[id(layer)].count += number
                 weak[layer] = weak.get(layer, 0) + number
             history.add(float(x.mean()))

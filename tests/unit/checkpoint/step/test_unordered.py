@@ -58,15 +58,18 @@ class Process:
     """One of the script, with a session that has started."""
 
     def __init__(self, order: int, make: Callable[[nn.Module, int], Any]) -> None:
-        layers = [Layer(order * place % 7) for place in range(1, 7)]
+        layers = (Layer(order * place % 7) for place in range(1, 7))
         blocks = (nn.Sequential(nn.Identity(), nn.Sequential(layer)) for layer in layers)
         self.model = nn.Sequential(*blocks)
-        self.layers = layers
         self.held = make(self.model, order)
         vars(self.model)["held"] = self.held
         self.state = TrainingState({"model": self.model})
         self.rollback = Rollback(self.state)
         self.rollback.watch()
+
+    @property
+    def layers(self) -> list[Layer]:
+        return layers_of(self.model)
 
 
 Pair = Mapping[str, Process]
