@@ -101,6 +101,7 @@ MEANINGS = {
     "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",
     "large_value_changes": "A tensor too large to be noted changes; neither the state nor a step has it.",
     "own_objects_change": "Later steps may read objects of the script's own that a replacement lacks.",
+    "nameless_values_change": "Steps change what only a set holds: it goes back, and does not travel.",
     "library_objects_change": "Later steps may read an object of a library that goes back with none.",
     "too_many_objects": "A script holds so many objects that what is in some of them is not noted.",
     "loading_begins_again": "A data set has changed, and processes that load batches begin again with it.",

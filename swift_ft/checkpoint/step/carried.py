@@ -33,6 +33,7 @@ from swift_ft.checkpoint.step.reach import content_of
 from swift_ft.checkpoint.step.references import UNKNOWN, References
 from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of
+from swift_ft.checkpoint.step.unordered import NAMELESS
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, loop_frames, set_variables
 from swift_ft.units import shortened
 
@@ -459,7 +460,8 @@ class CarriedVariables:
             return  # the script may make it there
         _logger.warning(
             "%s.%s has changed since the start of training, and this process has nothing in that place yet: "
-            "make it before the first step, so that a replacement has it too",
+            "make it before the first step, by a name or key that is the same in each process, so that a "
+            "replacement has it too",
             *place,
             extra={"event": "variable_missing", "variable": ".".join(place)},
         )
@@ -513,10 +515,12 @@ class CarriedVariables:
         small = {*map(id, variables.state.small.values())}
         for namespace, name in variables.slots:
             value = namespace.variables.get(name, MISSING)
-            if id(namespace.owner) not in small and not is_of_session(value):
+            has_path = NAMELESS not in namespace.path
+            if has_path and id(namespace.owner) not in small and not is_of_session(value):
                 yield (namespace.path, name), value
         for path, cell in variables.cells:
-            yield (_CELLS, path), content_of(cell)
+            if NAMELESS not in path:
+                yield (_CELLS, path), content_of(cell)
         for place, value in variables.of_loop().items():
             if not is_of_session(value):
                 yield place, value

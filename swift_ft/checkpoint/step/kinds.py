@@ -33,6 +33,7 @@ from types import (
 )
 from typing import Any
 from uuid import UUID
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import numpy as np
 import torch
@@ -71,12 +72,14 @@ MOST_ELEMENTS = 1024
 """Of a container whose elements are looked into. Larger ones are data sets and histories, as a rule."""
 CACHE = type(functools.cache(int))
 """Of functions that remember their results."""
-_WITH_CONTAINER = frozenset({UserDict, UserList, ChainMap})
+_WITH_CONTAINER = frozenset({UserDict, UserList, ChainMap, WeakKeyDictionary, WeakValueDictionary})
 """Classes of Python's whose objects have a container as an attribute. Those that libraries derive from these
 are left out: batches are among them."""
+_CONFIGURATIONS = frozenset({"PretrainedConfig", "PreTrainedConfig"})
+"""Classes of transformers, from which those of its models' configurations derive."""
 _VALUES = (torch.Tensor, *_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)
 _REFERENCES: tuple[type, ...] = (
-    *(FunctionType, type, ModuleType, MethodDescriptorType, WrapperDescriptorType, np.ufunc, CACHE),
+    *(FunctionType, type, ModuleType, MethodDescriptorType, WrapperDescriptorType, np.ufunc, CACHE, ref),
 )
 _METHODS = (MethodType, BuiltinMethodType, MethodWrapperType)
 
@@ -175,11 +178,22 @@ def is_namespace(value: Any) -> bool:
         return is_own_module(value.__module__ or "")
     if isinstance(value, type):
         return is_own_class(value) and not issubclass(value, enum.Enum)
-    if isinstance(value, argparse.Namespace | SimpleNamespace) or type(value) in _WITH_CONTAINER:
+    if isinstance(value, argparse.Namespace | SimpleNamespace) or is_librarys_namespace(type(value)):
         return True
     if isinstance(value, enum.Enum):  # a variable may name another member, and all members stay what they are
         return False
     return is_own_class(type(value)) and (has_dict(value) or has_slots(value))
+
+
+def is_librarys_namespace(kind: type) -> bool:
+    """Whether a class of a library's is known, whose objects hold what a script sets: a configuration."""
+    return kind in _WITH_CONTAINER or _is_configuration(kind.__mro__)
+
+
+@functools.cache
+def _is_configuration(classes: tuple[type, ...]) -> bool:
+    of_transformers = (one.__name__ for one in classes if one.__module__.startswith("transformers."))
+    return not _CONFIGURATIONS.isdisjoint(of_transformers)
 
 
 def is_object(value: Any) -> bool:

@@ -13,7 +13,7 @@ import argparse
 import functools
 import re
 import sys
-from collections import ChainMap, Counter, UserDict, UserList, deque
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import (
@@ -32,17 +32,15 @@ from torch import nn
 from torch.optim import SGD, Optimizer
 
 from swift_ft.checkpoint.step.caches import results_in
-from swift_ft.checkpoint.step.containers import items_in
 from swift_ft.checkpoint.step.held_by_libraries import passed_on
 from swift_ft.checkpoint.step.kinds import (
     CACHE,
     CONTAINERS,
-    FIXED_EXACTLY,
     GENERATORS,
     MOST_ELEMENTS,
-    OF_BYTES,
     PROXIES,
     has_dict,
+    is_librarys_namespace,
     is_namespace,
 )
 from swift_ft.checkpoint.step.namespaces import (
@@ -55,6 +53,8 @@ from swift_ft.checkpoint.step.namespaces import (
     defaults_of,
     is_mixed,
 )
+from swift_ft.checkpoint.step.references import References
+from swift_ft.checkpoint.step.unordered import NAMELESS, UNORDERED, NamesOfKeys, Todo
 from swift_ft.program.own_code import is_own_class, is_own_module
 from swift_ft.torch_adapters.wrappers import is_torchs_wrapper
 from swift_ft.torch_core.buffers import with_unsaved
@@ -74,7 +74,7 @@ _MOST_NAMESPACES = 20_000
 _LEADING: tuple[type, ...] = (
     *(*CONTAINERS, tuple, torch.Tensor, np.ndarray, *GENERATORS, functools.partial, MethodType, CACHE),
     *(nn.Module, Optimizer, ModuleType, FunctionType, type, argparse.Namespace, SimpleNamespace),
-    *(UserDict, UserList, ChainMap),
+    *UNORDERED,
 )
 
 
@@ -92,6 +92,7 @@ class Reach:
         leads_to: the things to which the paths have led that were asked for, by ``id()``.
         held_up: what has kept a path that led to another thing, by ``id()``.
         seen: all that was looked into, by ``id()``: it stays alive, so that no other thing gets that number.
+        nameless: those leaves that have no place of their own, by path.
         crowded: what holds the most objects, if there are so many that not all were found.
     """
 
@@ -100,10 +101,17 @@ class Reach:
     cells: list[tuple[str, CellType]]
     seen: dict[int, Any]
     caches: list[Any] = field(default_factory=list)
+    nameless: list[tuple[str, Any]] = field(default_factory=list)
     crowded: str = ""
     names: dict[int, str] = field(default_factory=dict)
     leads_to: dict[str, int] = field(default_factory=dict)
     held_up: set[int] = field(default_factory=set)
+
+    def note_leaf(self, path: str, value: Any) -> None:
+        """Note one that a container holds."""
+        self.leaves.append(value)
+        if NAMELESS in path:
+            self.nameless.append((path, value))
 
     def add(self, other: Reach) -> None:
         """Add another one's findings."""
@@ -130,6 +138,7 @@ def reach(
     last: Iterable[tuple[str, Any]] = (),
     kept: Mapping[int, tuple[str, Any]] | None = None,
     asked: Container[str] = (),
+    references: References | None = None,
 ) -> Reach:
     """Look for all that there is.
 
@@ -141,14 +150,15 @@ def reach(
         kept: things that keep the paths of an earlier look, by ``id()``, whatever leads there first by now: a
             step may have given them to another variable.
         asked: paths of which to tell where they lead.
+        references: by which the state's parameters and modules have names, as keys of dictionaries.
     """
     found, known = Reach([], [], [], {}), known or {}
     names = _Names(kept or {}, found)
     seen = found.seen
-    todo, rest = (deque((name, value, False) for name, value in some) for some in (roots, last))
+    todo = Todo((roots, last), NamesOfKeys(found.names, seen, references or References()))
     uncounted = 0
-    while (todo or rest) and len(found.namespaces) - uncounted < _MOST_NAMESPACES:
-        path, value, in_container = (todo or rest).popleft()
+    while todo and len(found.namespaces) - uncounted < _MOST_NAMESPACES:
+        path, value, in_container = todo.pop()
         if path in asked:
             found.leads_to.setdefault(path, id(value))
         if id(value) in seen or id(value) in known or type(value) in PROXIES:
@@ -162,45 +172,48 @@ def reach(
                 path = names.of(value, path)
                 found.namespaces.append(Namespace(path, value))
             elif in_container:
-                found.leaves.append(value)
-            todo.extend((inner, element, True) for inner, element in _elements(path, value))
+                found.note_leaf(path, value)
+            todo.add_elements(path, value)
             if is_namespace(value) and not (has_dict(value) and value.__dict__ is value):
-                todo.extend(_look_into(names.of(value, path), value, found))
+                todo.add(_look_into(names.of(value, path), value, found))
         elif isinstance(value, tuple):
             if in_container:
                 seen[id(value)] = value
-            todo.extend((f"{path}[{i}]", element, True) for i, element in enumerate(value[:MOST_ELEMENTS]))
+            todo.add((f"{path}[{i}]", element, True) for i, element in enumerate(value[:MOST_ELEMENTS]))
         elif isinstance(value, (torch.Tensor, np.ndarray, *GENERATORS)):
             if in_container:
                 seen[id(value)] = value
-                found.leaves.append(value)
+                found.note_leaf(path, value)
         elif isinstance(value, functools.partial):
             seen[id(value)] = value
             path = names.of(value, path)
             _note_given(f"{path}.{OF_ARGUMENTS}", arguments_of(value), found)
             if value.keywords and not is_mixed(value.keywords):
                 found.namespaces.append(Namespace(f"{path}.{OF_KEYWORDS}", value.keywords))
-            todo.append((path, value.func, False))
-            todo.extend(
-                [(f"{path}.args", value.args, False), (f"{path}.{OF_KEYWORDS}", value.keywords, True)]
-            )
+            todo.add([(path, value.func, False)])
+            todo.add([(f"{path}.args", value.args, False), (f"{path}.{OF_KEYWORDS}", value.keywords, True)])
         elif isinstance(value, MethodType):
-            todo.extend([(path, value.__self__, False), (f"{path}.__func__", value.__func__, False)])
+            todo.add([(path, value.__self__, False), (f"{path}.__func__", value.__func__, False)])
         elif isinstance(value, CACHE):
             if is_namespace(value.__wrapped__):
                 seen[id(value)] = value
-                todo.append((path, value.__wrapped__, False))
+                todo.add([(path, value.__wrapped__, False)])
                 found.caches.append(value)
                 results = {str(number): result for number, result in enumerate(results_in(value))}
                 found.namespaces.append(Namespace(f"{path}()", results, fixed=True))
-                todo.extend((f"{path}().{number}", result, False) for number, result in results.items())
+                todo.add((f"{path}().{number}", result, False) for number, result in results.items())
         elif is_namespace(value):
             seen[id(value)] = value
             uncounted += isinstance(value, nn.Module | FunctionType)
-            todo.extend(_look_into(names.of(value, _path_of(value) or path), value, found))
+            path = names.of(value, _path_of(value) or path)
+            if isinstance(value, nn.Module):
+                todo.add_first(_parts_of(path, value))
+            todo.add(_look_into(path, value, found))
+        elif isinstance(value, UNORDERED):
+            todo.add_elements(path, value)
         else:
-            todo.extend((f"{path}.{name}", one, isinstance(one, list)) for name, one in passed_on(value))
-    if (todo or rest) and most_elements >= 0:
+            todo.add((f"{path}.{name}", one, isinstance(one, list)) for name, one in passed_on(value))
+    if todo and most_elements >= 0:
         found.crowded = _most_crowded(found.namespaces)
     _tell_apart(found)
     return found
@@ -217,6 +230,7 @@ class _Names:
     def __init__(self, kept: Mapping[int, tuple[str, Any]], found: Reach) -> None:
         self._kept = kept
         self._given, self._held_up = found.names, found.held_up
+        self._tries: dict[tuple[bool, str], int] = {}  # the last number that a path was given
         self._taken = {
             (isinstance(value, functools.partial), path): number for number, (path, value) in kept.items()
         }
@@ -230,12 +244,16 @@ class _Names:
         if number in self._given:
             return self._given[number]
         # Of a partial, its function has the same one.
-        kind, found, tries = isinstance(value, functools.partial), path, 1
+        kind, found = isinstance(value, functools.partial), path
+        tries = self._tries.get((kind, path), 1)  # all of a set have one path
+        if tries > 1:
+            found = f"{path} ({tries})"
         while (holder := self._taken.get((kind, found))) is not None:
             if holder in self._kept:
                 self._held_up.add(holder)
             tries += 1
             found = f"{path} ({tries})"
+        self._tries[kind, path] = tries
         self._taken[kind, found] = number
         self._given[number] = found
         return found
@@ -289,7 +307,9 @@ def _most_crowded(namespaces: Iterable[Namespace]) -> str:
 
 def leads_nowhere(kind: type) -> bool:
     """Whether no object of a class is looked into: of a library's, and of what never changes in itself."""
-    return kind not in _LEADING and not issubclass(kind, _LEADING) and not is_own_class(kind)
+    if kind in _LEADING or issubclass(kind, _LEADING):
+        return False
+    return not is_librarys_namespace(kind) and not is_own_class(kind)
 
 
 def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, bool]]:
@@ -300,10 +320,6 @@ def _look_into(path: str, value: Any, found: Reach) -> Iterator[tuple[str, Any, 
         namespace = Namespace(path, value)  # a step may give it a variable
     elif isinstance(value, nn.Module):
         namespace = _look_into_module(path, value, found)
-        wraps = is_torchs_wrapper(value)
-        for name, child in value._modules.items():
-            if child is not None:  # what is wrapped has the name that the script gave it
-                yield path if wraps else f"{path}.{name}", child, False
     else:
         hidden = frozenset[str]()
         if isinstance(value, Optimizer):
@@ -357,6 +373,14 @@ def _held_by_function(path: str, value: FunctionType, found: Reach) -> Iterator[
         yield value.__module__, home, False
 
 
+def _parts_of(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
+    """The modules in one. What is wrapped has the name that the script gave it."""
+    wraps = is_torchs_wrapper(module)
+    for name, child in module._modules.items():
+        if child is not None:
+            yield path if wraps else f"{path}.{name}", child, False
+
+
 def _look_into_module(path: str, module: nn.Module, found: Reach) -> Namespace:
     """Note what parameters have for attributes. Returns the module's own namespace."""
     for name, parameter in module._parameters.items():
@@ -377,13 +401,6 @@ def content_of(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return MISSING
-
-
-def _elements(path: str, container: Any) -> Iterator[tuple[str, Any]]:
-    if len(container) > MOST_ELEMENTS or isinstance(container, OF_BYTES):
-        return
-    named = items_in(container)
-    yield from ((f"{path}[{key!r}]", value) for key, value in named if type(value) not in FIXED_EXACTLY)
 
 
 @functools.cache

@@ -24,6 +24,7 @@ from swift_ft.checkpoint.state_digest import listed
 from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.carried_gradients import CarriedGradients
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters
+from swift_ft.checkpoint.step.nameless import NamelessValues
 from swift_ft.checkpoint.step.noted import NotedVariables, in_words
 from swift_ft.checkpoint.step.objects_of_steps import ObjectsOfSteps
 from swift_ft.checkpoint.step.outside import Outside
@@ -100,6 +101,7 @@ class Rollback:
         self._variables = ScriptVariables(state)
         self._outside = Outside(self._variables)
         self._objects = ObjectsOfSteps(self._variables)
+        self._nameless = NamelessValues(self._variables)
         self.carried = CarriedVariables(self._variables, self._outside)
         self._gradients = CarriedGradients()
         self._script_hooks = ScriptHooks(state)
@@ -168,6 +170,7 @@ class Rollback:
             self._outside.check()
         if self._steps <= _FIRST_STEPS:
             self._objects.check()
+            self._nameless.check()
         if self._steps == 1:
             self.carried.steps_begin()
             self._state.in_run = True

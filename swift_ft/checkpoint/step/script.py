@@ -47,6 +47,7 @@ from swift_ft.checkpoint.step.noted import (
 )
 from swift_ft.checkpoint.step.protected import ProtectedValues
 from swift_ft.checkpoint.step.reach import Reach, content_of, leads_nowhere, path_of_file, reach
+from swift_ft.checkpoint.step.references import References
 from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.inner_imports import imported_within
@@ -110,6 +111,11 @@ class ScriptVariables:
     def cells(self) -> list[tuple[str, CellType]]:
         """The cells that functions share with the function that they were made in, by path."""
         return self._reach.cells
+
+    @property
+    def nameless_leaves(self) -> list[tuple[str, Any]]:
+        """Values that no variable holds itself, and that have no place of their own, by path."""
+        return self._reach.nameless
 
     @property
     def namespaces(self) -> Sequence[Namespace]:
@@ -287,10 +293,16 @@ class ScriptVariables:
         python = (sys.modules.get(variables.get("__name__", "")) for variables in modules.values())
         known = {id(module): module for module in python}
         roots, last = [*self._roots(frames, modules)], [*_own_files()]
-        heavy, asked = {*map(id, self._heavy.containers)}, self._kept.of_epochs
-        self._reach = reach(roots, known, last=last, kept=self._kept.before_look(heavy), asked=asked)
+        heavy = {*map(id, self._heavy.containers)}
+        references = References(self.state.named_parameters(), self.state.modules)
+
+        def found() -> Reach:
+            asked, kept = self._kept.of_epochs, self._kept.before_look(heavy)
+            return reach(roots, known, last=last, kept=kept, asked=asked, references=references)
+
+        self._reach = found()
         if self._kept.make_way(self._reach):
-            self._reach = reach(roots, known, last=last, kept=self._kept.before_look(heavy), asked=asked)
+            self._reach = found()
         self._reach.seen.update(known)
         # A replacement does not have what steps have made.
         self._left_out = bool(self._kept) and self._reach.leave_out_arguments_of(self._reach.names.values())

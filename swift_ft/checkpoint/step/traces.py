@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import marshal
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,6 +85,8 @@ def _in_words(value: Any) -> str:
         return f"{kind} of {format_bytes(value.nbytes)}"
     if isinstance(value, (tuple, *CONTAINERS)):
         return f"a {type(value).__name__} of {len(value):,} elements"
+    if isinstance(value, weakref.ref):
+        return "a weak reference"
     # One that never changes in itself, of a class whose objects are not read back.
     return f"of {type(value).__module__}.{type(value).__qualname__}" if is_fixed(value) else ""
 
@@ -129,6 +132,8 @@ class _Tracer:
                 yield from self._of_container(value, depth)
         elif isinstance(value, GENERATORS):
             yield from self._parts(read_state(value), depth)
+        elif isinstance(value, weakref.ref):
+            yield str(id(value())).encode()
         elif is_fixed(value):
             yield repr(value).encode(errors="replace")
 

@@ -19,6 +19,7 @@ SOME = [
     "behind a part",
     "a file with a part's name",
     "arguments that change",
+    "by number",
 ]
 OTHERS = [
     "named as a part",
@@ -33,6 +34,8 @@ OTHERS = [
     "of a parameter",
     "of the wrapper",
     "a buffer that is not saved",
+    "in a set",
+    "by a weak reference",
 ]
 
 

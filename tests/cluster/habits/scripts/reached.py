@@ -10,6 +10,7 @@ import functools
 import importlib
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -147,6 +148,8 @@ def main() -> None:
     context: dict[str, Any] = {"lock": threading.Lock(), "count": 0}
     args, slotted, meter, seen = argparse.Namespace(count=0), Slotted(), Meter(), 0
     history, meters = History(), Meters(count=1.0)
+    layers, weak = {*net}, weakref.WeakKeyDictionary[nn.Module, int]()
+    by_number = {id(layer): Meter() for layer in net}
     prototypes = {number: torch.zeros(2) for number in range(80)}
     for step, x in passed_on(session):
         with step:
@@ -162,6 +165,10 @@ def main() -> None:
             weight.count += 1
             wrapper.count += 1
             net.get_buffer("scale").add_(1)
+            for number, layer in enumerate(net):
+                vars(layer)["count"] = getattr(layer, "count", 0) + number
+                by_number[id(layer)].count += number
+                weak[layer] = weak.get(layer, 0) + number
             history.add(float(x.mean()))
             meters.update({"count": 1.0})
             if step.index >= 5:
@@ -180,6 +187,12 @@ def main() -> None:
                 "of the wrapper": wrapper.count,
                 "a buffer that is not saved": int(net.get_buffer("scale")),
             }
+            if HABIT == "in a set":
+                count[HABIT] = sum((n + 1) * getattr(net[n], "count", 0) for n in range(len(layers)))
+            elif HABIT == "by number":
+                count[HABIT] = sum((n + 1) * by_number[id(one)].count for n, one in enumerate(net))
+            elif HABIT == "by a weak reference":
+                count[HABIT] = sum((n + 1) * weak[one] for n, one in enumerate(net))
             count |= {"made anew": meter.count, "behind a generator": seen}
             if HABIT == "a global of another file":
                 count[HABIT] = growing()
