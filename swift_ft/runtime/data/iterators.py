@@ -107,7 +107,9 @@ def _used(path: str, value: Any, names: frozenset[str]) -> Iterator[tuple[str, A
     elif issubclass(kind, type) or not issubclass(kind, _NO_HOLDERS):
         shared = value if issubclass(kind, type) else kind
         if is_own_class(shared):
-            held = {**vars(shared), **({} if shared is value else _attributes(value))}
+            own = (base for base in reversed(shared.__mro__) if is_own_class(base))
+            held = {name: one for base in own for name, one in vars(base).items()}
+            held |= {} if shared is value else _attributes(value)
             called = names | {"__call__", "__iter__", "__next__"}
             yield from ((f"{path}.{name}", one, names) for name, one in held.items() if name in called)
 
