@@ -47,9 +47,9 @@ def train_one_epoch(
             loss = F.cross_entropy(model(points), kind)
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
             mean = loss.detach().clone()
             dist.all_reduce(mean)  # a sum of what all replicas have alike is brought to a replacement
+            optimizer.step()
             total += mean.item() / dist.get_world_size()
     return total / steps
 

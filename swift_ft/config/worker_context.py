@@ -61,6 +61,7 @@ class WorkerContext:
         check: the folder of a check (``--check``); empty in a run that is to train to its end.
         world: the number of its world (`recovery/worlds.py`).
         plan: the layout of its world, as text; empty without one.
+        recorded: its records of the iterations before this one are given (`runtime/records.py`).
     """
 
     run_id: str
@@ -78,6 +79,7 @@ class WorkerContext:
     check: str = ""
     world: int = 0
     plan: str = ""
+    recorded: int = 0
 
     @property
     def slot(self) -> int:

@@ -6,6 +6,7 @@ that is stopped, or that hangs in a call that holds the interpreter lock.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -63,6 +64,11 @@ class AgentChannel:
             self._socket.send(packet)
         except OSError:
             self._close()
+
+    def mention(self, **message: Any) -> None:
+        """As :meth:`send`, unless the agent is behind with reading, as while it waits for a store."""
+        with contextlib.suppress(OSError):
+            self._socket.send(json.dumps(message).encode(), socket.MSG_DONTWAIT)
 
     def show(self, rank: int, facts: dict[str, Any]) -> None:
         """Have the agent publish facts of this worker: with the next heartbeat, or at once in a new mode.

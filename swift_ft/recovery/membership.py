@@ -113,6 +113,8 @@ class Membership:
     """Slots whose scripts have all ended with exit code 0."""
     ended: Map[int, int | None] = field(default_factory=Map)
     """By rank: iterations that a worker had completed whose script has ended with exit code 0."""
+    recorded: Map[int, int] = field(default_factory=Map)
+    """By rank: the iteration before which a worker that is lost has given its records. Never decreases."""
     restart_all: bool = False
     """The next generation restarts all processes, not only those of empty slots."""
 

@@ -48,6 +48,7 @@ from swift_ft.runtime.pipeline.replay import Replays
 from swift_ft.runtime.policy.forecasts import Forecasts, LayerForecasts, no_forecast, replica_forecast
 from swift_ft.runtime.policy.part import Measures, PolicyPart
 from swift_ft.runtime.program_check import check_program
+from swift_ft.runtime.records import Records
 from swift_ft.runtime.replicas.part import ReplicasPart
 from swift_ft.runtime.replicas.state_sync import PreparedState, StateSync
 from swift_ft.runtime.script.script_line import line_in
@@ -145,7 +146,7 @@ class Assembly(Foundations):
             )
             watch.start(rebalances=self._requests is not None)
         top = EpochTop(self._state, self._rollback.carried, progress, self._settings.seed)
-        return Loop(iterations, self.between, self.phases, top)
+        return Loop(iterations, self.between, self.phases, top, Records(self._context))
 
     def _claim(self) -> None:
         """The store is this run's from now on. What comes after this worker's end is left to its agent."""

@@ -35,7 +35,12 @@ from swift_ft.runtime.checkpoints.housekeeping import Housekeeper, Housekeeping,
 from swift_ft.runtime.checkpoints.ownership import end_if_taken_over
 from swift_ft.runtime.checkpoints.part_peers import PartPeers
 from swift_ft.runtime.data.check import BatchBoard, BatchCheck
-from swift_ft.runtime.data.iterators import iterators_of_script, kept_ahead, may_keep_position
+from swift_ft.runtime.data.iterators import (
+    further_iterators,
+    iterators_of_script,
+    kept_ahead,
+    may_keep_position,
+)
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.measures.profiler import Profiler
@@ -117,6 +122,7 @@ class Foundations:
             keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
             has_position=any(may_keep_position(name, part) for name, part in self._state.small.items()),
             iterators=iterators_of_script,
+            further_iterators=further_iterators,
             kept_ahead=kept_ahead,
             in_doubt=lambda: self._group.waits.in_doubt,
         )

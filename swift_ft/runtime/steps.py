@@ -18,6 +18,7 @@ from swift_ft.runtime.data.check import BatchCheck
 from swift_ft.runtime.epoch_top import EpochTop
 from swift_ft.runtime.hooks.between import Between
 from swift_ft.runtime.iterations import Iterations
+from swift_ft.runtime.records import Records
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.abortable_waits import ABORTED
 from swift_ft.torch_adapters.comm_errors import in_doubt, may_come_of_abort
@@ -79,12 +80,15 @@ class Step:
         return self._index_in_epoch
 
     def once(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Call a function when the step is complete, and not again when it is repeated or replayed.
+        """Call a function when the step is complete, unless that is known to be done for this iteration.
 
             step.once(writer.add_scalar, "loss", loss.item(), step.index)
 
-        So a log has one record of each iteration. One is missing if this worker is lost between the end of a
-        step and the call, or if its step was interrupted and another replica's was complete.
+        So a log has one record of each iteration, also where steps are repeated, replayed, or all return to a
+        checkpoint: what comes in this worker's place knows how far it was. A record comes twice where this
+        worker dies before others have heard of the call, where nobody who has is left, and after
+        ``--resume``. It is missing where this worker is lost, or interrupted, in a step that another replica
+        has completed. Write the iteration with it, and keep one of each number.
 
         Args:
             function: writes a record. It must not communicate.
@@ -166,6 +170,7 @@ class Loop:
         between: says whether training ends early.
         phases: learns where in its loop the script is.
         top: runs the lines at the top of an epoch again where that has to be.
+        records: gives the records of complete steps.
     """
 
     def __init__(
@@ -174,13 +179,14 @@ class Loop:
         between: Between,
         phases: ScriptPhases,
         top: EpochTop,
+        records: Records,
     ) -> None:
         self._runner = runner
         self._between = between
         self._phases = phases
         self._top = top
         self._epochs = top.epochs
-        self._recorded = 0  # the first iteration whose records are not given yet
+        self._records = records
         # Within one epoch:
         self._epoch = 0
         self._asked = False  # the script has asked for its steps
@@ -360,11 +366,8 @@ class Loop:
             self._runner.interrupted(step._cause or "", step._failure, caught=step.caught)
             return
         self._runner.complete()
-        counts = self._runner.iteration > step._index
-        if counts and step._index >= self._recorded and not step.replayed:
-            self._recorded = step._index + 1
-            for record in step._records:
-                record()
+        if self._runner.iteration > step._index:  # it counts
+            self._records.give(step._index, step._records)
 
     def _tell_interrupted(self, cause: str) -> None:
         """Tell the agent, which then takes exit code 0 for a loss: ``os._exit(0)`` asks nobody."""

@@ -116,7 +116,7 @@ class MachineAgent(ElasticAgent):
         for source in (wake, standby, passed, lifeline):
             if source is not None:
                 self._selector.register(source, selectors.EVENT_READ)
-        self._heard = WorkerChannels(self._selector, self._run_end.hear)
+        self._heard = WorkerChannels(self._selector, self._hear)
         heard_next = WorkerChannels(self._selector, self._run_end.hear)
         self._watch = WorkerWatch(
             spec.rdzv_handler,
@@ -220,6 +220,7 @@ class MachineAgent(ElasticAgent):
                     stopped_by=number,
                     cause=ending.cause,
                     evidence=ending.evidence,
+                    recorded=self._watch.recorded(),
                 )
                 state = membership.follower.append(left_by)
                 if not state.membership.members and not state.membership.spares:  # no machine is left
@@ -262,7 +263,12 @@ class MachineAgent(ElasticAgent):
         membership = self._membership
         reason = "it was a guest" if membership.host else "it was drained"
         if membership.machine not in membership.follower.state.membership.left:
-            leaves = ev.MachineLost(machine=membership.machine, reason=reason, on_request=True)
+            leaves = ev.MachineLost(
+                machine=membership.machine,
+                reason=reason,
+                on_request=True,
+                recorded=self._watch.recorded(),
+            )
             membership.follower.append(leaves)
         self._stop()
         self.verdict = Verdict(True, f"this machine left the run: {reason}")
@@ -384,6 +390,7 @@ class MachineAgent(ElasticAgent):
         self.replace_workers(group, processes)
         self._processes = processes
         self._heard.take_over(self._next.heard)
+        self._neighbours.tell_records(self._watch.recorded())
         # Not the newest one of its slot: all processes may have been started again since.
         self._membership.started_in = self._next.started_in
         self._membership.bootstrap.next_takes_over(state.worlds.present)
@@ -440,6 +447,7 @@ class MachineAgent(ElasticAgent):
             joins=self._joins_others(state, generation),
             tries=state.tries,
             world=state.worlds.present,
+            recorded=self._heard.recorded_with(state.membership.recorded),
         )
         self._logs.generation = generation
         prefixes = output_prefixes(self.workers, self.group_rank, workers_per_machine)
@@ -495,6 +503,12 @@ class MachineAgent(ElasticAgent):
     def _report_end(self, local_rank: int, code: int, processes: StandbyContext) -> None:
         rank, said = self.workers[local_rank].global_rank, processes.stderrs[local_rank]
         self._watch.ended(local_rank, rank, code, said, processes.pids()[local_rank])
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        """A worker has said something."""
+        self._run_end.hear(message)
+        if "recorded" in message:
+            self._neighbours.tell_records(self._watch.recorded())
 
     def _pass_signals_on(self) -> None:
         running = self._processes.running() if self._processes is not None else {}

@@ -137,6 +137,7 @@ class NextWorld:
                 joins=False,
                 tries=state.tries,
                 world=world,
+                recorded=self.heard.recorded_with(state.membership.recorded),
             )
         except UsageError as error:
             self._give_up(world.number, str(error))

@@ -10,7 +10,7 @@ from swift_ft.config import detection_timings as timings
 from swift_ft.errors import FencedError, RendezvousLostError, SwiftError
 from swift_ft.launch.detection.kernel_log import KernelLog
 from swift_ft.launch.detection.policy import LostMachine
-from swift_ft.launch.detection.sentinel import Sentinel
+from swift_ft.launch.detection.sentinel import RECORDED, Sentinel
 from swift_ft.launch.rendezvous.journal_rendezvous import JournalRendezvous
 from swift_ft.network import JobSecret, Port
 from swift_ft.observe.spans import recorder
@@ -94,6 +94,14 @@ class NeighbourWatch:
         if (watch := self._ring.news(state, self._membership.machine)) is not None:
             self._sentinel.watch(watch.machines, patience=watch.patience)
 
+    def tell_records(self, recorded: tuple[int, ...]) -> None:
+        """Tell the machines that watch this one what they know of its records if it is lost.
+
+        Args:
+            recorded: by local rank, the iterations before which its workers have given them.
+        """
+        self._sentinel.tell({RECORDED: recorded})
+
     def close(self) -> None:
         """Watch no machine any more, and be watched by none."""
         self._sentinel.close()
@@ -121,6 +129,7 @@ class NeighbourWatch:
                             silent=lost.silent,
                             cause=blamed,
                             evidence=faults,
+                            recorded=lost.recorded,
                         )
                     )
         except (RendezvousLostError, FencedError) as error:

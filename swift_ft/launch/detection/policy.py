@@ -29,6 +29,7 @@ class LostMachine:
         silent: it said nothing, though its connection lived. It may only have been frozen.
         deaf: the watcher has heard none of the others since, up to the report. Its own link may be at fault.
         known_ns: for how long its end is known by now, in nanoseconds: others report it first.
+        recorded: by local rank, the iterations before which its workers have given their records.
     """
 
     machine: str
@@ -36,6 +37,7 @@ class LostMachine:
     silent: bool = False
     deaf: bool = False
     known_ns: int = field(default=0, compare=False)
+    recorded: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -53,6 +55,7 @@ class WatchedMachine:
         ended_at: since when.
         put_off: it fell silent with all others, and has one more silence.
         over: it said goodbye, or was reported.
+        recorded: see :class:`LostMachine`.
     """
 
     machine: str
@@ -65,6 +68,7 @@ class WatchedMachine:
     ended_at: float = 0.0
     put_off: bool = False
     over: bool = False
+    recorded: tuple[int, ...] = ()
 
     def hear(self, at: float) -> None:
         """Note that it was heard."""
@@ -93,10 +97,11 @@ class WatchedMachine:
             deaf: see :class:`LostMachine`; without a meaning for one that has ended.
         """
         if self.ended:
-            return LostMachine(self.machine, self.ended, known_ns=round((now - self.ended_at) * 1e9))
+            known_ns = round((now - self.ended_at) * 1e9)
+            return LostMachine(self.machine, self.ended, known_ns=known_ns, recorded=self.recorded)
         if self.connected:
             reason = f"its agent was silent for {now - self.heard_at:.1f} s"
-            return LostMachine(self.machine, reason, silent=True, deaf=deaf)
+            return LostMachine(self.machine, reason, silent=True, deaf=deaf, recorded=self.recorded)
         reason = f"its agent cannot be reached ({self.trouble})"
         return LostMachine(self.machine, reason, deaf=deaf)
 

@@ -28,6 +28,8 @@ WATCH = "watch"
 
 BEAT: dict[str, Any] = {"beat": 1}
 _BYE: dict[str, Any] = {"bye": 1}
+RECORDED = "recorded"
+"""In a message to watchers, what a report of this machine's loss is to have (:class:`LostMachine`)."""
 
 _END = getattr(select, "POLLRDHUP", select.POLLIN)
 """Wakes for the end of a connection alone, where the system can tell it; beats wait for the next look. They
@@ -56,11 +58,12 @@ class Sentinel:
         self._on_lost = on_lost
         self._secret = secret
         self._clock = AwakeClock(timings.BEAT_GRACE * self._beat_s, time.monotonic())
-        # Owner of these four: the sentinel's thread.
+        # Owner of these five: the sentinel's thread.
         self._silence_s = silence_s
         self._watched: dict[str, WatchedMachine] = {}
         self._lines: dict[str, Channel] = {}
         self._watchers: list[Channel] = []
+        self._told: dict[str, Any] = {}
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lost: queue.SimpleQueue[LostMachine | None] = queue.SimpleQueue()
         self._wake_r, self._wake_w = os.pipe()
@@ -81,6 +84,10 @@ class Sentinel:
         """
         copy = dict(machines)
         self._order(lambda: self._retarget(copy, patience))
+
+    def tell(self, facts: dict[str, Any]) -> None:
+        """Tell the agents that watch this one, and those that come, what its loss is to be reported with."""
+        self._order(partial(self._tell, facts))
 
     def close(self) -> None:
         """Send a goodbye to the agents that watch this one, and stop."""
@@ -192,6 +199,9 @@ class Sentinel:
             watched.end(f"its agent's connection ended ({error})", self._clock.awake_s)
             self._hang_up(watched.machine)
             return
+        # What came before an end, too.
+        for message in messages:
+            watched.recorded = tuple(message.get(RECORDED, watched.recorded))
         if _BYE in messages:
             watched.over = True
             self._hang_up(watched.machine)
@@ -204,6 +214,15 @@ class Sentinel:
     def _hang_up(self, machine: str) -> None:
         if (line := self._lines.pop(machine, None)) is not None:
             line.close()
+
+    def _tell(self, facts: dict[str, Any]) -> None:
+        self._told = facts
+        self._send_to_watchers(facts)
+
+    def _add_watcher(self, watcher: Channel) -> None:
+        self._watchers.append(watcher)
+        if self._told:
+            self._send_to_watchers(self._told)
 
     def _send_to_watchers(self, what: dict[str, Any]) -> None:
         body = encoded(what)
@@ -218,7 +237,7 @@ class Sentinel:
 
     def _let_in(self, watcher: Channel) -> None:
         """Called in a thread of the port."""
-        self._order(lambda: self._watchers.append(watcher))
+        self._order(partial(self._add_watcher, watcher))
 
     def _dial(self, watched: WatchedMachine) -> None:
         """Connect, in a thread of its own: a dead host does not answer, and that must hold up no other."""

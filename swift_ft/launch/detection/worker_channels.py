@@ -35,6 +35,8 @@ class WorkerChannels:
             done to it, or that it is to start again.
         beats: the facts of each worker's last heartbeat that had any, such as its ``iteration``.
         shown: what each worker does, by its rank in the job, for those who watch the run.
+        recorded: by its rank in the job, the iteration before which its records are given. It stays: what is
+            given once is given.
         stacks: where it is, even if it cannot say so itself.
         since: the time at which it was started, by the monotonic clock; None if none was.
     """
@@ -53,6 +55,7 @@ class WorkerChannels:
         self.lost: dict[int, dict[str, Any]] = {}
         self.beats: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
+        self.recorded: dict[int, int] = {}
         self.stacks: dict[int, StackFile] = {}
         self.since: float | None = None
 
@@ -80,6 +83,7 @@ class WorkerChannels:
         self.heartbeats, self.sessions, self.after_loop = other.heartbeats, other.sessions, other.after_loop
         self.interrupted = other.interrupted
         self.failed, self.lost, self.beats, self.shown = other.failed, other.lost, other.beats, other.shown
+        self.recorded = self.recorded_with(other.recorded)
         self._close_stacks()
         self.since = other.since
         self.stacks, other.stacks = other.stacks, {}
@@ -119,6 +123,8 @@ class WorkerChannels:
             self.beats[local_rank] = beat
         if shown := message.get("shown"):
             self.shown[shown["rank"]] = shown["facts"]
+        if recorded := message.get("recorded"):
+            self.recorded[recorded["rank"]] = recorded["before"]
         if stack := message.get("stack"):
             with contextlib.suppress(OSError):  # the worker is gone already
                 self.stacks[local_rank] = StackFile(**stack)
@@ -138,6 +144,11 @@ class WorkerChannels:
     def iteration(self, local_rank: int) -> int | None:
         """Iterations that a worker has completed, by its last heartbeat; None if that is unknown."""
         return self.beats.get(local_rank, {}).get("iteration") or None
+
+    def recorded_with(self, others: Mapping[int, int]) -> dict[int, int]:
+        """By rank, the iterations before which records are given, by what is heard here or elsewhere."""
+        ranks = self.recorded.keys() | others.keys()
+        return {rank: max(self.recorded.get(rank, 0), others.get(rank, 0)) for rank in ranks}
 
     def without_session(self) -> int:
         """Number of workers that can be heard and hold no session."""

@@ -106,8 +106,15 @@ class WorkerWatch:
                     cause=cause or "",
                     evidence=tuple(evidence),
                     ran_s=self._heard.ran_s,
+                    recorded=self.recorded(),
                 )
             )
+
+    def recorded(self) -> tuple[int, ...]:
+        """By local rank, up to where the workers have given their records; empty if none has."""
+        state, heard = self._membership.follower.state, self._heard.recorded
+        slot = state.slot_of(self._membership.machine) if heard else None
+        return () if slot is None else tuple(heard.get(rank, 0) for rank in state.ranks_of(slot))
 
     def _report_death(
         self, reason: str, cause: Cause, evidence: Sequence[str], pid: int, *, killed: bool

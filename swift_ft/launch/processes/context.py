@@ -223,6 +223,7 @@ def worker_jobs(
     joins: bool,
     tries: Tries,
     world: World,
+    recorded: Mapping[int, int],
 ) -> dict[int, WorkerJob]:
     """The jobs of one machine's workers, by local rank.
 
@@ -236,6 +237,7 @@ def worker_jobs(
         joins: the job's other workers are already training.
         tries: how often all workers were started again, and how often a script that fails still may be.
         world: what they are part of.
+        recorded: by rank, the iteration before which the worker's records are known to be given.
 
     Raises:
         UsageError: somebody who does not know the job's secret has asked for the world's command.
@@ -264,6 +266,7 @@ def worker_jobs(
             check=settings.check,
             world=world.number,
             plan=world.plan,
+            recorded=recorded.get(worker.global_rank, 0),
         )
         number = _number_on_host(settings, worker.local_rank, workers_per_machine)
         # Torch makes it a part of the names of all keys by which the workers of one start meet. A worker

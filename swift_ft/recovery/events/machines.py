@@ -78,7 +78,8 @@ class MachineLost:
     ends on purpose, to begin its script once more: that does not count as a loss either. ``cause`` is one of
     :class:`swift_ft.recovery.causes.Cause`, empty where the reporter knows no better than the event's kind;
     ``evidence`` are facts beside the reason. ``ran_s`` is for how many seconds its workers had run; 0 if that
-    is unknown.
+    is unknown. ``recorded`` are, by local rank, the iterations before which they have given their records;
+    empty if none was heard of.
     """
 
     machine: str
@@ -91,6 +92,7 @@ class MachineLost:
     cause: str = ""
     evidence: tuple[str, ...] = ()
     ran_s: int = 0
+    recorded: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

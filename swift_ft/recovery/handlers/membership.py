@@ -105,6 +105,7 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
     # It may have been frozen, and its view of the others be an old one (decision 8).
     if event.reporter in state.membership.fenced or event.machine in state.membership.refused:
         return state
+    state = _note_records(state, event)
     # Several watchers report one loss, which counts once.
     if event.reporter and event.machine not in state.membership.fenced:
         membership = state.membership
@@ -131,6 +132,17 @@ def machine_lost(state: State, event: ev.MachineLost) -> State:
     if event.silent and after.generation > generation:
         return replace(after, round=replace(after.round, after_silence=True))
     return after
+
+
+def _note_records(state: State, event: ev.MachineLost) -> State:
+    """Note up to where the lost workers have given their records: those in their place go on from there."""
+    slot, membership = state.membership.slots.get(event.machine), state.membership
+    if slot is None or not event.recorded:
+        return state
+    known = membership.recorded
+    told = zip(state.ranks_of(slot), event.recorded, strict=False)
+    more = {rank: before for rank, before in told if before > known.get(rank, 0)}
+    return replace(state, membership=replace(membership, recorded=known.update(more)))
 
 
 def drain_requested(state: State, event: ev.DrainRequested) -> State:

@@ -49,6 +49,7 @@ class BatchCheck:
         keep: iterations before the last committed checkpoint that may still be repeated.
         has_position: an object of the session's state may say which batch comes next.
         iterators: finds the names of iterators that the script may take its batches from.
+        further_iterators: finds more of them, of which some may have nothing to do with batches.
         kept_ahead: finds tensors that objects keep beside such an iterator, and how the script calls them.
         in_doubt: whether an abort may have changed what this worker has received in the running step.
 
@@ -64,6 +65,7 @@ class BatchCheck:
         keep: int,
         has_position: bool = False,
         iterators: Callable[[], Sequence[str]] = list,
+        further_iterators: Callable[[], Sequence[str]] = list,
         kept_ahead: Callable[[], KeptAhead] = dict,
         in_doubt: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -73,6 +75,7 @@ class BatchCheck:
         self._keep = keep
         self._has_position = has_position
         self._iterators = iterators
+        self._further_iterators = further_iterators
         self._looked_for_iterators = False
         self._find_ahead = kept_ahead
         self._in_doubt = in_doubt
@@ -196,7 +199,7 @@ class BatchCheck:
         if self._looked_for_iterators or first is None or not first.varies:
             return
         self._looked_for_iterators = True
-        if names := self._iterators():
+        if names := [*self._iterators(), *self._further_iterators()]:
             _logger.warning(
                 "%s an iterator (%s): it goes on when a step is repeated after a loss, and begins anew in a "
                 "replacement. %s",

@@ -89,6 +89,7 @@ def worker_job(
         joins=joins,
         tries=tries,
         world=world or World(),
+        recorded={1: 5},
     )
     return found[1]
 

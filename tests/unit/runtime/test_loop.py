@@ -14,8 +14,9 @@ import pytest
 from swift_ft.errors import UsageError
 from swift_ft.program import last_duties
 from swift_ft.program.system_exit import SessionExit
-from swift_ft.runtime import steps
+from swift_ft.runtime import records, steps
 from swift_ft.runtime.epoch_top import Epochs
+from swift_ft.runtime.records import Records
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.steps import Loop, Step
 from swift_ft.torch_adapters.step_failures import step_failures
@@ -100,8 +101,9 @@ class Top:
 class Script:
     """A script's loop, with what it meets."""
 
-    def __init__(self, *undone: int) -> None:
+    def __init__(self, *undone: int, recorded: int = 0, offline: bool = False) -> None:
         epochs = Epochs()
+        context: Any = SimpleNamespace(rank=1, recorded=recorded, offline=offline or None)
         self.runner = Runner(epochs, undone)
         self.top = Top(epochs)
         self.stop = SimpleNamespace(at=None)
@@ -109,7 +111,7 @@ class Script:
         runner: Any = self.runner
         top: Any = self.top
         self.phases = ScriptPhases()
-        self.loop = Loop(runner, between, self.phases, top)
+        self.loop = Loop(runner, between, self.phases, top, Records(context))
 
     def say(self, what: str) -> None:
         self.runner.happened.append(what)
@@ -374,14 +376,48 @@ def test_records_are_given_once() -> None:
     assert given == [0, 1, 2, 3]
 
 
-def test_a_replayed_step_gives_none() -> None:
-    script, given = Script(), list[int]()
-
-    def body(step: Step) -> None:
+@pytest.mark.parametrize("recorded", [0, 1, 3])
+def test_a_replacement_gives_what_is_not_known_to_be_given(recorded: int) -> None:
+    """Also in a replay: the worker that was lost may have died before its step ended."""
+    script, given = Script(recorded=recorded), list[int]()
+    for step in script.loop.steps(4):
         with step:
             step.once(given.append, step.index)
+        script.runner.replaying = step.index < 2
+    assert given == [*range(recorded, 4)]
 
-    for step in script.loop.steps(4):
-        body(step)
+
+def test_a_return_to_a_checkpoint_gives_no_record_again() -> None:
+    script, given, back = Script(), list[int](), True
+    for step in script.loop.steps(5):
+        with step:
+            step.once(given.append, step.index)
+            if step.index == 3 and back:
+                back, script.runner.iteration = False, 1
+                raise ConnectionError("reset by peer")
+    assert given == [0, 1, 2, 3, 4]
+
+
+def test_a_replay_without_its_job_gives_none() -> None:
+    script, given = Script(offline=True), list[int]()
+    script.runner.replaying = True
+    for step in script.loop.steps(2):
+        with step:
+            step.once(given.append, step.index)
         script.runner.replaying = step.index < 1
-    assert given == [0, 2, 3]
+    assert given == []
+
+
+def test_the_agent_knows_which_records_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that have some, and after they are given: one is rather given twice than not at all."""
+    said: list[Any] = []
+    monkeypatch.setattr(
+        records, "agent_channel", lambda: SimpleNamespace(mention=lambda **message: said.append(message))
+    )
+    for step in Script().loop.steps(4):
+        with step:
+            if step.index % 2:
+                step.once(said.append, step.index)
+    assert said == [
+        1, {"recorded": {"rank": 1, "before": 2}}, 3, {"recorded": {"rank": 1, "before": 4}},
+    ]  # fmt: skip

@@ -136,6 +136,17 @@ def assert_counts_for_nothing(lost: ev.MachineLost) -> None:
     assert ("m1" in state.membership.silent) == lost.silent
 
 
+def test_the_records_that_a_lost_worker_has_given_stay_known(neighbour: Neighbour) -> None:
+    """By its rank, for those that come in its place; less is known of a later loss of that rank."""
+    neighbour.watch._report(replace(LOST, recorded=(7,)))
+    (lost,) = neighbour.reports
+    assert isinstance(lost, ev.MachineLost)
+    state = joined(MACHINES)
+    for reported in (replace(lost, reporter="m0"), replace(lost, reporter="m2", recorded=(5,))):
+        state = step(state, replace(reported, machine="m1"))
+        assert dict(state.membership.recorded) == {1: 7}
+
+
 @pytest.mark.parametrize("silent", [True, False])
 def test_one_that_hears_nobody_blames_no_machine(neighbour: Neighbour, silent: bool) -> None:
     neighbour.watch._report(LostMachine("B", "it is silent", silent=silent, deaf=True))

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -24,14 +25,15 @@ HOST = "127.0.0.1"
 TOKEN = "a token that the machines share"
 SECRET = JobSecret.of_token(TOKEN)
 OTHER_PROCESS = f"""
-import sys
+import json, sys
 from swift_ft.launch.detection.sentinel import Sentinel
 from swift_ft.network import JobSecret, Port
 secret = JobSecret.of_token({TOKEN!r})
 port = Port("127.0.0.1", secret)
 sentinel = Sentinel(silence_s=1.0, on_lost=print, port=port, secret=secret)
 print(port.address, flush=True)
-sys.stdin.read()
+for line in sys.stdin:
+    sentinel.tell(json.loads(line))
 sentinel.close()
 """
 
@@ -90,6 +92,30 @@ def test_a_machine_that_is_killed_is_lost_by_its_connection(made: Callable[..., 
         wait_until(lambda: "m" in watcher.sentinel._lines, "the connection")
         process.kill()
         assert watcher.next_lost() == LostMachine("m", "its agent's connection ended")
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_the_report_of_a_loss_has_what_the_machine_told_last(
+    made: Callable[..., Watcher], connected: bool
+) -> None:
+    """Up to its end, also where nobody looked in between; and before it was watched."""
+    watcher = made(silence_s=DEADLINE_S)
+    with other_process() as (process, address):
+        assert process.stdin is not None
+        if connected:
+            watcher.sentinel.watch({"m": address})
+            wait_until(lambda: "m" in watcher.sentinel._lines, "the connection")
+        process.stdin.writelines(f'{{"recorded": [0, {before}]}}\n' for before in (6, 7))
+        process.stdin.flush()
+        if connected:
+            assert watcher.sentinel._watched["m"].recorded == (), "nobody wakes for it"
+        time.sleep(0.5)
+        if not connected:
+            watcher.sentinel.watch({"m": address})
+            wait_until(lambda: "m" in watcher.sentinel._lines, "the connection")
+            time.sleep(0.2)
+        process.kill()
+        assert watcher.next_lost().recorded == (0, 7)
 
 
 def test_a_machine_that_is_stopped_is_lost_by_its_silence(made: Callable[..., Watcher]) -> None:

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from immutables import Map
 
 from swift_ft.config import detection_timings as timings
 from swift_ft.config.exit_codes import EXIT_FENCED
@@ -23,6 +25,8 @@ from swift_ft.launch.detection.worker_watch import WorkerWatch
 from swift_ft.launch.processes.context import StandbyContext
 from swift_ft.recovery import events as ev
 from swift_ft.recovery.causes import Cause
+from swift_ft.recovery.job_state import JobShape, State
+from swift_ft.recovery.membership import Membership
 from tests.support.kernel_messages import DISK, LINK, MEMORY, OOM, XID, Kernel, said
 
 RANKS = {0: 4, 1: 5}
@@ -98,6 +102,14 @@ def test_how_workers_end() -> None:
         ev.ScriptFailed(machine="A", started_in=3, reason="worker 4: exited with code 1")
     ]
     assert Watched().end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4)]
+    recording = Watched()
+    recording.heard._note(1, {"recorded": {"rank": 5, "before": 7}})
+    recording.watch._membership.follower.state = replace(  # type: ignore[misc]
+        State(shape=JobShape(machines=3, workers_per_machine=2)), membership=Membership(slots=Map({"A": 2}))
+    )
+    (lost,) = recording.end(-9)
+    assert isinstance(lost, ev.MachineLost)
+    assert lost.recorded == (0, 7), "what comes in its place does not give these records again"
     trained, iterations = Watched(), 12
     trained.heard.beats[0] = {"iteration": iterations}
     assert trained.end(0) == [ev.ScriptExited(machine="A", started_in=3, rank=4, iteration=iterations)]

@@ -44,7 +44,12 @@ class Worker:
     """A process of a worker, which gives batches to its model."""
 
     def __init__(
-        self, rendezvous: Rendezvous, *, joined: bool = False, iterators: tuple[str, ...] = ()
+        self,
+        rendezvous: Rendezvous,
+        *,
+        joined: bool = False,
+        iterators: tuple[str, ...] = (),
+        further: tuple[str, ...] = (),
     ) -> None:
         store, writer = cast(RendezvousStore, rendezvous), cast(BackgroundWriter, rendezvous)
         board = BatchBoard(store, writer, 3, joined=joined)
@@ -55,6 +60,7 @@ class Worker:
             enabled=True,
             keep=20,
             iterators=lambda: iterators,
+            further_iterators=lambda: further,
             kept_ahead=lambda: self.ahead,
             in_doubt=lambda: self.waits.in_doubt,
         )
@@ -244,7 +250,8 @@ def test_a_replacement_that_begins_with_the_first_batch_of_all() -> None:
     ],
 )
 def test_the_first_batch_may_come_again(constant: bool, arguments: dict[str, Any]) -> None:
-    Worker(lost_in(5, constant=constant), joined=True).step(5, 0, **arguments)
+    """A function's iterator proves nothing."""
+    Worker(lost_in(5, constant=constant), joined=True, further=("name.of",)).step(5, 0, **arguments)
 
 
 def test_a_script_that_reads_the_index_for_something_else() -> None:
@@ -255,10 +262,11 @@ def test_a_script_that_reads_the_index_for_something_else() -> None:
 
 @pytest.mark.parametrize("reads", [True, False])
 def test_a_warning_in_the_first_steps(reads: bool, caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker(Rendezvous(), iterators=("data",))
+    worker = Worker(Rendezvous(), iterators=("data",), further=("get.data",))
     for iteration in range(4):
         worker.step(iteration, iteration, reads=reads)
     assert [r.__dict__["event"] for r in caplog.records] == ["batches_of_iterator"]
+    assert "(data, get.data)" in caplog.text
     assert ("batches may come" in caplog.text) == reads
 
 

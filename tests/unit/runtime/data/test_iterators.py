@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from swift_ft.data import LoaderBatches
 from swift_ft.errors import UsageError
 from swift_ft.runtime.data.iterators import (
+    further_iterators,
     iterators_of_script,
     kept_ahead,
     loader_goes_on,
@@ -25,6 +27,7 @@ from swift_ft.runtime.data.iterators import (
     refuse_counted_steps,
 )
 from swift_ft.session import Session
+from tests.unit.runtime.data import feeder
 
 
 class NoLoop:
@@ -57,16 +60,61 @@ def own() -> Iterator[int]:
 )
 def test_a_variable_that_holds_one(made: Callable[[], Any], name: str) -> None:
     batches = made()
+    next(batches)
     assert name in iterators_of_script()
     del batches
 
 
 def test_what_is_none() -> None:
     numbers, text, file, each = [1, 2], "abc", Path(__file__).open(), enumerate([1])  # noqa: SIM115
+    counter, never_used = itertools.count(), own()
     with file:
         found = iterators_of_script()
-    assert not {"numbers", "text", "file", "each"} & {*found}
-    del numbers, text, each
+    assert not {"numbers", "text", "file", "each", "counter", "never_used"} & {*found}
+    del numbers, text, each, counter, never_used
+
+
+class Shared:
+    current: Iterator[int] = itertools.cycle([1])
+
+
+class Feeder:
+    def next_batch(self) -> int:
+        return next(iterators_of_feeders["batches"])
+
+
+def of_closure() -> Callable[[], int]:
+    batches = iter([1, 2])
+    return lambda: next(batches)
+
+
+GIVEN = of_closure()
+iterators_of_feeders = {"batches": itertools.cycle([1]), "numbers": itertools.count()}
+
+
+@pytest.mark.parametrize(
+    ("get", "name"),
+    [
+        (of_closure(), "get.batches"),
+        (lambda: next(Shared.current), f"{__name__}.Shared.current"),
+        (itertools.cycle([1]).__next__, "get"),
+        (functools.partial(next, itertools.cycle([1])), "get"),
+        (Feeder().next_batch, f"{__name__}.iterators_of_feeders['batches']"),
+        (lambda: feeder.batch(), f"{feeder.__name__}.held"),
+        (lambda first=GIVEN: first(), "get.batches"),
+    ],
+)
+def test_one_that_a_function_uses(get: Callable[[], Any], name: str) -> None:
+    """And nothing else: a counter goes back."""
+    assert get() == 1
+    assert further_iterators() == [name]
+
+
+def test_one_that_is_found_near_is_named_once() -> None:
+    batches = iter([1])
+    assert "batches" in iterators_of_script()
+    assert further_iterators() == []
+    del batches
 
 
 def bar(iterable: Any) -> Iterator[Any]:
