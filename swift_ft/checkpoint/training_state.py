@@ -42,7 +42,7 @@ from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained, parameters_of
 from swift_ft.torch_core.scalers import put_stages
 from swift_ft.torch_core.shards import local, rebuilt
-from swift_ft.torch_core.tensors import same_bits, tensors_in
+from swift_ft.torch_core.tensors import copied, same_bits, tensors_in
 
 
 class Carried(Protocol):
@@ -175,7 +175,7 @@ class TrainingState:
         Args:
             plain: the random state can be saved and sent.
         """
-        parts = {name: copy.deepcopy(part.state_dict()) for name, part in self.small.items()}
+        parts = {name: copied(part.state_dict()) for name, part in self.small.items()}
         return {"parts": parts, "random": host_random_state(plain=plain)}
 
     def restore(self, saved: dict[str, Any]) -> None:
