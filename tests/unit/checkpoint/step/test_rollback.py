@@ -218,7 +218,7 @@ def test_the_random_state_of_the_host_is_put_back_in_either_form(plain: bool) ->
 class Average:
     """As in libraries of averaged weights: ``parameter.clone()`` is not detached."""
 
-    def __init__(self, parameter: nn.Parameter) -> None:
+    def __init__(self, parameter: torch.Tensor) -> None:
         self.kept: list[torch.Tensor] | None = None
         self.parameter = parameter
 
