@@ -545,9 +545,16 @@ class CarriedVariables:
         variables = self._variables
         # They say themselves what is their state, not what they hold. A file may have the name of one.
         small = {*map(id, variables.state.small.values())}
+        # And a part of an integration says so of some attributes of what it is a part for.
+        given = {
+            (id(owner), name)
+            for part in variables.state.small.values()
+            for owner, name in getattr(part, "gives_attributes", ())
+        }
         for namespace, name in variables.slots:
             value = namespace.variables.get(name, MISSING)
-            if id(namespace.owner) not in small and not is_of_session(value):
+            owner = id(namespace.owner)
+            if owner not in small and (owner, name) not in given and not is_of_session(value):
                 yield (namespace.path, name), value
         for path, cell in variables.cells:
             yield (_CELLS, path), content_of(cell)
