@@ -98,6 +98,8 @@ MEANINGS = {
     "archive_left_to_agent": "A worker ends before it has archived the journal's end. Its agent does.",
     "layers_received": "A worker has taken layers that moved to it: how many bytes, in how many seconds.",
     "batches_of_iterator": "Batches come from an iterator, which goes on when a step is repeated.",
+    "signal_of_earlier_run": "What a signal handler had set in the run before is not set in a resumed one.",
+    "earlier_run_stopped": "A run goes on from where `session.stop()` had ended the run before.",
     "batch_position_unknown": "A resumed script ignores `step.index`. It may begin with its first batch.",
     "large_value_changes": "A tensor too large to be noted changes; neither the state nor a step has it.",
     "own_objects_change": "Later steps may read objects of the script's own that a replacement lacks.",

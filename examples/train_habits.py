@@ -75,7 +75,7 @@ def main() -> None:
         """What follows from it for the training, in a replay too."""
         plateau.step(loss)
         best.update(loss)
-        if best.worse_in_a_row == 3:
+        if best.worse_in_a_row >= 3:
             session.stop()
 
     def save_best() -> None:

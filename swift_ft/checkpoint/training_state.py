@@ -42,7 +42,7 @@ from swift_ft.torch_core.module_tree import ModuleTree
 from swift_ft.torch_core.optimizers import contained, parameters_of
 from swift_ft.torch_core.scalers import put_stages
 from swift_ft.torch_core.shards import local, rebuilt
-from swift_ft.torch_core.tensors import same_bits, tensors_in
+from swift_ft.torch_core.tensors import copied, same_bits, tensors_in
 
 
 class Carried(Protocol):
@@ -76,6 +76,7 @@ class TrainingState:
         carried: the variables of the script, once the session has started.
         stages: of the pipeline that the worker has.
         in_run: what is loaded is of this run, and not of one that is resumed: its buffers may have any size.
+        resumes: what is loaded is of an earlier run, which this one was started to continue.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -89,7 +90,7 @@ class TrainingState:
         self.tree = ModuleTree(self.modules)
         self.carried: Carried | None = None
         self.stages = StagesHere()
-        self.in_run = False
+        self.in_run = self.resumes = False
         # Those of modules when ``_unowned`` was made, and those of optimizers.
         self._named: dict[str, nn.Parameter] | None = None
         self._owned: set[nn.Parameter] = set()
@@ -174,7 +175,7 @@ class TrainingState:
         Args:
             plain: the random state can be saved and sent.
         """
-        parts = {name: copy.deepcopy(part.state_dict()) for name, part in self.small.items()}
+        parts = {name: copied(part.state_dict()) for name, part in self.small.items()}
         return {"parts": parts, "random": host_random_state(plain=plain)}
 
     def restore(self, saved: dict[str, Any]) -> None:

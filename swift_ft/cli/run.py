@@ -29,6 +29,7 @@ from swift_ft.cli.console import LauncherConsole
 from swift_ft.cli.first_help import SWIFT_RUN, add_version, shorten_help
 from swift_ft.cli.live import add_status_option, show_status
 from swift_ft.cli.options import HelpFormatter, add_options, config_from
+from swift_ft.cli.script_arguments import parse_before_script
 from swift_ft.cli.torchrun_options import check_program, launch_config, machines_in
 from swift_ft.cli.words import missed_in_words
 from swift_ft.config.exit_codes import EXIT_KEPT_OUT, EXIT_USAGE
@@ -89,7 +90,7 @@ _MODULE = "swift_ft.cli.run"
 
 def main(argv: list[str] | None = None) -> int:
     """Entry point. Returns the exit code: 0, the script's own, or one of `config/exit_codes.py`."""
-    args = parser().parse_args(argv)
+    args = parse_before_script(parser(), sys.argv[1:] if argv is None else argv)
     end_as_usual(at_once=args.status is not None)
     show_log("swift-run")
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -25,20 +25,22 @@ _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "task
 """Attributes that every log record has. All others came with ``extra``."""
 
 
-def show_log(prefix: str) -> None:
+def show_log(prefix: str, *, apart: bool = False) -> None:
     """Show records of INFO and above on stderr, as ``prefix: message``.
 
-    Does not touch the root logger. If the user has given the root logger a handler that shows records, that
-    handler shows ours too, and this one stays silent: no line appears twice.
+    Does not touch the root logger. If that gets these records and has a handler that shows them, this one
+    stays silent: no line appears twice.
 
     Args:
         prefix: what each line begins with. A second call replaces the handler of the first one.
+        apart: the root logger does not get these records, unless the script asks for them later.
     """
     logger = logging.getLogger("swift_ft")
     for handler in logger.handlers[:]:
         if isinstance(handler, _ConsoleHandler):
             logger.removeHandler(handler)
     logger.addHandler(_ConsoleHandler(prefix))
+    logger.propagate = logger.propagate and not apart
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)
 

@@ -55,6 +55,21 @@ def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
     )
 
 
+def iteration_of(url: str) -> int | None:
+    """The completed iterations of the states that :func:`find_parts` finds there; None if nothing says it.
+
+    Args:
+        url: as there. The folder around a single part says it.
+    """
+    for place in (url.rstrip("/"), url.rstrip("/").rpartition("/")[0] or "."):
+        store = ReadOnlyStore(place, patience_s=10.0)
+        with store_errors(store):
+            for marker in (MARKER, REPLAY_RECORD):
+                if (content := read_marker(store, marker, marker)) is not None:
+                    return int(content["iteration"])
+    return None
+
+
 def read_part(store: Store, part: SavedPart) -> dict[str, Any]:
     """All tensors and values of a part, by name, verified by the list of its files.
 

@@ -26,7 +26,7 @@ from swift_ft.errors import DamagedCheckpointError, UsageError
 from swift_ft.launch.rendezvous.setup import environment_facts, is_readable_file, setup_of
 from swift_ft.offline.archive import ArchivedJournal, read_journal
 from swift_ft.offline.checkpoint_check import part_damages
-from swift_ft.offline.part_comparison import REPLAY_RECORD, differences, find_parts, read_part
+from swift_ft.offline.part_comparison import REPLAY_RECORD, differences, find_parts, iteration_of, read_part
 from swift_ft.offline.replay_plan import ReplayPlan, log_extent, machines_to_replay
 from swift_ft.offline.replay_workers import ReplayWorkers, log_name
 from swift_ft.offline.run_store import RunStore, open_run_store
@@ -150,6 +150,7 @@ def replay_machine(
         facts = request.told or _ArchivedRun(read_journal(run.store, run.run_id))
         setup = facts.setup
         plan = _plan(run, request, facts)
+        _check_iteration(request, plan)
         check_setup(setup, request.kind, request.target)
         environment = environment_of(setup)
         with _filled(request.out, plan.ranks):
@@ -222,6 +223,18 @@ def _plan(run: RunStore, request: ReplayRequest, facts: ToldRun | _ArchivedRun) 
     return ReplayPlan(
         machines, workers, records, lost, begin, until, since, layout, start_values=facts.start_values
     )
+
+
+def _check_iteration(request: ReplayRequest, plan: ReplayPlan) -> None:
+    """States of two iterations differ in nearly everything, which would say nothing."""
+    if request.check_against is None:
+        return
+    iteration = iteration_of(request.check_against)
+    if iteration is not None and iteration != plan.until:
+        raise UsageError(
+            f"--check-against {request.check_against} is of iteration {iteration}, and this replay goes to "
+            f"iteration {plan.until}: name another one, or give --to-iteration {iteration}"
+        )
 
 
 def _records(run: RunStore, world_size: int, machine: int) -> dict[int, WorkerRecord]:

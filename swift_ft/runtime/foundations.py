@@ -87,6 +87,7 @@ class Foundations:
         self._store = store
         self._state = state
         self._state.in_run = context.started_in > 1 and not context.world  # another world's script may differ
+        self._state.resumes = context.started_in == 1 and not context.world and context.offline is None
         self._settings = settings
         self._iterations: Iterations | None = None  # from the first step on
         say_if_slow(recorder.lap("make the session"), context.rank)
@@ -284,6 +285,7 @@ class Foundations:
             self._state,
             self._rendezvous,
             self._writer,
+            run=self._context.run_id,
             seed=self._settings.seed,
             note_variables=self._rollback.note_variables_and_flags,
             on_difference=self._differs,

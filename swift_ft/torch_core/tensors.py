@@ -16,6 +16,7 @@ Private parts used (tested on torch 2.11 to 2.14):
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -137,6 +138,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from tensors_in(inner)
+
+
+def copied(value: Any) -> Any:
+    """A deep copy of a ``state_dict()``; of a tensor with a graph, which torch does not copy, its values."""
+    made = {id(one): one.detach().clone() for one in tensors_in(value) if one.grad_fn is not None}
+    return copy.deepcopy(value, made)
 
 
 def distinct_storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:

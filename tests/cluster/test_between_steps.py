@@ -99,6 +99,18 @@ def test_early_stopping(kind: str, tmp_path: Path) -> None:
     assert_identical(run, expected)
 
 
+def test_a_run_that_was_stopped_goes_on_when_it_is_resumed(tmp_path: Path, undisturbed: Reference) -> None:
+    """As one that a scheduler has ended in time. A loss in it changes nothing."""
+    stopped = run_between(tmp_path, "--stop-after", "3", kind="ddp")
+    assert [iteration for iteration, _ in seen_by(stopped, 0)["loss"]] == [2, 4, 6]
+    assert "was stopped after" not in stopped.output
+    script = training(tmp_path, SCRIPT)
+    inject = "kill machine=1 iteration=7 point=optimizer"
+    run = run_cluster(tmp_path, "--ddp", machines=2, flags=["--resume"], inject=inject, script=script)
+    assert "The run before was stopped after 6 iterations." in run.output
+    assert_identical(run, undisturbed("ddp"))
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

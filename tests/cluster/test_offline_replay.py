@@ -215,7 +215,8 @@ def read_with_dcp(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_another_state_is_found(tmp_path: Path, made: Make) -> None:
-    out, other = tmp_path / "out", made().store / "checkpoints" / "00000003"
+    """Of the same iteration: another worker's."""
+    out, (other,) = tmp_path / "out", (made().store / "checkpoints" / "00000006").glob("rank-00002*")
     result = replay(made(), 1, out, "--to-iteration", "6", "--check-against", str(other))
     assert "optimizers.optimizer.state.0.exp_avg" in result["differences"]["1"]
 

@@ -310,6 +310,27 @@ def test_all_go_back_to_the_checkpoint(tmp_path: Path, undisturbed: Reference) -
     assert_same(run.folder / "out", undisturbed("lightning_ddp.py"))
 
 
+def test_a_run_that_was_stopped_goes_on_when_it_is_resumed(tmp_path: Path, undisturbed: Reference) -> None:
+    """And when it is resumed once more, it does nothing more than Lightning's own does."""
+    stopped = train(tmp_path, "lightning_ddp.py", "--stop-in", "0")
+    assert _loaded(tmp_path / "out")["global_step"] == 4, stopped.output[-3000:]
+    expected = _loaded(undisturbed("lightning_ddp.py"))
+    script = [str(SCRIPTS / "lightning_ddp.py"), "--store", str(tmp_path / "store")]
+    for name in ("resumed", "once more"):
+        (tmp_path / name).mkdir()
+        out = ["--out", str(tmp_path / name)]
+        run = run_cluster(tmp_path, machines=2, flags=[*PRELOAD, "--resume"], script=[*script, *out])
+        assert run.code == 0, run.output[-6000:]
+        found = _loaded(tmp_path / name)
+        assert (found["global_step"], found["epoch"]) == (expected["global_step"], expected["epoch"])
+        _assert_same_values(found["model"], expected["model"], name)
+
+
+def _loaded(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(folder / "rank0.pt", weights_only=False)  # the test's own file
+    return found
+
+
 def refused(**options: Any) -> str:
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, **options)
     with pytest.raises(UnsupportedError) as error:

@@ -35,6 +35,7 @@ from swift_ft.checkpoint.step.script import ScriptVariables
 from swift_ft.checkpoint.step.traces import Trace, trace_of
 from swift_ft.checkpoint.step.unordered import NAMELESS
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, loop_frames, set_variables
+from swift_ft.program.signal_handlers import SetByHandler, set_by_handlers
 from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
@@ -335,6 +336,7 @@ class CarriedVariables:
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places, placing = dict(self._values()), self._placing()
+        of_signals = self._of_signals(saved)
         self._begin_with_first()
         if not self._paths_before_steps:
             arrived = {(path, name) for path, values in saved.items() for name in values}
@@ -348,7 +350,7 @@ class CarriedVariables:
                         value = self._of_epoch((path, name), value, alike=alike)
                     if value is UNKNOWN or isinstance(value, Trace):
                         continue
-                if (path, name) in left:
+                if (path, name) in left or (path, name) in of_signals:
                     continue
                 if isinstance(value, dict) and UNSAVED in value:
                     self._say_not_taken((path, name), value[UNSAVED])
@@ -361,6 +363,38 @@ class CarriedVariables:
             if before is UNKNOWN or in_saved or place in left:
                 continue
             self._put_back(placing, place, value, before)
+
+    def _of_signals(self, saved: Saved) -> frozenset[Place]:
+        """Of what an earlier run had, the variables that the script's signal handlers set.
+
+        That run got the signal, as to end before its time is over, and this one was started to go on.
+        """
+        handlers = set_by_handlers() if self._variables.state.resumes else []
+        found = frozenset(
+            (path, name)
+            for path, values in saved.items()
+            for name in values
+            if any(self._is_set_by(handler, path, name) for handler in handlers)
+        )
+        if found:
+            names = [in_words(place) for place in sorted(found)]
+            _logger.info(
+                "%s, which a signal handler of this script sets, had changed in the run before: here it is "
+                "as the script begins",
+                shortened(names),
+                extra={"event": "signal_of_earlier_run", "variables": names},
+            )
+        return found
+
+    def _is_set_by(self, handler: SetByHandler, path: str, name: str) -> bool:
+        if path == _CELLS:
+            cell = dict(self._variables.cells).get(name)
+            return cell is not None and any(cell is one for one in handler.cells.values())
+        if path in FUNCTIONS:
+            frame = self._variables.frame(path)
+            return frame is not None and handler.sets_local(frame.f_code, name)
+        namespace = self._variables.namespace(path)
+        return namespace is not None and handler.sets(namespace.owner, name)
 
     def _begin_with_first(self) -> None:
         """Values that an earlier process in the place of this one had set are those of the start."""
@@ -513,10 +547,17 @@ class CarriedVariables:
         variables = self._variables
         # They say themselves what is their state, not what they hold. A file may have the name of one.
         small = {*map(id, variables.state.small.values())}
+        # And a part of an integration says so of some attributes of what it is a part for.
+        given = {
+            (id(owner), name)
+            for part in variables.state.small.values()
+            for owner, name in getattr(part, "gives_attributes", ())
+        }
         for namespace, name in variables.slots:
             value = namespace.variables.get(name, MISSING)
-            has_path = NAMELESS not in namespace.path
-            if has_path and id(namespace.owner) not in small and not is_of_session(value):
+            owner = id(namespace.owner)
+            by_others = owner in small or (owner, name) in given or NAMELESS in namespace.path
+            if not by_others and not is_of_session(value):
                 yield (namespace.path, name), value
         for path, cell in variables.cells:
             if NAMELESS not in path:

@@ -47,7 +47,11 @@ class RepeatableFitLoop(_FitLoop):  # type: ignore[misc,valid-type]
         for step in session.steps(self._most_updates()):
             with step:
                 progress.step_begins()
-                self._update()
+                resumed = self._protection.has_stopped_before(step.index)
+                if resumed:  # a callback may say it again
+                    self.trainer.should_stop = False
+                if not (resumed and self.done):
+                    self._update()
                 self._over = not self._in_epoch and self.done
                 if self._over:
                     self._protection.stop_after(step.index)

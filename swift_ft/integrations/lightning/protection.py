@@ -67,6 +67,11 @@ class Protection:
         assert self._session is not None
         self._session._assembly.between.stop.at = index + 1
 
+    def has_stopped_before(self, index: int) -> bool:
+        """Whether an earlier run was done by this step, which goes on from there."""
+        assert self._session is not None
+        return self._session._assembly.between.stop.has_ended_before(index)
+
     def end(self) -> None:
         """The loop is over: what follows is the script's own."""
         assert self.saved is not None

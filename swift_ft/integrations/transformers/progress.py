@@ -59,11 +59,15 @@ class Progress:
         trainer: whose. Its training begins now.
         place: where it is.
         shared: gathers a vector of each worker.
+
+    Attributes:
+        gives_attributes: of each worker's own, which come from the sums of its rank. No variable of a script.
     """
 
     def __init__(self, trainer: Any, place: Place, shared: Callable[[Tensor], Tensor]) -> None:
         self._trainer = trainer
         self._gather = shared
+        self.gives_attributes = ((trainer, "_tr_loss"), (trainer, "current_flos"))
         self.place = place
         self.grad_norm: Any = None  # of the last update
         self._history = _History(trainer.state)

@@ -109,7 +109,8 @@ def run_worker(
         be_given_own_objects(lambda: LastingGroup.interceptor is setup)
     if job.sources and (sources := kept_sources()) is not None:
         sources.begin_edition(job.sources)
-    show_log("swift_ft")
+    # What a script writes through the root logger is what it writes under torchrun (decision 90).
+    show_log("swift_ft", apart=True)
     use_threads_of_environment()
     # When the agent dies the machine counts as lost: clean nothing up, send nothing more.
     channel = AgentChannel(connection, beat_s=job.beat_s, on_agent_lost=lambda: os._exit(1))

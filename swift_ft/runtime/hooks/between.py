@@ -14,6 +14,7 @@ A loss in a hook leads back to its beginning on all workers: also on those that 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -33,6 +34,8 @@ from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, Mo
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_core.fingerprints import Sampler
+
+_logger = logging.getLogger(__name__)
 
 _SKIPPED = "skipped"
 _ANSWER_S = 60.0
@@ -75,20 +78,37 @@ class Hook:
 class Stop:
     """When training ends before the script's number of iterations. A part of the training state.
 
-    Attributes:
-        at: iterations completed by then; None if nothing was said.
+    It holds for the run in which it was said: whoever is rebuilt in that run ends there as well. A run that
+    is resumed from such a state was started to go on.
+
+    Args:
+        run: the name of this run, which no other one has.
     """
 
-    def __init__(self) -> None:
-        self.at: int | None = None
+    def __init__(self, run: str) -> None:
+        self._run = self._of = run
+        self._at: int | None = None
+
+    @property
+    def at(self) -> int | None:
+        """Iterations completed by then; None if this run has said nothing."""
+        return self._at if self._of == self._run else None
+
+    @at.setter
+    def at(self, iteration: int | None) -> None:
+        self._at, self._of = iteration, self._run
+
+    def has_ended_before(self, iteration: int) -> bool:
+        """Whether an earlier run was to end after so many iterations, and this one goes on from there."""
+        return self._of != self._run and self._at == iteration
 
     def state_dict(self) -> dict[str, Any]:
         """The state."""
-        return {"at": self.at}
+        return {"at": self._at, "run": self._of}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse."""
-        self.at = state["at"]
+        self._at, self._of = state["at"], state.get("run", "")
 
 
 class ResultLog(Protocol):
@@ -109,6 +129,7 @@ class Between:
         state: what the session protects.
         rendezvous: where results are read that were noted.
         writer: notes results there.
+        run: the name of this run.
         note_variables: notes the variables of the script.
         on_difference: called in the writer's thread, when another worker had another result.
 
@@ -127,6 +148,7 @@ class Between:
         rendezvous: RendezvousStore,
         writer: BackgroundWriter,
         *,
+        run: str,
         seed: int,
         note_variables: NoteVariables,
         on_difference: Callable[[], None] = lambda: None,
@@ -145,7 +167,8 @@ class Between:
         self._modes: ModuleModes | None = None  # of the hook that runs
         self._sampler = Sampler()
         self._fixed: tuple[str, FixedState] | None = None  # its name, and what it must not change
-        self.stop = Stop()
+        self.stop = Stop(run)
+        self._said_end_of_earlier_run = False
         self.repeats = self.applying = False
         self.log: ResultLog | None = None
 
@@ -182,6 +205,18 @@ class Between:
         """
         if self.differs is not None:
             raise self.differs
+
+    def say_if_stopped_before(self, iteration: int) -> None:
+        """Training goes on from an iteration: say once if an earlier run was to end there."""
+        if self._rank or self._said_end_of_earlier_run or not self.stop.has_ended_before(iteration):
+            return
+        self._said_end_of_earlier_run = True
+        _logger.info(
+            "The run before was stopped after %d iterations. This run was started to go on: it trains "
+            "until its script stops it again, or all its iterations are done",
+            iteration,
+            extra={"event": "earlier_run_stopped", "iteration": iteration},
+        )
 
     def due(self, iteration: int) -> list[Hook]:
         """The hooks that are called after this many completed iterations, in order."""

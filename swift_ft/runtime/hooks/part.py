@@ -95,3 +95,6 @@ class HooksPart(Part):
         plan = round.plan
         if plan.parts_from is not None and self._status.iteration == plan.resume:
             self._between.go_back(plan.resume, plan.parts_from)
+
+    def live(self, round: Round) -> None:
+        self._between.say_if_stopped_before(self._status.iteration)

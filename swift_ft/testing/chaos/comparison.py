@@ -236,6 +236,7 @@ def _opened(part: Any) -> Any:
     """A part with the plain values that are packed in it, but for the random state of the process.
 
     And but for what was there before the lines at the top of an epoch: all that follows from it is compared.
+    So is where the run was to end, but not the run's name.
     """
     if isinstance(part, Mapping):
         return {key: _opened(value) for key, value in part.items()}
@@ -243,7 +244,9 @@ def _opened(part: Any) -> Any:
         return part
     plain = unpack(part.getvalue())
     plain["small"].pop("random", None)
-    plain["small"].get("parts", {}).get("swift_ft.epochs", {}).pop("top", None)
+    parts = plain["small"].get("parts", {})
+    parts.get("swift_ft.epochs", {}).pop("top", None)
+    parts.get("swift_ft.stop", {}).pop("run", None)
     if not plain["carried"]:  # no variable: that there is a place for some is none
         del plain["carried"]
     return plain

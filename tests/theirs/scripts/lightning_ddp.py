@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -40,6 +40,14 @@ class Classifier(LightningModule):  # type: ignore[misc]
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
+class Stops(Callback):  # type: ignore[misc]
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_epoch_end(self, trainer: Trainer, _: LightningModule) -> None:
+        trainer.should_stop = trainer.should_stop or trainer.current_epoch == self.epoch
+
+
 class Averaged(Classifier):
     """Keeps a moving average of its weights."""
 
@@ -69,6 +77,7 @@ def main() -> None:
     parser.add_argument("--store", default="")
     parser.add_argument("--out", required=True)
     parser.add_argument("--kind", choices=["plain", "averaged", "seeing"], default="plain")
+    parser.add_argument("--stop-in", type=int, default=-1, help="the epoch after which a callback ends it")
     args = parser.parse_args()
     out = Path(args.out)
     strategy: Any = "ddp"
@@ -94,6 +103,7 @@ def main() -> None:
             ModelCheckpoint(dirpath=out / "best", monitor="val_loss", save_top_k=2, save_last=True),
             EarlyStopping("val_loss", patience=5),
             LearningRateMonitor("step"),
+            *([Stops(args.stop_in)] if args.stop_in >= 0 else []),
         ],
     )
     model = {"plain": Classifier, "averaged": Averaged, "seeing": Seeing}[args.kind]()

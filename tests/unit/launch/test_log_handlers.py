@@ -18,10 +18,10 @@ logger = logging.getLogger("swift_ft.launch.test")
 def own() -> Iterator[logging.Logger]:
     """The package's logger in the state of a new process; restored after the test."""
     own = logging.getLogger("swift_ft")
-    handlers, level = own.handlers[:], own.level
+    handlers, level, propagates = own.handlers[:], own.level, own.propagate
     own.handlers, own.level = [], logging.NOTSET
     yield own
-    own.handlers, own.level = handlers, level
+    own.handlers, own.level, own.propagate = handlers, level, propagates
 
 
 @pytest.fixture
@@ -75,6 +75,27 @@ def test_a_log_file_of_the_users_does_not_hide_lines(
     file.close()
     assert (tmp_path / "log.txt").read_text() == "hello\n"
     assert capsys.readouterr().err == "swift_ft: hello\n"
+
+
+def test_what_a_script_logs_is_its_own(
+    set_root: Callable[..., None],
+    own: logging.Logger,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a worker, whose lines differ where machines are lost. A script may ask for them."""
+    show_log("swift_ft", apart=True)
+    file, theirs = logging.FileHandler(tmp_path / "log.txt"), io.StringIO()
+    set_root(file, logging.StreamHandler(theirs))
+    logger.info("hello")
+    logging.getLogger("script").warning("its own")
+    assert (tmp_path / "log.txt").read_text() == theirs.getvalue() == "its own\n"
+    assert capsys.readouterr().err == "swift_ft: hello\n"
+    own.propagate = True
+    logger.info("asked for")
+    file.close()
+    assert (tmp_path / "log.txt").read_text() == theirs.getvalue() == "its own\nasked for\n"
+    assert capsys.readouterr().err == ""
 
 
 def test_a_level_of_the_users_stays(own: logging.Logger) -> None:

@@ -8,6 +8,7 @@ import logging
 import random
 import threading
 from collections import defaultdict, deque
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -405,3 +406,50 @@ def test_many_plain_values(start: Any, change: Any) -> None:
     assert repr(kept["many"]) == repr(vars(hidden["one"].net)["many"]) != repr(start)
     hidden["other"].state.take_over(kept["before"])
     assert repr(kept["many"]) == repr(start)
+
+
+class Trainer:
+    """A script's own subclass of an integration's."""
+
+    def __init__(self) -> None:
+        self.loss, self.steps = torch.zeros(()), 0
+        self.net = nn.Linear(1, 1)
+        self.net.callbacks = [self]  # type: ignore[assignment]
+
+
+class ProgressOf:
+    """The part of the state that an integration makes for it: each rank's sum comes with it."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.gives_attributes = ((trainer, "loss"),)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loss": self.trainer.loss.item()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trainer.loss = torch.tensor(state["loss"] + 1)  # this rank's, say
+
+
+@dataclass
+class OfTrainer:
+    """A process of a script that subclasses the integration's trainer."""
+
+    trainer: Trainer = field(default_factory=Trainer)
+
+    def __post_init__(self) -> None:
+        self.state = TrainingState({"model": self.trainer.net, "progress": ProgressOf(self.trainer)})
+        self.rollback = Rollback(self.state)
+        self.rollback.watch()
+
+
+def test_attributes_that_a_part_gives_are_no_variables_of_the_script() -> None:
+    """Else they would be named as each replica's own, and as of an earlier iteration."""
+    first = OfTrainer()
+    first.trainer.loss, first.trainer.steps = torch.tensor(3.0), 2
+    saved = first.state.to_save()
+    (values,) = (one for one in first.rollback.carried.to_save().values() if "steps" in one)
+    assert values.keys() == {"steps"}
+    second = OfTrainer()
+    second.state.take_over(second.state.to_load({}) | saved)
+    assert (second.trainer.loss.item(), second.trainer.steps) == (4.0, 2)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from swift_ft.checkpoint.step.rollback import Rollback
@@ -211,3 +213,39 @@ def test_the_random_state_of_the_host_is_put_back_in_either_form(plain: bool) ->
     assert (draw(), draw()) == drawn
     state.restore(saved)
     assert (draw(), draw()) == drawn
+
+
+class Average:
+    """As in libraries of averaged weights: ``parameter.clone()`` is not detached."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.kept: list[torch.Tensor] | None = None
+        self.parameter = parameter
+
+    def store(self) -> None:
+        self.kept = [self.parameter.clone()]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = state["kept"]
+
+
+def test_a_small_part_may_hold_tensors_that_have_a_graph() -> None:
+    model = nn.Linear(1, 1)
+    average = Average(model.weight)
+    state = TrainingState({"model": model, "average": average})
+    rollback = Rollback(state)
+    average.store()
+    before = model.weight.detach().clone()
+    rollback.begin(0)
+    with torch.no_grad():
+        model.weight.add_(1)
+    average.store()
+    saved = state.to_save()
+    rollback.back()
+    assert average.kept is not None
+    assert torch.equal(average.kept[0], before)
+    state.take_over(state.to_load({}) | saved)
+    assert torch.equal(average.kept[0], before + 1)

@@ -74,6 +74,16 @@ def test_what_was_asked_for(
     assert says in refused(tmp_path, capsys, flags)
 
 
+@pytest.mark.parametrize("part", ["", "/rank-00001.g00001"])
+def test_a_state_of_another_iteration(
+    part: str, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nearly all of it would differ."""
+    against = f"{tmp_path}/store/checkpoints/00000003{part}"
+    line = refused(tmp_path, capsys, f"--to-iteration 6 --check-against {against}")
+    assert f"{against} is of iteration 3, and this replay goes to iteration 6" in line
+
+
 def test_a_folder_that_holds_something(
     store: Store, tmp_path: Path, script: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

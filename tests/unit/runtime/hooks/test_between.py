@@ -42,7 +42,7 @@ class Store:
 class Worker:
     """One that trains a layer, with a scheduler."""
 
-    def __init__(self, store: Store, rank: int = 0) -> None:
+    def __init__(self, store: Store, rank: int = 0, run: str = "run-0") -> None:
         self.model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -56,6 +56,7 @@ class Worker:
             TrainingState(parts),
             store,  # type: ignore[arg-type]
             AtOnce(store),
+            run=run,
             seed=0,
             note_variables=self._note_best,
             on_difference=self._differs,
@@ -444,3 +445,26 @@ def test_what_follows_must_not_communicate(worker: Worker) -> None:
     worker.add(int, then=follows)
     with pytest.raises(UsageError, match=r"py:\d+ \(follows\) calls allreduce between two steps"):
         worker.run(1)
+
+
+@pytest.mark.parametrize("run", ["run-0", "run-1"])
+def test_a_stop_holds_for_its_run(
+    run: str, store: Store, worker: Worker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever is rebuilt in that run ends there as well; who resumes was started to go on."""
+    worker.between.stop.at = 6
+    caplog.set_level("INFO")
+    later = Worker(store, run=run).between
+    later.stop.load_state_dict(worker.between.stop.state_dict())
+    resumed = run == "run-1"
+    assert later.stop.at == (None if resumed else 6)
+    later.stop.load_state_dict(later.stop.state_dict())  # a step that is put back
+    for iteration in (5, 6, 6):
+        later.say_if_stopped_before(iteration)
+    assert [record.message.partition(".")[0] for record in caplog.records] == (
+        ["The run before was stopped after 6 iterations"] if resumed else []
+    )
+    later.stop.at = 9
+    third = Worker(store, run=run).between
+    third.stop.load_state_dict(later.stop.state_dict())
+    assert third.stop.at == 9
