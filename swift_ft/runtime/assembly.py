@@ -460,6 +460,7 @@ class Assembly(Foundations):
             self._groups,
             self._progress,
             own=self._state.tensors,
+            aside=self._rollback.aside,
         )
 
     # -------------------------------------------------------------------------------- what a session shows
