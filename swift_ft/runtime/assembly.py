@@ -378,7 +378,7 @@ class Assembly(Foundations):
         )
 
     def _new_checkpoints(self, layers: Repartition | None) -> CheckpointsPart:
-        shared: Callable[[Place], bool] = layers.is_in_layer if layers is not None else lambda _: False
+        shared: Callable[[Place], bool] = layers.goes_with_layer if layers is not None else lambda _: False
         return CheckpointsPart(
             self._context,
             self.status,
@@ -442,7 +442,9 @@ class Assembly(Foundations):
         rank, status, groups, progress = self._context.rank, self.status, self._groups, self._progress
         if layers is not None and self.attached.shared_layers is not None:
             self._replicas.same_stage = layers.same_stage
-            kept = partial(self._replicas.kept_variables, shared=layers.is_in_layer)
+            if self._replicas.own_variables is not None:
+                self._replicas.own_variables.buffers_of_layers = layers.saved_buffers
+            kept = partial(self._replicas.kept_variables, shared=layers.goes_with_layer)
             return LayerSync(rank, status, self._state, layers, groups, progress, kept)
         return StateSync(rank, status, self._replicas, self._rollback, groups, progress)
 
