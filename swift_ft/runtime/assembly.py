@@ -37,6 +37,7 @@ from swift_ft.runtime.elastic.requests_part import Requests, new_layer_costs, ne
 from swift_ft.runtime.epoch_top import Epochs, EpochTop
 from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.foundations import Foundations
+from swift_ft.runtime.hooks.module_changes import ModuleChanges
 from swift_ft.runtime.hooks.part import HooksPart
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.measures.part import MeasuresPart, OwnWork
@@ -199,6 +200,9 @@ class Assembly(Foundations):
         pipeline = self.attached.pipeline
         layers = self._new_layers()
         replays = self._new_replays(pipeline) if pipeline is not None else NoReplays()
+        if pipeline is not None and self.attached.shared_layers is None:
+            carried, rank = self._rollback.carried, self._context.rank
+            self.between.changes = ModuleChanges(rank, carried, self._rendezvous, self._writer)
         on_device = DeviceWaits(self._group.waits, self._devices)
         hooks, checkpoints = self._new_hooks(pipeline, on_device), self._new_checkpoints(layers)
         device = Device(on_device, self._is_connection_error)
