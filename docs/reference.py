@@ -110,6 +110,8 @@ MEANINGS = {
     "changed_within_epoch": "A loader's data set has changed in mid-epoch. A replacement would differ.",
     "variables_behind": "Steps go on with variables that a worker has of an earlier iteration than the rest.",
     "own_variables": "Variables that are unlike on all replicas are not taken over from one of them.",
+    "own_values_lost": "A worker goes on with what another pipeline had in layers, because its own is lost.",
+    "changes_between_steps_lost": "A replay lacks what a function between two steps has changed in modules.",
     "variable_too_large": "A variable of Lightning's is too large to be given to other workers.",
     "variables_missing": "A worker of Lightning's goes on without variables that were too large.",
     "variables_of_epoch_unlike": "Lines at the top of an epoch have set other values than those taken over.",

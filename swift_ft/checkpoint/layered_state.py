@@ -33,6 +33,7 @@ from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.stage_layers import StageLayers
 from swift_ft.torch_adapters.wrappers import unwrapped_optimizer
+from swift_ft.torch_core.buffers import with_unsaved
 from swift_ft.torch_core.model_state import is_extra, model_state, plain_name
 
 ParameterGroups = Mapping[str, Mapping[str, int]]
@@ -165,6 +166,17 @@ class LayeredState:
                 for name, value in model_state(module).items():
                     if self.layer_of(part, name) is None:
                         yield part, name, value
+
+    def saved_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The buffers of the layers here that a ``state_dict()`` has, by the names of the script."""
+        for one in self._stacks:
+            for number in self.layers:
+                for path, module in one.stack.layer(number).named_modules():
+                    buffers, saved = with_unsaved(module)
+                    prefix = ".".join(filter(None, (f"{one.part}.{one.prefix}{number}", path)))
+                    for name in sorted(saved):
+                        if (buffer := buffers[name]) is not None:
+                            yield f"{prefix}.{name}", buffer
 
     @staticmethod
     def _flags(one: Stack, number: int) -> dict[str, Any]:

@@ -180,12 +180,16 @@ class TrainingState:
 
     def restore(self, saved: dict[str, Any]) -> None:
         """Return to what :meth:`snapshot` copied."""
+        self.restore_parts(saved["parts"])
+        set_host_random_state(saved["random"])
+
+    def restore_parts(self, saved: Mapping[str, Any]) -> None:
+        """As :meth:`restore`, and the host's random state stays."""
         for name, part in self.small.items():
-            if name in saved["parts"] or not name.startswith("swift_ft."):  # else from before there was one
-                part.load_state_dict(copy.deepcopy(saved["parts"][name]))
+            if name in saved or not name.startswith("swift_ft."):  # else from before there was one
+                part.load_state_dict(copy.deepcopy(saved[name]))
             if isinstance(part, GradScaler):
                 put_stages(part, {})  # the gradients that it has unscaled are gone
-        set_host_random_state(saved["random"])
 
     # -------------------------------------------------------------------------------------- everything
 

@@ -343,6 +343,12 @@ def between_result(iteration: int, position: int) -> str:
     return f"between/{iteration}/{position}"
 
 
+@_kind("each worker of a pipeline", "its replacement, in a replay")
+def between_changes(iteration: int, position: int, rank: int) -> str:
+    """Changes of such a function in attributes of modules, and the names of those that were too large."""
+    return f"between/{iteration}/{position}/changes/{rank}"
+
+
 @_kind("each worker, at checkpoints", "its replacement", "a later checkpoint is committed; deleted")
 def saved_digests(rank: int, iteration: int) -> str:
     """Digests of the state that it saved."""

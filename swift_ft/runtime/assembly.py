@@ -37,6 +37,7 @@ from swift_ft.runtime.elastic.requests_part import Requests, new_layer_costs, ne
 from swift_ft.runtime.epoch_top import Epochs, EpochTop
 from swift_ft.runtime.fault_injector import inject_faults
 from swift_ft.runtime.foundations import Foundations
+from swift_ft.runtime.hooks.module_changes import ModuleChanges
 from swift_ft.runtime.hooks.part import HooksPart
 from swift_ft.runtime.iterations import Iterations
 from swift_ft.runtime.measures.part import MeasuresPart, OwnWork
@@ -200,6 +201,9 @@ class Assembly(Foundations):
         pipeline = self.attached.pipeline
         layers = self._new_layers()
         replays = self._new_replays(pipeline) if pipeline is not None else NoReplays()
+        if pipeline is not None and self.attached.shared_layers is None:
+            carried, rank = self._rollback.carried, self._context.rank
+            self.between.changes = ModuleChanges(rank, carried, self._rendezvous, self._writer)
         on_device = DeviceWaits(self._group.waits, self._devices)
         hooks, checkpoints = self._new_hooks(pipeline, on_device), self._new_checkpoints(layers)
         device = Device(on_device, self._is_connection_error)
@@ -379,7 +383,7 @@ class Assembly(Foundations):
         )
 
     def _new_checkpoints(self, layers: Repartition | None) -> CheckpointsPart:
-        shared: Callable[[Place], bool] = layers.is_in_layer if layers is not None else lambda _: False
+        shared: Callable[[Place], bool] = layers.goes_with_layer if layers is not None else lambda _: False
         return CheckpointsPart(
             self._context,
             self.status,
@@ -443,7 +447,9 @@ class Assembly(Foundations):
         rank, status, groups, progress = self._context.rank, self.status, self._groups, self._progress
         if layers is not None and self.attached.shared_layers is not None:
             self._replicas.same_stage = layers.same_stage
-            kept = partial(self._replicas.kept_variables, shared=layers.is_in_layer)
+            if self._replicas.own_variables is not None:
+                self._replicas.own_variables.buffers_of_layers = layers.saved_buffers
+            kept = partial(self._replicas.kept_variables, shared=layers.goes_with_layer)
             return LayerSync(rank, status, self._state, layers, groups, progress, kept)
         return StateSync(rank, status, self._replicas, self._rollback, groups, progress)
 
@@ -461,6 +467,7 @@ class Assembly(Foundations):
             self._groups,
             self._progress,
             own=self._state.tensors,
+            aside=self._rollback.aside,
         )
 
     # -------------------------------------------------------------------------------- what a session shows

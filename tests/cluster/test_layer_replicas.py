@@ -347,6 +347,22 @@ def test_habits(habits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert modes(run) == {"replica"}, run.output[-3000:]
 
 
+def test_what_each_pipeline_has_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In layers, too: as the lost worker noted it in the last checkpoint. Buffers are named."""
+    for name, value in {"OF": "layers", "PIPELINES": "2", "HABITS": "loads"}.items():
+        monkeypatch.setenv(name, value)
+    reference = run_pipelines(tmp_path / "undisturbed", *DROPOUT, iterations=9)
+    lost = "kill machine=1 iteration=6 point=forward committed=6"
+    run = run_pipelines(tmp_path / "lost", *DROPOUT, inject=lost, spares=1, iterations=9)
+    assert run.code == 0, run.output[-6000:]
+    assert modes(run) == {"replica"}, run.output[-3000:]
+    for rank, (ours, theirs) in enumerate(zip(at_end(run), at_end(reference), strict=True)):
+        unlike = {name.partition(".")[2] for name, one in theirs.items() if not one.equal(ours[name])}
+        assert unlike == ({"load"} if rank == 1 else set())
+    assert re.search(r"each pipeline has model\.\d\.load.* for itself: this worker goes on with", run.output)
+    assert re.search(r"each replica has .*model\.\d\.seen.* this worker keeps its own, as it was", run.output)
+
+
 def test_resumed_after_cuts_have_become_unlike(tmp_path: Path, undisturbed: References) -> None:
     lost, stops = "kill machine=2 iteration=3 point=forward", "raise worker=0 iteration=14 point=forward"
     first = run_pipelines(tmp_path, inject=f"{lost}; {stops}", machines=6)

@@ -146,6 +146,7 @@ LEFT_BEHIND = "which would not see those that others compute"
         ("tau", ""),
         ("draws", ""),
         ("load", f"computing a microbatch changes stage 3.load, {LEFT_BEHIND}"),
+        ("counts", f"computing a microbatch changes the loss function.calls, {LEFT_BEHIND}"),
         ("random", f"changes the state of Python's random numbers, {LEFT_BEHIND}"),
         ("scale", "stage 3.scale is 1.0 here, and the script has made it 1.3"),
     ],

@@ -45,6 +45,8 @@ UNSAVED = "swift_ft.unsaved"
 its trace."""
 _OF_EPOCH = "swift_ft.of_epoch"
 """Around a value that the script has set at the top of this epoch: only who lacks it is given it, .."""
+_AT_START = "swift_ft.at_start"
+"""In the place of a value that is again the one of the start."""
 _ALIKE = "swift_ft.alike"
 """.. unless it is the same on all replicas."""
 
@@ -225,9 +227,30 @@ class CarriedVariables:
         """
         self._variables.look()
         self._outside.check()
+        return self._changed(lambda _: True)
+
+    def in_modules(self) -> dict[str, dict[str, Any]]:
+        """As :meth:`to_save`, of the state's modules alone: attributes, and which parameters are frozen."""
+        self._variables.look()
+        held = {id(module) for module in self._variables.state.tree.modules()}
+        paths = {path for path, module in self._variables.modules() if id(module) in held}
+        return self._changed(lambda path: path in paths or path == _FLAGS)
+
+    def changes_since(self, before: Saved, now: Saved) -> dict[str, dict[str, Any]]:
+        """The values for :meth:`put` by which what was saved at two moments differs."""
+        then, here = self.digests_of(before), self.digests_of(now)
+        found: dict[str, dict[str, Any]] = {}
+        for key in sorted(key for key in {*then, *here} if then.get(key) != here.get(key)):
+            path, name = place_of_key(key)
+            found.setdefault(path, {})[name] = now[path][name] if key in here else {_AT_START: True}
+        return found
+
+    def _changed(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, Any]]:
         changed: dict[str, dict[str, Any]] = {}
         copier = self._copier()
         for (path, name), value in self._values():
+            if not wanted(path):
+                continue
             before = self._start.get((path, name), MISSING)
             if value is before and is_fixed(value):
                 continue
@@ -427,10 +450,13 @@ class CarriedVariables:
         for path, values in saved.items():
             for name, value in values.items():
                 value = value[_OF_EPOCH] if isinstance(value, dict) and _OF_EPOCH in value else value
+                now = places.get((path, name), MISSING)
                 if isinstance(value, dict) and UNSAVED in value:
                     self._say_not_taken((path, name), value[UNSAVED])
+                elif isinstance(value, dict) and _AT_START in value:
+                    self._put_back(placing, (path, name), now, self._start.get((path, name), MISSING))
                 else:
-                    self._put(placing, (path, name), places.get((path, name), MISSING), value)
+                    self._put(placing, (path, name), now, value)
 
     def _put_back(self, placing: Placing, place: Place, value: Any, before: Any) -> None:
         """Give a variable its earlier value, if it has changed."""

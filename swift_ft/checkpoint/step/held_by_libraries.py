@@ -1,4 +1,4 @@
-"""Data sets and functions of a script that only a library's object holds, such as a loader or a scheduler."""
+"""Data sets and functions of a script that a library's object holds: a loader, a scheduler, a pipeline."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from swift_ft.checkpoint.step.kinds import MOST_ELEMENTS
 
 _PASSING_ON = (
     *("torch.utils.data.", "torchdata.", "torchvision.", "swift_ft.data.", "torch.optim.lr_scheduler"),
+    "torch.distributed.pipelining.schedules",
 )
 """Names of libraries, as far as modules begin with them, whose objects lead to data sets and functions of a
 script."""
@@ -19,6 +20,7 @@ _HOLDS_OF_SCRIPT = OF_SCHEDULERS | frozenset(
     {
         *("loader", "source", "order", "dataset", "datasets", "sampler", "batch_sampler", "options"),
         *("collate_fn", "transform", "target_transform", "transforms", "lambd"),
+        "loss_fn",  # of a pipeline's schedule
     }
 )
 """Their attributes that do, an underscore before them or not."""

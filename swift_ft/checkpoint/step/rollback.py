@@ -8,7 +8,8 @@ change outside of an optimizer's step. Between two steps gradients are zero, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -42,6 +43,7 @@ from swift_ft.torch_core.global_modes import GlobalModes
 from swift_ft.torch_core.module_hooks import OwnHook
 from swift_ft.torch_core.optimizers import parameters_of
 from swift_ft.torch_core.scalers import Stages, put_stages, stages_of
+from swift_ft.torch_core.tensors import same_values
 
 _FIRST_STEPS = 3
 
@@ -138,6 +140,34 @@ class Rollback:
     def note_variables_and_flags(self) -> NotedVariables:
         """Between two steps: also which parameters require gradients."""
         return self._variables.note(self._state.named_parameters().values())
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within the block, the script's code computes for another worker. Afterwards all is as it was.
+
+        Between two steps. The host's random state and the values of parameters are the caller's.
+        """
+        before = self._now.buffers if self._now is not None else None
+        variables, small, modes = self._variables.note(()), self._state.snapshot()["parts"], GlobalModes()
+        # A criterion may be in no state.
+        modules = dict.fromkeys([*self._state.tree.modules(), *(one for _, one in self._variables.modules())])
+        buffers = BufferCopies(modules, before)
+        parameters = [one for module in modules for one in module.parameters(recurse=False)]
+        kept = [(one, one.requires_grad, one.grad) for one in parameters]
+        for parameter in parameters:
+            parameter.grad = None  # so that nothing is added to the script's own
+        try:
+            yield
+        finally:
+            modes.put_back()
+            for parameter, flag, gradient in kept:
+                parameter.requires_grad_(flag).grad = gradient
+            buffers.restore()
+            if not same_values(self._state.snapshot()["parts"], small, incomparable=True):
+                self._state.restore_parts(small)
+            loaded = LoadedParts(self._state)
+            variables.put_back()
+            loaded.put_right()
 
     def begin(self, iteration: int, *, replayed: bool = False, whole: bool = False) -> None:
         """The step of an iteration begins.

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from swift_ft.checkpoint.layered_state import LayeredState
+from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, fresh
 from swift_ft.checkpoint.step.carried import Place
 from swift_ft.coordination.groups import Groups
@@ -29,6 +30,7 @@ from swift_ft.recovery.job_state import State
 from swift_ft.recovery.layout.stage_layers import (
     LayerMove,
     StageLayers,
+    cuts_of,
     layers_by_rank,
     moves_between,
     pipelines_in,
@@ -38,6 +40,7 @@ from swift_ft.runtime.replicas.transfer import Link, receive, send
 from swift_ft.runtime.worker.part import Part, Round
 from swift_ft.runtime.worker.status import WorkerStatus
 from swift_ft.torch_adapters.comm_errors import interruption_of
+from swift_ft.torch_core.shards import local
 from swift_ft.units import format_bytes
 
 _logger = logging.getLogger(__name__)
@@ -206,9 +209,23 @@ class Repartition(Part):
         """The state of some layers that are here, and what is in none. The tensors are the live ones."""
         return self._layered.take(layers, rest=True)
 
-    def is_in_layer(self, place: Place) -> bool:
-        """Whether a variable of the script is in a layer, with which it goes."""
-        return self._layered.layer_of_place(place) is not None
+    def goes_with_layer(self, place: Place) -> bool:
+        """Whether a variable of the script is in a layer, and this worker may not have had that layer before.
+
+        As long as none has moved, the layers of workers with the same stage are as replicas of a model are:
+        what each has for itself stays its own.
+        """
+        return self._layered.layer_of_place(place) is not None and self._may_have_moved
+
+    @property
+    def _may_have_moved(self) -> bool:
+        cuts = cuts_of(self._stack.begun, self._stack.stages_by_pipeline)
+        unlike = {cut for cut in cuts if len(cut) == self._stack.num_stages} != {self._own(self._stack.begun)}
+        return unlike or self._participant.state.layouts.changes > 0
+
+    def saved_buffers(self) -> dict[str, int]:
+        """Digests of the buffers of layers that a ``state_dict()`` has, by name."""
+        return tensor_digests({name: local(buffer) for name, buffer in self._layered.saved_buffers()})
 
     def _has(self, layout: StageLayers) -> None:
         self._present = layout

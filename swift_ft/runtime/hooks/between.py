@@ -31,6 +31,7 @@ from swift_ft.determinism import derive_seed, seed_host, seed_torch
 from swift_ft.errors import RecoveryError, UsageError
 from swift_ft.observe.waits import waiting
 from swift_ft.runtime.hooks.between_state import ChangeableState, FixedState, ModuleModes, NoteVariables
+from swift_ft.runtime.hooks.module_changes import ModuleChanges
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
 from swift_ft.torch_core.fingerprints import Sampler
@@ -138,6 +139,7 @@ class Between:
         repeats: the hooks that are due now were begun before a loss.
         applying: a hook's ``then`` is running.
         log: keeps results for a replay without the job; None where there is no log.
+        changes: notes for replays what hooks change in attributes of modules; None where there are none.
         differs: another worker had another result: then what followed from it is not the same on all.
     """
 
@@ -171,6 +173,7 @@ class Between:
         self._said_end_of_earlier_run = False
         self.repeats = self.applying = False
         self.log: ResultLog | None = None
+        self.changes: ModuleChanges | None = None
 
     def add(self, hook: Hook) -> None:
         """From the next step on."""
@@ -247,6 +250,8 @@ class Between:
         if self.repeats and hook.on_loss == OnLoss.SKIP:
             if hook.then is not None:
                 self._note(hook, iteration, position, generation, _SKIPPED)
+            if self.changes is not None:
+                self.changes.note_skipped(iteration, position)
             return
         self._running = self._note_before(iteration, position)
         self._modes = ModuleModes(self._state)
@@ -255,6 +260,8 @@ class Between:
         seed_host(seed)
         before = FixedState(self._state, self._sampler)
         self._fixed = hook.name, before
+        if self.changes is not None:
+            self.changes.begin()
         result = hook.function()
         finish_on_device()  # before the result counts: another survivor may have read other numbers
         self._leave(interrupted=False)
@@ -264,6 +271,8 @@ class Between:
                 "return what decides, and change it in session.between(..., then=...), or do it inside "
                 "`with step:`."
             )
+        if self.changes is not None:
+            self.changes.note(iteration, position)
         if hook.then is not None:
             noted = _written(hook, result)
             self._note(hook, iteration, position, generation, noted)
@@ -320,27 +329,33 @@ class Between:
             RecoveryError: a result is missing.
         """
         for position, hook in list(enumerate(self.due(iteration)))[begin:until]:
-            if hook.then is None:
+            noted = self._noted(hook, iteration, position) if hook.then is not None else _SKIPPED
+            if noted == _SKIPPED and self.changes is None:
                 continue
-            noted = self._noted(iteration, position)
-            if noted is None:
-                raise RecoveryError(
-                    f"the result of {hook.name}() after iteration {iteration - 1} was not noted, so what "
-                    "followed from it is unknown"
-                )
-            if self.log is not None:
-                self.log.note(iteration, position, noted)
+            before = self._note_before(iteration, position)
+            if self.changes is not None:
+                self.changes.put(hook.name, iteration, position)
             if noted != _SKIPPED:
-                before = self._note_before(iteration, position)
                 self._apply(hook, noted)
-                before.complete()
+            before.complete()
 
-    def _noted(self, iteration: int, position: int) -> str | None:
+    def _noted(self, hook: Hook, iteration: int, position: int) -> str:
+        """The result of a hook, which is in this worker's log afterwards, too."""
         key = store_keys.between_result(iteration, position)
+        noted: str | None = None
         if self._rendezvous.check([key]):
             with waiting("the result of a function between two steps", _ANSWER_S):
-                return self._rendezvous.get(key).decode().partition(" ")[2]
-        return self.log.read(iteration, position) if self.log is not None else None
+                noted = self._rendezvous.get(key).decode().partition(" ")[2]
+        elif self.log is not None:
+            noted = self.log.read(iteration, position)
+        if noted is None:
+            raise RecoveryError(
+                f"the result of {hook.name}() after iteration {iteration - 1} was not noted, so what "
+                "followed from it is unknown"
+            )
+        if self.log is not None:
+            self.log.note(iteration, position, noted)
+        return noted
 
     def _apply(self, hook: Hook, noted: str) -> None:
         assert hook.then is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import TypeVar
 
 import torch
@@ -37,6 +37,7 @@ class Replays:
         groups: the process groups.
         progress: where it publishes what it does.
         own: returns all large state of this worker.
+        aside: within its block, the script's code computes for others, and leaves no change in its objects.
 
     Attributes:
         until: the number of completed iterations at which its own replay ends.
@@ -55,6 +56,7 @@ class Replays:
         progress: ProgressBoard,
         *,
         own: Callable[[], Iterable[torch.Tensor]],
+        aside: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._pipeline = pipeline
         self._status = status
@@ -63,6 +65,7 @@ class Replays:
         self._groups = groups
         self._progress = progress
         self._own = own
+        self._aside = aside
         self.until = 0
         self.parts_from: int | None = None
         self.replayed = 0
@@ -120,6 +123,8 @@ class Replays:
     def help(self, state: State, shared: ParallelReplay, iteration: int) -> bool:
         """Compute for the workers that replay. This worker's own state is unchanged afterwards.
 
+        So are the objects of its script, such as a loss function that counts, also if help ends early.
+
         Args:
             shared: the replay.
             iteration: iterations that this worker has completed.
@@ -131,6 +136,8 @@ class Replays:
         self._participant.watch_recovery(state.generation)
         own, prepare = self._own(), self._pipeline.shared_replay.prepare_help
         with ExitStack() as until:
+            # First, so that what is put back afterwards is in memory again.
+            until.enter_context(self._aside())
             # Raised in the group only: there _take_part() tells the job that this worker cannot help.
             compute = _tried(lambda: prepare(state, shared, own, until))
             done = self._take_part(state, shared, lambda: compute()())

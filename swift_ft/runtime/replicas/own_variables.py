@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -32,6 +32,8 @@ _NAMED = 12
 """Variables that a line names."""
 _LOOKS = 32
 """Steps in which a worker looks for the notes of its replicas; they write them in the background."""
+_BUFFERS = "(buffers of layers)"
+"""The path of places that stand for saved buffers of layers, which no variable of the script is."""
 _MOST_BYTES = 2**16
 """Of the values that a worker notes for its replacement: the rendezvous store is in a machine's memory."""
 
@@ -59,6 +61,10 @@ class OwnVariables:
         carried: its variables.
         rendezvous: where replicas note theirs.
         writer: notes this worker's.
+
+    Attributes:
+        buffers_of_layers: returns digests of those that a ``state_dict()`` has, by name, where pipelines are
+            replicas. They come with a layer, and no notes have their values.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class OwnVariables:
         self._carried = carried
         self._rendezvous = rendezvous
         self._writer = writer
+        self.buffers_of_layers: Callable[[], Mapping[str, int]] = dict  # the session gives it
         self._seeds: Mapping[str, int] | None = None  # of generators, before this process had another's state
         self._compared = False  # for all time
         self._first: int | None = None  # iteration of this generation
@@ -102,7 +109,7 @@ class OwnVariables:
             self._carried.note_generators()
         elif steps == _NOTED_AFTER and not self._noting:
             self._noting = True
-            self._writer.do(partial(self._note, iteration, self._carried.digests(), replicas))
+            self._writer.do(partial(self._note, iteration, self._digests(), replicas))
         elif self._noted_by_all is not None:
             self._compare(replicas, self._noted_by_all)
         elif self._noting and steps > _LOOKS:
@@ -110,6 +117,10 @@ class OwnVariables:
         elif self._noting and not self._looking:
             self._looking = True
             self._writer.do(partial(self._look, replicas))
+
+    def _digests(self) -> dict[str, int]:
+        of_buffers = {key_of((_BUFFERS, name)): one for name, one in self.buffers_of_layers().items()}
+        return self._carried.digests() | of_buffers
 
     def _compare(self, replicas: Sequence[int], noted: Sequence[Mapping[str, int]]) -> None:
         self._compared = True
@@ -175,21 +186,26 @@ class OwnVariables:
             iteration: of the state, which may be an earlier one than that of the last notes.
             own_at: the iteration of this process's own values; None if it has begun in the place of a lost
                 one, whose notes tell what it had.
-            shared: tells of a place whether it belongs to what a worker holds, and not to the worker: layers.
+            shared: tells of a place whether it belongs to what a worker holds, and not to the worker: layers
+                that have moved.
         """
-        carried = self._carried
+        carried, every = self._carried, set[str]()
         have = [rank for rank in replicas if self._rendezvous.check([store_keys.variables(rank)])]
         carried.own, alike = _compared(noted := self._noted(have))
         if len(noted) > 1:
-            carried.alike = alike
+            carried.alike, every = alike, _in_all(noted)
         if len(noted) < len(replicas):
             carried.own |= self._seeded_unlike(replicas)
         own_note = _Note(0)
         if last := self._last_kept(replicas, iteration):
-            unlike, alike = _compared([note.digests for note in last])
+            unlike, alike = _compared(digests := [note.digests for note in last])
+            every |= _in_all(digests)
             carried.own, carried.alike = carried.own | unlike, alike - carried.own
             own_note = last[replicas.index(self._rank)]
-        carried.own = frozenset(place for place in carried.own if not shared(place))
+        comes = frozenset(place for place in carried.own if place[0] == _BUFFERS or shared(place))
+        carried.own -= comes
+        # One that a note lacks may be in a layer that its worker did not have.
+        self._say_what_comes({place for place in comes if key_of(place) in every})
         if own_at is None and own_note.values:
             carried.of_own = _only(carried.unpacked(own_note.values), carried.own)
         given = frozenset((path, name) for path, values in carried.of_own.items() for name in values)
@@ -217,6 +233,17 @@ class OwnVariables:
                     words,
                     extra={"event": "own_variables", "variables": names},
                 )
+
+    def _say_what_comes(self, places: Collection[Place]) -> None:
+        names = sorted(name if path == _BUFFERS else in_words((path, name)) for path, name in places)
+        if names:
+            _logger.warning(
+                "each pipeline has %s for itself: this worker goes on with what comes with its layers, from "
+                "another pipeline or from the one that saved them. What follows from it differs from a run "
+                "without a loss",
+                shortened(names, _NAMED),
+                extra={"event": "own_values_lost", "variables": names},
+            )
 
     def _seeded_unlike(self, replicas: Sequence[int]) -> frozenset[Place]:
         """Generators that this worker's script has seeded as that of another replica has not."""
@@ -265,6 +292,11 @@ class OwnVariables:
         if not self._rendezvous.check([key]):
             return []
         return [_Note(**note) for note in json.loads(self._rendezvous.get(key))]
+
+
+def _in_all(noted: Sequence[Mapping[str, int]]) -> set[str]:
+    """Names that all notes have."""
+    return set.intersection(*map(set, noted))
 
 
 def _only(saved: Saved, places: frozenset[Place]) -> Saved:

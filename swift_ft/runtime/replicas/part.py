@@ -131,8 +131,9 @@ class ReplicasPart(Part):
     def _warn_of_lost_statistics(self, round: Round) -> None:
         if (source := lost_statistics(round.plan, round.state.round.statuses).get(round.rank)) is not None:
             _logger.warning(
-                "Worker %d loses its own running statistics (BatchNorm) and goes on with those of worker %d. "
-                "With %s=True, DDP keeps them equal on all replicas, except in pipelines.",
+                "Worker %d loses its own running statistics (BatchNorm, or other buffers that steps change) "
+                "and goes on with those of worker %d. With %s=True, DDP keeps them equal on all replicas, "
+                "except in pipelines.",
                 round.rank,
                 source,
                 BUFFER_SYNC,

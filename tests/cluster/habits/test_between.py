@@ -27,6 +27,15 @@ def test_a_patience_in_a_pipeline(at: str, tmp_path: Path) -> None:
     assert [recovery["mode"] for recovery in run.recoveries] != []
 
 
+def test_a_counter_in_forward(tmp_path: Path) -> None:
+    """An evaluation counts, as it does in an undisturbed run: a replay has none, and is given its counts."""
+    faults = "kill machine=1 iteration=6 point=backward microbatch=1 committed=4; kill machine=0 iteration=9"
+    run = assert_put_back(
+        tmp_path, SCRIPT, "a counter in forward", "pipeline", inject=f"{faults} point=forward"
+    )
+    assert [recovery["mode"] for recovery in run.recoveries] == ["replay", "replay"]
+
+
 def test_in_the_function_itself(tmp_path: Path) -> None:
     faults = "kill machine=1 iteration=4 point=reduce; kill machine=0 iteration=6 point=reduce"
     assert_put_back(tmp_path, SCRIPT, "in the function itself", inject=faults)

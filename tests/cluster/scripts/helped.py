@@ -51,7 +51,9 @@ class Habit(nn.Module):
 
     ``"load"``: an attribute adds up what the stage is given, and every fifth step updates by it. ``"tau"``: a
     buffer that the step makes smaller. ``"scale"``: an attribute that the step sets by its index.
-    ``"random"``: numbers of Python's. ``"draws"``: the loss draws numbers, and so does the step, afterwards.
+    ``"random"``: numbers of Python's. ``"counts"``: the loss counts its calls, with which each worker's step
+    computes, as a worker that has no loss does with none. ``"draws"``: the loss draws numbers, and so
+    does the step, afterwards.
     ``"cache"``: an attribute that the first forward pass fills. ``"freezes"``: from iteration 4 on, the
     first parameter is not trained.
     """
@@ -80,6 +82,9 @@ class Habit(nn.Module):
         """At the end of a step."""
         if habit == "tau":
             self.tau.mul_(0.9)
+        if habit == "counts":
+            for parameter in self.stage.parameters():
+                parameter.mul_(1 + 0.001 * counting_loss.calls)
         if habit == "load" and index % 5 == 4:
             for parameter in self.stage.parameters():
                 parameter.mul_(1 + 0.01 * self.load.mean())
@@ -88,6 +93,20 @@ class Habit(nn.Module):
 
 def drawing_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return original_loss(logits + 0.1 * torch.randn_like(logits), targets)
+
+
+class CountingLoss:
+    """Most workers have no use for it, but when they help."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return original_loss(logits, targets)
+
+
+counting_loss = CountingLoss()
 
 
 def step_with_habit(self: torch.optim.AdamW) -> None:
@@ -144,6 +163,8 @@ if habit:
     torch.optim.AdamW.step = step_with_habit  # type: ignore[assignment]
 if habit == "draws":
     train_swift.loss_fn = drawing_loss
+if habit == "counts":
+    train_swift.loss_fn = counting_loss
 if zeros:
     clear_gradients = torch.optim.AdamW.zero_grad
     torch.optim.AdamW.zero_grad = zero_grad  # type: ignore[assignment]

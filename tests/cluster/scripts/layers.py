@@ -72,6 +72,25 @@ class Scaled(nn.Module):
         return scaled
 
 
+class Loaded(nn.Module):
+    """A layer that keeps what it is given, in a buffer and in an attribute: each pipeline has its own."""
+
+    load: Tensor
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.seen = inner, list[float]()
+        self.register_buffer("load", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            mean = x.detach().float().mean()
+            self.load += mean
+            self.seen.append(mean.item())
+        output: Tensor = self.inner(x)
+        return output
+
+
 def change(model: swift_ft.LayerStack) -> None:
     """What a script may do to its layers at some iteration, beside their tensors."""
     if "thaws at 3" in HABITS:
@@ -106,6 +125,8 @@ def main() -> None:
             )
         if "thaws at 3" in HABITS:
             layer.requires_grad_(number % 2 == 0)
+        if "loads" in HABITS:
+            return Loaded(layer)
         return Scaled(layer) if "scales at 3" in HABITS else layer
 
     model = swift_ft.LayerStack(build, count=config.layers + 2, pipelines=PIPELINES)
@@ -175,6 +196,9 @@ def main() -> None:
     if average is not None:
         saved |= {f"average.{name}": tensor for name, tensor in average.module.state_dict().items()}
         saved[f"average.count of stage {model.stage}"] = average.n_averaged
+    for number in model.layers:
+        if isinstance(layer := model.layer(number), Loaded):
+            saved[f"{number}.seen"] = torch.tensor(layer.seen, dtype=torch.float64)
     torch.save(saved, f"{args.weights_out}/rank{rank}.pt")
     dist.destroy_process_group()
 

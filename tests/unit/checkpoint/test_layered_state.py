@@ -491,3 +491,11 @@ def test_misuse(as_worker: Callable[..., None]) -> None:
     as_worker(0)
     with pytest.raises(UsageError, match="2 layers has too few for 3 stages"):
         LayerStack(build, 2)
+
+
+def test_the_saved_buffers_of_layers(as_worker: Callable[..., None]) -> None:
+    as_worker(0)
+    state = made(LayerStack(build, COUNT))
+    layer_in(state, 1).register_buffer("of_now", torch.zeros(1), persistent=False)
+    names = [name for name, _ in LayeredState(state).saved_buffers()]
+    assert names == [f"model.1.1.{name}" for name in ("num_batches_tracked", "running_mean", "running_var")]

@@ -231,3 +231,33 @@ def test_what_a_lost_worker_never_changed(
     with job.replicas[1].compared.kept(RANKS, iteration, own_at=None):
         assert untouched.own == {PLACE}
         assert bool(untouched.behind) == behind
+
+
+def note_of(job: Job, rank: int, **digests: int) -> None:
+    """A worker's note in the third step: one of its variables beside the generator."""
+    named = {f"model.{name}\nseen": digest for name, digest in digests.items()}
+    job.store.set(store_keys.variables(rank), json.dumps([2, {NOISE: 5, **named}]))
+
+
+def test_what_goes_with_layers_that_have_moved_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Layer 3 was in one of the pipelines' stages only: nothing is known of it."""
+    job = Job(ALIKE)
+    note_of(job, 0, layer1=1, layer2=5, layer3=7)
+    note_of(job, 1, layer1=2, layer2=5)
+    note_of(job, 2, layer1=3, layer2=5)
+    replica = job.replicas[1]
+    with replica.compared.kept(RANKS, 4, own_at=None, shared=lambda place: "layer" in place[0]):
+        assert not replica.variables.own
+    (line,) = [one.getMessage() for one in caplog.records if "each pipeline has" in one.getMessage()]
+    assert line.startswith("each pipeline has model.layer1.seen for itself")
+
+
+def test_buffers_of_layers_are_compared_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(ALIKE)
+    for rank, replica in enumerate(job.replicas):
+        replica.compared.buffers_of_layers = lambda rank=rank: {"model.3.load": rank, "model.3.mask": 7}  # type: ignore[misc]
+    job.go_on(0)
+    replica = job.replicas[1]
+    with replica.compared.kept(RANKS, 4, own_at=None):
+        assert not replica.variables.own
+    assert "each pipeline has model.3.load for itself" in caplog.text

@@ -24,6 +24,20 @@ LOSSES = {2: 3.0, 4: 4.0, 6: 5.0, 8: 2.0, 10: 2.5}
 """Of the validations, by iteration: two in a row are worse than the best one before."""
 
 
+class Counting(nn.Tanh):
+    """It counts its calls, in evaluations, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.means = 0, list[float]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if not self.training:
+            self.means.append(x.mean().item())
+        return super().forward(x)
+
+
 class Averages:
     """Of the weights, put in place and taken out again as ``torch_ema`` and ``diffusers`` do."""
 
@@ -55,7 +69,7 @@ def batch(index: int) -> Tensor:
 def main() -> None:
     folder = Path(os.environ["SWIFT_TEST_FOLDER"])
     torch.manual_seed(rank if PIPELINE else 0)
-    net = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+    net = nn.Sequential(nn.Linear(6, 6), counting := Counting())
     model: nn.Module = net if PIPELINE else DistributedDataParallel(net)
     optimizer = swift_ft.wrap_optimizer(torch.optim.AdamW(net.parameters(), lr=1e-2))
     session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=4)
@@ -75,6 +89,9 @@ def main() -> None:
                 die_once("averaged weights, lost among them")
                 dist.all_reduce(loss)
             return loss.item()
+        if HABIT == "a counter in forward":
+            net.eval()
+            schedule.eval(*[batch(-1)] if rank == 0 else [], target=batch(-1))
         die_once("exits")
         if HABIT == "exits":
             try:
@@ -118,6 +135,7 @@ def main() -> None:
             optimizer.zero_grad()
             averages.update()
     rates = [group["lr"] for group in optimizer.param_groups]
+    rates += [counting.calls, *counting.means]
     facts = {"best": best, "bad": bad, "reached": reached[0], "seen": seen, "rates": rates}
     leave(rank, {"model": net.state_dict(), "optimizer": optimizer.state_dict(), **facts})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining import ScheduleGPipe
 from torch.optim.swa_utils import AveragedModel
 
 from swift_ft.checkpoint.step.rollback import Rollback
@@ -169,6 +171,69 @@ def test_modes_of_torch() -> None:
     enabled = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     assert enabled
+
+
+class Criterion(torch.nn.Module):
+    """A module that no state has, which counts, and keeps what it was given."""
+
+    center: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        self.register_buffer("center", torch.zeros(1))
+        self.generator = torch.Generator().manual_seed(3)
+        self.calls, self.seen = 0, list[float]()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(x.sum().item())
+        self.center += x.mean()
+        return (x * self.weight).sum() + torch.rand(1, generator=self.generator)
+
+
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_what_is_computed_for_another_worker_leaves_nothing_behind(abandoned: bool) -> None:
+    """Its loss function is called in helps, which may end anywhere: with torch's modes set, too."""
+    training = Training()
+    criterion = training.counter.criterion = Criterion()  # type: ignore[attr-defined]
+    training.step(0)
+    training.model(torch.ones(2, 1)).sum().backward()
+    kept = training.model.weight.grad
+    assert kept is not None
+    before, drawn = kept.clone(), criterion.generator.get_state()
+    seen = criterion.seen
+    helps = pytest.raises(ConnectionError) if abandoned else contextlib.nullcontext()
+    with helps, training.rollback.aside():
+        (criterion(torch.ones(2)) * criterion(training.model(torch.ones(2, 1)))).backward()
+        training.counter.value += 1
+        training.model.eval()
+        criterion.requires_grad_(False)
+        torch.set_grad_enabled(False)
+        if abandoned:
+            raise ConnectionError
+    enabled = torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    assert enabled
+    assert training.model.training
+    assert criterion.weight.requires_grad
+    assert training.seen == (2, 1)
+    assert (criterion.calls, criterion.seen, criterion.center.item()) == (0, [], 0)
+    assert criterion.seen is seen
+    assert criterion.generator.get_state().equal(drawn)
+    assert criterion.weight.grad is None
+    assert training.model.weight.grad is kept
+    assert kept.equal(before)
+
+
+def test_a_loss_function_that_only_a_pipeline_s_schedule_holds() -> None:
+    schedule: Any = ScheduleGPipe.__new__(ScheduleGPipe)
+    schedule._loss_fn = Criterion()
+    training = Training()
+    training.rollback.begin(0)
+    schedule._loss_fn(torch.ones(1))
+    training.rollback.back()
+    assert (schedule._loss_fn.calls, schedule._loss_fn.seen) == (0, [])
 
 
 def test_whether_steps_change_buffers() -> None:
