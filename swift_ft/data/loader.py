@@ -37,8 +37,9 @@ class LoaderBatches:
     What is drawn at random, by a sampler for example, depends on the seed and on the place in the epoch only.
     The state of a ``StatefulDataLoader`` does not hold what its workers draw.
 
-    What the data set, a sampler or a ``collate_fn`` counts in itself as it gives batches goes with the place
-    in the epoch: it is neither put back with a step nor handed to a replacement, which reads the epoch.
+    What the data set, a sampler or a ``collate_fn`` counts in itself as it gives batches, such as a cache or
+    draws of its own, goes with the place in the epoch and is not put back with a step. A checkpoint has what
+    there was as the epoch began, and so is a replacement given that: it reads the epoch from there.
 
     What the script sets in the data set counts at once without workers. Workers are forks of this process,
     and get it with the next epoch, in a replacement, too, if it is a number or another small value. A warning
@@ -91,6 +92,8 @@ class LoaderBatches:
         """The batch of an iteration, counted from 0. The first epoch is followed by the second, and so on."""
         if index < 0:
             raise IndexError(f"Iterations count from 0, not {index}.")
+        if self._position.is_given:
+            self._kept, self._iterator = {}, None
         self._at_begin.keep(index // self._length)
         if index in self._kept and self._kept[index].unchanged:
             return copied(self._kept[index].batch)
@@ -125,8 +128,6 @@ class LoaderBatches:
         """Begin anew: where a state was loaded for, or at the beginning of the epoch."""
         start = index - index % self._length
         follows = self._next == index == start
-        if follows and self._iterator is not None and self._ends:
-            self._finish()
         self._iterator = None
         place, state = self._loaded if self._loaded is not None else (start, None)
         self._loaded = None
@@ -164,10 +165,16 @@ class LoaderBatches:
         )
 
     def _finish(self) -> None:
-        """An epoch is over: what an iterable data set does behind its last sample is done, too."""
+        """An epoch is over: what an iterable data set does behind its last sample is done, too.
+
+        At once, since whoever begins with the next epoch has not read this one.
+        """
         assert self._iterator is not None
-        with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
-            next(self._iterator, _END)
+        if self._ends:
+            with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
+                next(self._iterator, _END)
+        self._iterator = None
+        self._position.epoch_is_over()
 
     def _take(self) -> Any:
         assert self._iterator is not None
@@ -181,6 +188,8 @@ class LoaderBatches:
                 "length, or length=, must be what each epoch has."
             )
         self._next += 1
+        if self._next % self._length == 0:
+            self._finish()
         return batch
 
 
