@@ -41,9 +41,10 @@ class LoaderBatches:
     draws of its own, goes with the place in the epoch and is not put back with a step. A checkpoint has what
     there was as the epoch began, and so is a replacement given that: it reads the epoch from there.
 
-    What the script sets in the data set counts at once without workers. Workers are forks of this process,
-    and get it with the next epoch, in a replacement, too, if it is a number or another small value. A warning
-    names what else was changed within an epoch.
+    What the script sets in the data set counts at once without workers. A warning names what it sets within
+    an epoch in a sampler, or in a data set that counts: read again, earlier batches would be others. Workers
+    are forks of this process, and get it with the next epoch, in a replacement, too, if it is a number or
+    another small value. A warning names what else was changed within an epoch.
 
     Args:
         loader: with the same batches in each pass over the same epoch. ``set_epoch`` of its sampler or its
@@ -83,7 +84,9 @@ class LoaderBatches:
         self._asked: list[Any] = []  # by its workers
         if getattr(loader, "num_workers", 0):
             self._asked = [getattr(loader, name, None) for name in _OF_WORKERS]
-        self._forked: ForkedVariables | None = None  # what its workers have begun with
+        # What its workers, or samplers of this process, have begun with:
+        self._forked: ForkedVariables | None = None
+        self._of_data: ForkedVariables | None = None  # what counts here is counted with
         self._at_begin = EpochValues(*self._asked)
         self._options = self._at_begin.held  # by this name reach() finds it
         self._warned = False
@@ -96,6 +99,7 @@ class LoaderBatches:
             self._kept, self._iterator = {}, None
         self._at_begin.keep(index // self._length)
         if index in self._kept and self._kept[index].unchanged:
+            self._note_variables()  # a step was put back, perhaps
             return copied(self._kept[index].batch)
         if self._iterator is None or index != self._next or index % self._length == 0:
             self._seek(index)
@@ -144,18 +148,33 @@ class LoaderBatches:
 
     def _begin(self, epoch: int) -> None:
         """Begin to iterate. Workers begin with what the data set had as the first of this epoch began."""
+        self._of_data = None
         if not self._asked:
             self._iterator = iter(self._loader)
+            if not self._warned:
+                data = getattr(self._loader, "dataset", None)
+                self._forked = ForkedVariables(*samplers_of(self._loader), without=data)
             return
         with self._at_begin.of(epoch):
             self._iterator = iter(self._loader)
         self._forked = None if self._warned else ForkedVariables(*self._asked)
 
     def _warn_of_late_change(self) -> None:
-        """Say once that a large change within an epoch would reach a replacement before its time."""
-        if self._forked is None or not (names := self._forked.changed(unless_small=True)):
+        """Say once that a change within an epoch would reach a replacement before its time."""
+        noted = [one for one in (self._forked, self._of_data) if one is not None]
+        if not (names := [name for one in noted for name in one.changed(unless_small=bool(self._asked))]):
             return
-        self._warned, self._forked = True, None
+        self._warned, self._forked, self._of_data = True, None, None
+        if not self._asked:
+            _logger.warning(
+                "%s changed in the middle of an epoch: a replacement reads the epoch again from its "
+                "beginning, with what is there by then or with what its script makes, so its batches may be "
+                "others for the rest of the epoch. Change it before an epoch's first batch, and keep what it "
+                "is made of in a variable of yours",
+                shortened(names),
+                extra={"event": "changed_within_epoch", "variables": names},
+            )
+            return
         _logger.warning(
             "%s changed in the middle of an epoch: the loader's processes get it with the next epoch, and "
             "those of a replacement at once, whose batches would be others for the rest of the epoch. Change "
@@ -163,6 +182,12 @@ class LoaderBatches:
             shortened(names),
             extra={"event": "changed_within_epoch", "variables": names},
         )
+
+    def _note_variables(self) -> None:
+        """What has changed until now was not set by the script within an epoch."""
+        for one in (self._forked, self._of_data):
+            if one is not None and one.changed():
+                one.note()
 
     def _finish(self) -> None:
         """An epoch is over: what an iterable data set does behind its last sample is done, too.
@@ -180,8 +205,9 @@ class LoaderBatches:
         assert self._iterator is not None
         with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
             batch = next(self._iterator, _END)
-        if self._forked is not None and self._forked.changed():
-            self._forked.note()  # as the loader made a batch
+        self._note_variables()  # which may have changed as the loader made a batch
+        if not (self._asked or self._warned) and self._of_data is None and self._position.counts:
+            self._of_data = ForkedVariables(*(getattr(self._loader, name, None) for name in _OF_WORKERS))
         if batch is _END:
             raise UsageError(
                 f"The loader's epoch ended after {self._next % self._length} batches of {self._length}: its "

@@ -62,6 +62,11 @@ class LoaderPosition:
         self._named: set[str] = set()
 
     @property
+    def counts(self) -> bool:
+        """Whether the loader counts in anything."""
+        return len(self._counted) > 0
+
+    @property
     def is_given(self) -> bool:
         """Whether values of an epoch's beginning have come, from a checkpoint or from another worker.
 

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    WeightedRandomSampler,
+)
 
 from swift_ft.checkpoint.step.carried import Saved
 from swift_ft.checkpoint.step.counted import counted_in
@@ -210,3 +217,59 @@ def test_what_cannot_be_handed_over_is_named(caplog: pytest.LogCaptureFixture) -
         batches[index]
     assert [one.event for one in caplog.records] == ["counted_not_handed_over"]  # type: ignore[attr-defined]
     assert "Heavy.kept (a list of 3,000 elements)" in caplog.text
+
+
+class Weighted(InTurn):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.ones(SAMPLES)
+
+
+class Plain(Dataset[int]):
+    """It counts nothing."""
+
+    level = 1
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> int:
+        return index * self.level
+
+
+def add_to(sampler: Any) -> None:
+    sampler.weights += 1
+
+
+def set_anew(sampler: Any) -> None:
+    sampler.weights = sampler.weights + 1
+
+
+@pytest.mark.parametrize("change", [add_to, set_anew])
+@pytest.mark.parametrize("of_torch", [False, True])
+@pytest.mark.parametrize("within", [False, True])
+def test_weights_of_a_sampler(change: Any, of_torch: bool, within: bool, caplog: Any) -> None:
+    """Named if they change within an epoch, as it goes on."""
+    sampler = WeightedRandomSampler([1.0] * SAMPLES, SAMPLES) if of_torch else Weighted()
+    batches = LoaderBatches(DataLoader(Plain(), 2, sampler=sampler))
+    for index in range(3 * LENGTH):
+        if index % LENGTH == within:
+            change(sampler)
+        batches[index]
+    assert [one.event for one in caplog.records] == (["changed_within_epoch"] if within else [])
+    if within:
+        assert f"{type(sampler).__name__}.weights changed in the middle" in caplog.text
+
+
+@pytest.mark.parametrize("data", [Plain, Samples])
+def test_a_level_of_a_data_set(data: Any, caplog: Any) -> None:
+    """Named if the data set counts: what it draws may depend on the level, also through its sampler."""
+    dataset = data()
+    sampler: Any = DistributedSampler(dataset, num_replicas=1, rank=0)
+    batches = LoaderBatches(DataLoader(dataset, 2, sampler=sampler))
+    for index in range(2 * LENGTH):
+        batches[index]
+        dataset.level = index
+    events = [one.event for one in caplog.records]
+    assert events == (["changed_within_epoch"] if data is Samples else [])
+    assert ("Samples.level changed" in caplog.text) == (data is Samples)
