@@ -100,6 +100,8 @@ class LoaderBatches:
         self._at_begin.keep(index // self._length)
         if index in self._kept and self._kept[index].unchanged:
             self._note_variables()  # a step was put back, perhaps
+            if index + 1 == self._next and self._next % self._length == 0:
+                self._position.epoch_is_over()
             return copied(self._kept[index].batch)
         if self._iterator is None or index != self._next or index % self._length == 0:
             self._seek(index)

@@ -8,7 +8,7 @@ began: it reads the epoch from there.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -53,8 +53,17 @@ class Counted:
 
     def epoch_is_over(self) -> None:
         """Values of now are those that the next epoch begins with."""
-        self._begins.clear()
+        self._begins = {}
         self.begins += 1
+
+    def note(self) -> Callable[[], None]:
+        """A step begins. What this returns is for when it is put back: it may have taken the last batch."""
+        noted = self._begins
+
+        def put_back() -> None:
+            self._begins = noted or self._begins  # an epoch that the step has begun has its values already
+
+        return put_back
 
     def at_begin(self, owner: Any, name: str, now: Any) -> tuple[Any, bool]:
         """A variable's value as the epoch began, and whether that is a copy; between epochs that of now."""
@@ -80,6 +89,11 @@ def counting_in(owner: Any) -> Iterator[tuple[Counted, str]]:
         for name in sorted(one.names_in(owner) - seen):
             seen.add(name)
             yield one, name
+
+
+def note_counted() -> list[Callable[[], None]]:
+    """:meth:`Counted.note` of all loaders."""
+    return [one.note() for one in [*_living]]
 
 
 def number_of_begins() -> int:

@@ -41,8 +41,8 @@ def test_a_pipeline(habit: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("habit", OVER_EPOCHS)
 def test_replicas_over_epochs(habit: str, tmp_path: Path) -> None:
-    """Within an epoch that begins with what earlier ones have left, and as one begins."""
-    faults = "kill machine=1 iteration=8 point=reduce; kill machine=0 iteration=13 point=reduce"
+    """Within an epoch that begins with what earlier ones have left, and in its last step."""
+    faults = "; ".join(f"kill machine={one} iteration={at} point=reduce" for one, at in ((1, 8), (0, 11)))
     run = assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
     assert "a loader counts in" not in run.output
 

@@ -141,6 +141,20 @@ def test_a_replacement(at: int, stream: bool, workers: Any) -> None:
         assert new.masks.calls == lost.masks.calls == 9
 
 
+@pytest.mark.parametrize("at", [3, 4, 5, 6])
+def test_a_step_that_is_put_back(at: int, workers: Any) -> None:
+    """It may have taken an epoch's first batch, or its last one."""
+    survivor, new = workers(), workers()
+    survivor.train(range(at))
+    survivor.rollback.begin(at)
+    expected = survivor.batches[at].tolist()
+    survivor.rollback.back()
+    new.take_over(survivor.saved)
+    assert new.step(at) == survivor.step(at) == expected
+    assert new.saved == survivor.saved
+    assert new.train(range(at + 1, 9)) == survivor.train(range(at + 1, 9))
+
+
 def test_a_survivor_that_has_the_same_beginning_reads_nothing_again(workers: Any) -> None:
     lost, survivor = workers(), workers()
     lost.train(range(5))
