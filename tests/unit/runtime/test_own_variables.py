@@ -261,3 +261,109 @@ def test_buffers_of_layers_are_compared_and_named(caplog: pytest.LogCaptureFixtu
     with replica.compared.kept(RANKS, 4, own_at=None):
         assert not replica.variables.own
     assert "each pipeline has model.3.load for itself" in caplog.text
+
+
+COUNTED = ("data", "cache")
+MODULE = "swift_ft.runtime.replicas.own_variables"
+
+
+class Counting(Variables):
+    """A script whose loader counts, each replica for itself unless they are alike."""
+
+    fits = True
+
+    def counted_to_save(self) -> dict[str, dict[str, int]]:
+        return {COUNTED[0]: {COUNTED[1]: self.state}}
+
+    def digests_of(self, saved: dict[str, dict[str, int]]) -> dict[str, int]:
+        return {"\n".join((path, name)): value for path, one in saved.items() for name, value in one.items()}
+
+    def packed(self, saved: dict[str, dict[str, int]], most_bytes: int) -> str:
+        return json.dumps(saved if self.fits else {})
+
+
+class Epochs:
+    """Three replicas, whose loaders begin an epoch when they are told to.
+
+    Args:
+        monkeypatch: to tell them.
+        counts: of each replica.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, counts: tuple[int, int, int]) -> None:
+        self.job = Job(counts)
+        for replica in self.job.replicas:
+            replica.variables = Counting(replica.variables.seed)
+            parts: list[Any] = [replica.variables, self.job.store, replica.writer]
+            replica.compared = OwnVariables(replica.rank, *parts)
+            replica.compared._compared = True
+        self._begins = 0
+        monkeypatch.setattr(f"{MODULE}.number_of_begins", lambda: self._begins)
+
+    def begin(self, iteration: int, *, lost: int | None = None) -> None:
+        """An epoch begins. A worker is lost before it has noted that."""
+        self._begins += 1
+        for replica in self.job.replicas:
+            if replica.rank != lost:
+                replica.begin(iteration)
+                replica.writer.flush()
+
+    def given(self, iteration: int) -> dict[str, Any]:
+        """To a replacement of rank 1."""
+        new = self.job.replicas[1]
+        with new.compared.kept(RANKS, iteration, own_at=None):
+            return {path: values for path, values in new.variables.of_own.items() if values}
+
+
+def test_what_each_loader_counts_for_itself(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """A replacement has it as noted when the epoch began, which is later than the last checkpoint."""
+    epochs = Epochs(monkeypatch, UNLIKE)
+    epochs.begin(4)
+    for replica in epochs.job.replicas:
+        replica.compared.note(6, RANKS)
+        replica.writer.flush()
+    epochs.begin(8)
+    for replica in epochs.job.replicas:  # between two epochs
+        replica.begin(9)
+    assert epochs.given(9) == {COUNTED[0]: {COUNTED[1]: 501}, PLACE[0]: {PLACE[1]: 501}}
+    assert epochs.given(7) == {COUNTED[0]: {COUNTED[1]: 500}, PLACE[0]: {PLACE[1]: 501}}
+    assert epochs.given(5) == {COUNTED[0]: {COUNTED[1]: 500}}
+    assert not caplog.records
+
+
+def test_what_all_loaders_count_alike(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    epochs = Epochs(monkeypatch, ALIKE)
+    epochs.begin(4)
+    epochs.begin(8)
+    assert epochs.given(9) == {}
+    assert not caplog.records
+
+
+def test_a_beginning_that_changes_nothing_is_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a loss in the epoch's first steps finds the note that was made as the one before ended."""
+    epochs = Epochs(monkeypatch, UNLIKE)
+    epochs.begin(4)
+    for replica in epochs.job.replicas:
+        replica.variables.state = replica.variables.seed
+    epochs.begin(5, lost=1)
+    assert epochs.given(5) == {COUNTED[0]: {COUNTED[1]: 500}}
+
+
+def test_a_loss_before_its_beginning_is_noted(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    epochs = Epochs(monkeypatch, UNLIKE)
+    epochs.begin(4)
+    epochs.begin(8, lost=1)
+    assert epochs.given(8) == {}
+    assert [one.event for one in caplog.records] == ["counted_not_known"]
+    assert "data.cache" in caplog.text
+
+
+@pytest.mark.parametrize("counts", [UNLIKE, ALIKE])
+def test_more_than_is_noted(counts: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """A line names it long before a loss, where replicas do not have it alike."""
+    monkeypatch.setattr(Counting, "fits", False)
+    epochs = Epochs(monkeypatch, counts)
+    for iteration in (4, 8, 12):
+        epochs.begin(iteration)
+    events = [one.event for one in caplog.records]
+    assert events == (["counted_too_large"] * 3 if counts == UNLIKE else [])
