@@ -186,7 +186,7 @@ class LoaderBatches:
         )
 
     def _note_variables(self) -> None:
-        """What has changed until now was not set by the script within an epoch."""
+        """Changes until now were not made by the script within an epoch."""
         for one in (self._forked, self._of_data):
             if one is not None and one.changed():
                 one.note()

@@ -11,6 +11,7 @@ import functools
 import random
 import re
 import sys
+import threading
 import weakref
 from array import array
 from collections import ChainMap, UserDict, UserList, deque
@@ -72,9 +73,11 @@ MOST_ELEMENTS = 1024
 """Of a container whose elements are looked into. Larger ones are data sets and histories, as a rule."""
 CACHE = type(functools.cache(int))
 """Of functions that remember their results."""
-_WITH_CONTAINER = frozenset({UserDict, UserList, ChainMap, WeakKeyDictionary, WeakValueDictionary})
-"""Classes of Python's whose objects have a container as an attribute. Those that libraries derive from these
-are left out: batches are among them."""
+_WITH_CONTAINER = frozenset(
+    {UserDict, UserList, ChainMap, WeakKeyDictionary, WeakValueDictionary, threading.local}
+)
+"""Classes of Python's whose objects have a container as an attribute, or attributes of a thread: here of the
+main one. Those that libraries derive from these are left out: batches are among them."""
 _CONFIGURATIONS = frozenset({"PretrainedConfig", "PreTrainedConfig"})
 """Classes of transformers, from which those of its models' configurations derive."""
 _VALUES = (torch.Tensor, *_FIXED, np.ndarray, *CONTAINERS, *GENERATORS)

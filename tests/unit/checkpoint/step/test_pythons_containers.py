@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections import ChainMap, UserDict, UserList
 from collections.abc import Callable
@@ -54,6 +55,30 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+def local(**attributes: float) -> Any:
+    made = threading.local()
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+class Local(threading.local):
+    """An own one."""
+
+    def __init__(self) -> None:
+        self.a = 1.0
+
+
+KINDS |= {
+    "threading.local": (lambda: local(a=1.0), lambda one: setattr(one, "a", 2.0)),
+    "class of threading.local": (Local, lambda one: setattr(one, "a", 2.0)),
+}
+
+
+def shown(one: Any) -> str:
+    return repr(vars(one)) if isinstance(one, threading.local) else repr(one)
+
+
 class Process:
     """A process of the script, whose model holds a container."""
 
@@ -82,17 +107,17 @@ class Process:
 def test_it_goes_back_and_travels_in_place(kind: str, in_list: bool) -> None:
     make, change = KINDS[kind]
     one, other = (Process(make(), in_list=in_list) for _ in range(2))
-    first, before, there = repr(one.container), one.saved(), id(other.container)
+    first, before, there = shown(one.container), one.saved(), id(other.container)
     one.rollback.begin(0)
     change(one.container)
-    changed = repr(one.container)
+    changed = shown(one.container)
     one.rollback.back()
-    assert repr(one.container) == first
+    assert shown(one.container) == first
     change(one.container)
     other.take_over(one.saved())
-    assert (repr(other.container), id(other.container)) == (changed, there)
+    assert (shown(other.container), id(other.container)) == (changed, there)
     other.take_over(before)
-    assert repr(other.container) == first
+    assert shown(other.container) == first
 
 
 def test_a_large_array_is_named() -> None:
