@@ -51,6 +51,9 @@ _AT_START = "swift_ft.at_start"
 _ALIKE = "swift_ft.alike"
 """.. unless it is the same on all replicas."""
 
+_OBJECT = "swift_ft.object"
+"""The key of the path of one of the script's own objects: a variable may have another one by now."""
+
 Place = tuple[str, str]
 """A path, and the name of a variable there. Variables of the functions that run the loop have their names."""
 
@@ -254,7 +257,7 @@ class CarriedVariables:
         changed: dict[str, dict[str, Any]] = {}
         for (path, name), value, now in found:
             before = self._start.get((path, name), MISSING)
-            if same(now, before) or same(now, self._made_before.get((path, name))):
+            if same(now, before) or same(now, self._made_before.get((path, name), UNKNOWN)):
                 continue
             kept = now if self._is_plain(now) else {UNSAVED: _words_of(now) or self._trace(value).words}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
@@ -518,7 +521,7 @@ class CarriedVariables:
             return
         if words := _words_of(before) or _words_of(now):
             # Before the first step and at the top of an epoch, the script itself changes it.
-            if self._paths_before_steps and not same(now, self._at_epoch.get(place)):
+            if self._paths_before_steps and not same(now, self._at_epoch.get(place, UNKNOWN)):
                 self._say_not_taken(place, words)
         elif not isinstance(before, Trace) and not isinstance(now, Trace):
             self._put(placing, place, value, before)
@@ -546,7 +549,7 @@ class CarriedVariables:
     def _put(self, placing: Placing, place: Place, now: Any, value: Any) -> None:
         path, name = place
         placing.lacks = False
-        value = placing.put(now, value)
+        value = self._object_of(value) if _is_object(value) else placing.put(now, value)
         if value is UNKNOWN or placing.lacks:
             self._say_missing(place)
         if value is UNKNOWN:
@@ -567,6 +570,10 @@ class CarriedVariables:
             namespace.write(name, value)
         else:
             self._say_missing(place)
+
+    def _object_of(self, value: Mapping[str, str]) -> Any:
+        found = self._variables.object_at(value[_OBJECT])
+        return UNKNOWN if found is None else found
 
     def _say_missing(self, place: Place) -> None:
         if self._at_top_of_epoch:
@@ -606,9 +613,11 @@ class CarriedVariables:
         return {place: self._now(copier, value) for place, value in self._values()}
 
     def _now(self, copier: Copier, value: Any) -> Any:
-        """A copy of a value, or a trace where it cannot be copied."""
-        copied = copier.copy(value)
-        return self._trace(value) if copied is UNKNOWN else copied
+        """A copy of a value, the path of an object, or a trace where there is neither."""
+        if (copied := copier.copy(value)) is not UNKNOWN:
+            return copied
+        path = self._variables.path_of(value)
+        return self._trace(value) if path is None else {_OBJECT: path}
 
     def _trace(self, value: Any) -> Trace:
         return trace_of(value, self._variables.protected.has)
@@ -684,6 +693,10 @@ def place_of_key(key: str) -> Place:
 def in_words(place: Place) -> str:
     """As the script would name it."""
     return ".".join(filter(None, place))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict) and _OBJECT in value
 
 
 def _words_of(now: Any) -> str:

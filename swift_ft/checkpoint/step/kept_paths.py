@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from swift_ft.checkpoint.step.kinds import is_object
 from swift_ft.checkpoint.step.reach import Reach
 
 
@@ -28,6 +29,10 @@ class _Kept:
     path: str
     reference: weakref.ref[Any] | None = None
     value: Any = None
+
+    def thing(self) -> Any:
+        """The thing; None if it is gone, or nothing leads to it from here."""
+        return self.value if self.reference is None else self.reference()
 
     @classmethod
     def of(cls, path: str, value: Any) -> _Kept:
@@ -48,6 +53,16 @@ class KeptPaths:
     def __bool__(self) -> bool:
         return bool(self._kept)
 
+    def path_of(self, value: Any) -> str | None:
+        """The path that an object of the script's own has kept; None without one."""
+        one = self._kept.get(id(value))
+        return one.path if one is not None and one.thing() is value and is_object(value) else None
+
+    def object_at(self, path: str) -> Any:
+        """The inverse of :meth:`path_of`; None if nothing has this path."""
+        found = (one.thing() for one in self._kept.values() if one.path == path)
+        return next(filter(is_object, found), None)  # the function of a partial has the same one
+
     def before_look(self, heavy: Collection[int]) -> dict[int, tuple[str, Any]]:
         """The paths of what there still is, by ``id()``, and the things themselves.
 
@@ -56,7 +71,7 @@ class KeptPaths:
         """
         now: dict[int, tuple[str, Any]] = {}
         for number, one in self._kept.items():
-            value = one.value if one.reference is None else one.reference()
+            value = one.thing()
             if value is not None or (one.reference is None and number in heavy):
                 now[number] = one.path, value
         self._forget(self._kept.keys() - now.keys())

@@ -49,6 +49,7 @@ from swift_ft.checkpoint.step.protected import ProtectedValues
 from swift_ft.checkpoint.step.reach import Reach, content_of, leads_nowhere, path_of_file, reach
 from swift_ft.checkpoint.step.references import References
 from swift_ft.checkpoint.step.results import HeavyContainers, holds_results
+from swift_ft.checkpoint.step.unordered import NAMELESS
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.program.inner_imports import imported_within
 from swift_ft.program.loop_frame import EPOCHS, LOOP, PASSES_ON, loop_frames
@@ -218,6 +219,15 @@ class ScriptVariables:
             known = ChainMap(found.seen, seen) if found.seen else seen
             found.add(reach((("", value) for value in new), known, _MOST_MADE_SINCE))
         return found, held
+
+    def path_of(self, value: Any) -> str | None:
+        """The path of an object of the script's own, by which another process finds it; None without one."""
+        path = self._kept.path_of(value)
+        return None if path is None or NAMELESS in path else path
+
+    def object_at(self, path: str) -> Any:
+        """The object that has a path, as :meth:`path_of` has said; None if this process has none there."""
+        return self._kept.object_at(path)
 
     def keep_paths(self, of: Callable[[str], bool] = lambda _: True) -> None:
         """All that the last look has found keeps its path, so that a replacement finds it by the same one.

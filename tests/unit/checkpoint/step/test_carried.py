@@ -114,6 +114,17 @@ def test_another_process(one: Process, other: Process) -> None:
     assert net.held[0] is net.head.weight
 
 
+@pytest.mark.parametrize("value", [None, False, 0, "", ()])
+def test_a_variable_that_has_become_nothing(one: Process, other: Process, value: Any) -> None:
+    for iteration in range(2):
+        one.rollback.begin(iteration)
+        one.net.place, one.net.status = value, HTTPStatus.OK if iteration == 0 else None
+        one.rollback.completed()
+    other.state.take_over(one.saved())
+    assert (other.net.place, type(other.net.place)) == (value, type(value))
+    assert other.net.status is None
+
+
 def test_back_to_a_state_of_before(one: Process) -> None:
     """What was as at the start then is so again."""
     before = one.saved()

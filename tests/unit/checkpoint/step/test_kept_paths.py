@@ -293,3 +293,64 @@ def test_a_proxy_of_what_is_gone(since: str) -> None:
         rollback.carried.to_save()
     with pytest.raises(ReferenceError):
         _ = holder.proxy.n
+
+
+class Slow(Counts):
+    pass
+
+
+def trained_in_phases(kind: type[Counts], later: str, last: int, arrives: Any = None) -> tuple[Any, Any]:
+    """What is saved after some steps, or taken over before the first one; and the trainer then."""
+    phases: list[Any] = [Counts(), kind()]
+    trainer: Any = SimpleNamespace(phases=phases, phase=phases[0])
+    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    rollback.watch()
+    if arrives is not None:
+        rollback.carried.take_over(arrives)
+        return None, trainer
+    for iteration in range(last):
+        rollback.begin(iteration)
+        if iteration == 2:
+            trainer.phase = trainer.phases[1]
+        if iteration == 4:
+            trainer.phase = {"another": trainer.phase, "none": None, "back": trainer.phases[0]}[later]
+        for phase in trainer.phases:
+            phase.n += 1 + (phase is trainer.phase)
+        rollback.completed()
+    return rollback.carried.to_save(), trainer
+
+
+@pytest.mark.parametrize("kind", [Counts, Slow])
+@pytest.mark.parametrize("later", ["another", "none", "back"])
+def test_which_object_a_variable_has_travels(kind: type[Counts], later: str) -> None:
+    """By the path that the object has kept."""
+    for last in range(1, 7):
+        saved, trainer = trained_in_phases(kind, later, last)
+        _, replacement = trained_in_phases(kind, later, last, arrives=saved)
+        assert [one.n for one in replacement.phases] == [one.n for one in trainer.phases]
+        places = [
+            next((i for i, one in enumerate(each.phases) if one is each.phase), None)
+            for each in (trainer, replacement)
+        ]
+        assert places[0] == places[1] == (0 if last < 3 else 1 if last < 5 else places[0])
+
+
+def test_objects_that_change_places_travel_with_their_places() -> None:
+    def trained(arrives: Any = None) -> tuple[Any, tuple[int, int]]:
+        pair: Any = SimpleNamespace(active=Counts(), spare=Counts())
+        rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+        rollback.watch()
+        if arrives is not None:
+            rollback.carried.take_over(arrives)
+            return None, (pair.active.n, pair.spare.n)
+        for iteration in range(3):
+            rollback.begin(iteration)
+            pair.active.n += 10
+            pair.spare.n += 1
+            pair.active, pair.spare = pair.spare, pair.active
+            rollback.completed()
+        return rollback.carried.to_save(), (pair.active.n, pair.spare.n)
+
+    saved, counts = trained()
+    assert counts == (12, 21)
+    assert trained(arrives=saved)[1] == counts
