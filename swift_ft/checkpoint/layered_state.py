@@ -28,7 +28,7 @@ from swift_ft.checkpoint.optimizer_groups import (
 from swift_ft.checkpoint.saved_form import laid_out, own_strides, with_strides
 from swift_ft.checkpoint.stale_gradients import as_saved, forms_of, from_saved, put_forms
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind
-from swift_ft.checkpoint.step.carried import BY_NAME, Place, Saved
+from swift_ft.checkpoint.step.places import BY_NAME, Place, Saved
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import TopologyMismatchError, UnsupportedError
 from swift_ft.recovery.layout.stage_layers import StageLayers

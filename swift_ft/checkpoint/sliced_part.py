@@ -24,7 +24,7 @@ from swift_ft.checkpoint.stages import StagesHere, check_names, parts_for
 from swift_ft.checkpoint.stale_gradients import Place, StaleGradients, as_saved, from_saved
 from swift_ft.checkpoint.state_digest import STORED_AS
 from swift_ft.checkpoint.state_payload import FetchRanges, StatePath, pack, tensor_at, unpack
-from swift_ft.checkpoint.step.carried import BY_NAME
+from swift_ft.checkpoint.step.places import BY_NAME
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import CheckpointError, TopologyMismatchError
 from swift_ft.recovery.layout.tensors import Ranges, relative

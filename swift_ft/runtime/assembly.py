@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from swift_ft.checkpoint.layered_state import LayeredState
-from swift_ft.checkpoint.step.carried import Place
+from swift_ft.checkpoint.step.places import Place
 from swift_ft.checkpoint.store_claim import check_next_world, claim_store, keep_topology, note_topology
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config.worker_context import WorkerContext

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 from swift_ft.checkpoint.stale_gradients import NotedGradients
-from swift_ft.checkpoint.step.carried import Arrived, CarriedVariables
+from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.hyper_parameters import HyperParameters, put_values
 from swift_ft.checkpoint.step.parameter_copies import Kind, ParameterCopies, owners_of
+from swift_ft.checkpoint.step.places import Arrived
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.determinism import derive_seed, seed_host, seed_torch, set_host_random_state
 from swift_ft.torch_core.buffers import BufferCopies

@@ -23,7 +23,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from swift_ft.checkpoint.step.carried import CarriedVariables, Place, Saved, in_words, place_of_key
+from swift_ft.checkpoint.step.carried import CarriedVariables
+from swift_ft.checkpoint.step.places import Place, Saved, in_words, place_of_key
 from swift_ft.config import store_keys
 from swift_ft.config.worker_context import WorkerContext
 from swift_ft.coordination.background_writer import BackgroundWriter

@@ -9,10 +9,8 @@ machines, ranks, paths.
 from __future__ import annotations
 
 import base64
-import logging
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -23,12 +21,30 @@ from torch.optim import Optimizer
 
 from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder, classes_in
+from swift_ft.checkpoint.step import carried_lines as lines
 from swift_ft.checkpoint.step.behind import say_what_is_behind
 from swift_ft.checkpoint.step.counted import counting_in, values_were_given
 from swift_ft.checkpoint.step.frozen import Copier, same
 from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed, is_of_session
 from swift_ft.checkpoint.step.namespaces import MISSING
 from swift_ft.checkpoint.step.outside import Outside
+from swift_ft.checkpoint.step.places import (
+    ALIKE,
+    AT_START,
+    CELLS,
+    FLAGS,
+    OBJECT,
+    OF_EPOCH,
+    UNSAVED,
+    Arrived,
+    Place,
+    Saved,
+    in_words,
+    is_object_of_script,
+    key_of,
+    place_of_key,
+    with_own,
+)
 from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.reach import content_of
 from swift_ft.checkpoint.step.references import UNKNOWN, References
@@ -37,52 +53,9 @@ from swift_ft.checkpoint.step.traces import Trace, trace_of
 from swift_ft.checkpoint.step.unordered import NAMELESS
 from swift_ft.program.loop_frame import FUNCTIONS, loop_frame, loop_frames, set_variables
 from swift_ft.program.signal_handlers import SetByHandler, set_by_handlers
-from swift_ft.units import shortened
-
-_logger = logging.getLogger(__name__)
-
-UNSAVED = "swift_ft.unsaved"
-"""In the place of a value that has changed and cannot be saved: what there is stays. With it are the words of
-its trace."""
-_OF_EPOCH = "swift_ft.of_epoch"
-"""Around a value that the script has set at the top of this epoch: only who lacks it is given it, .."""
-_AT_START = "swift_ft.at_start"
-"""In the place of a value that is again the one of the start."""
-_ALIKE = "swift_ft.alike"
-""".. unless it is the same on all replicas."""
-
-_OBJECT = "swift_ft.object"
-"""The key of the path of one of the script's own objects: a variable may have another one by now."""
-
-Place = tuple[str, str]
-"""A path, and the name of a variable there. Variables of the functions that run the loop have their names."""
-
-Saved = Mapping[str, Mapping[str, Any]]
-"""Values by path and name."""
 
 _OF_PROCESS = (torch.device, set, frozenset)
 """Classes of values that are rightly other ones in another process: its device, and the order of a set."""
-
-_CELLS, _FLAGS = "(cells)", "(requires_grad)"
-BY_NAME = frozenset({_CELLS, _FLAGS})
-"""Paths of places whose names lead on from a part of the state, as paths of others do."""
-
-
-@dataclass(frozen=True)
-class Arrived:
-    """Values that come from elsewhere.
-
-    Attributes:
-        saved: by path and name.
-        own: what each replica has for itself: it is not taken from another one.
-        of_own: what the lost worker of this rank had of it.
-        behind: those of ``own`` that are not of the iteration of the rest.
-    """
-
-    saved: Saved
-    own: frozenset[Place]
-    of_own: Saved = field(default_factory=dict)
-    behind: frozenset[Place] = frozenset()
 
 
 class CarriedVariables:
@@ -140,7 +113,7 @@ class CarriedVariables:
             for namespace, _ in self._variables.slots
             if isinstance(namespace.owner, nn.Module | Optimizer) or namespace.is_of_buffers
         }
-        of_torch.add(_FLAGS)
+        of_torch.add(FLAGS)
         found: dict[str, dict[str, Any]] = {}
         loop_first = sorted(self._start, key=lambda place: place[0] not in FUNCTIONS)
         of_script = (place for place in loop_first if place[0] not in of_torch)
@@ -192,13 +165,7 @@ class CarriedVariables:
     def say_what_is_unlike(self) -> None:
         """Name what the lines at the top of the epoch have set to other values than those taken over."""
         if self._unlike_at_top:
-            names = sorted({*self._unlike_at_top})
-            _logger.warning(
-                "the lines at the top of the epoch have set %s to other values than where this state comes "
-                "from: right if each worker has its own, wrong if they are made of weights or of the time",
-                shortened(names),
-                extra={"event": "variables_of_epoch_unlike", "variables": names},
-            )
+            lines.say_unlike_at_top(self._unlike_at_top)
 
     def say_what_is_behind(self, arrived: Arrived) -> None:
         """Name what steps go on with, and what is of another iteration than all else that has arrived."""
@@ -212,7 +179,7 @@ class CarriedVariables:
     def say_what_is_missing(self, arrived: Arrived) -> None:
         """Name what has arrived for a place that the lines at the top of the epoch have not made either."""
         saved = arrived.saved
-        for path in saved.keys() - {*FUNCTIONS, _CELLS, _FLAGS, *self._variables.paths}:
+        for path in saved.keys() - {*FUNCTIONS, CELLS, FLAGS, *self._variables.paths}:
             self._say_missing((path, next(iter(saved[path]))))
 
     def epoch_begins_again(self) -> None:
@@ -242,7 +209,7 @@ class CarriedVariables:
         self._variables.look()
         held = {id(module) for module in self._variables.state.tree.modules()}
         paths = {path for path, module in self._variables.modules() if id(module) in held}
-        return self._changed(self._copies(self._copier(), {*paths, _FLAGS}))
+        return self._changed(self._copies(self._copier(), {*paths, FLAGS}))
 
     def changes_since(self, before: Saved, now: Saved) -> dict[str, dict[str, Any]]:
         """The values for :meth:`put` by which what was saved at two moments differs."""
@@ -250,7 +217,7 @@ class CarriedVariables:
         found: dict[str, dict[str, Any]] = {}
         for key in sorted(key for key in {*then, *here} if then.get(key) != here.get(key)):
             path, name = place_of_key(key)
-            found.setdefault(path, {})[name] = now[path][name] if key in here else {_AT_START: True}
+            found.setdefault(path, {})[name] = now[path][name] if key in here else {AT_START: True}
         return found
 
     def _changed(self, found: Iterable[tuple[Place, Any, Any]]) -> dict[str, dict[str, Any]]:
@@ -262,7 +229,7 @@ class CarriedVariables:
             kept = now if self._is_plain(now) else {UNSAVED: _words_of(now) or self._trace(value).words}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
             if at_epoch is not MISSING and same(now, at_epoch):
-                kept = {_OF_EPOCH: kept, **({_ALIKE: True} if (path, name) in self.alike else {})}
+                kept = {OF_EPOCH: kept, **({ALIKE: True} if (path, name) in self.alike else {})}
             changed.setdefault(path, {})[name] = kept
         return changed
 
@@ -344,7 +311,7 @@ class CarriedVariables:
         for path, name in self._before_steps:
             value = saved.get(path, {}).get(name, MISSING)
             if isinstance(value, dict):
-                value = value.get(_OF_EPOCH, value)
+                value = value.get(OF_EPOCH, value)
             unsaved = isinstance(value, dict) and UNSAVED in value
             digest = 0 if value is MISSING else -1 if unsaved else self.digest(value)
             found[in_words((path, name))] = digest
@@ -385,7 +352,7 @@ class CarriedVariables:
     def take_over(self, saved: Saved) -> None:
         """Put in place what was saved, give others the values of the start, and remove what was not there."""
         self.arrived = Arrived(saved, self.own, self.of_own, self.behind)
-        saved, left = _with_own(saved, self.own, self.of_own)
+        saved, left = with_own(saved, self.own, self.of_own)
         self._unlike_at_top.clear()
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
@@ -400,9 +367,9 @@ class CarriedVariables:
             for name, value in values.items():
                 if (path, name) in loaders:
                     continue
-                if isinstance(value, dict) and _OF_EPOCH in value:
-                    alike = _ALIKE in value or (path, name) in self.alike
-                    value = value[_OF_EPOCH]
+                if isinstance(value, dict) and OF_EPOCH in value:
+                    alike = ALIKE in value or (path, name) in self.alike
+                    value = value[OF_EPOCH]
                     if (path, name) in places:
                         value = self._of_epoch((path, name), value, alike=alike)
                     if value is UNKNOWN or isinstance(value, Trace):
@@ -434,17 +401,11 @@ class CarriedVariables:
             if any(self._is_set_by(handler, path, name) for handler in handlers)
         )
         if found:
-            names = [in_words(place) for place in sorted(found)]
-            _logger.info(
-                "%s, which a signal handler of this script sets, had changed in the run before: here it is "
-                "as the script begins",
-                shortened(names),
-                extra={"event": "signal_of_earlier_run", "variables": names},
-            )
+            lines.say_set_by_handlers(found)
         return found
 
     def _is_set_by(self, handler: SetByHandler, path: str, name: str) -> bool:
-        if path == _CELLS:
+        if path == CELLS:
             cell = dict(self._variables.cells).get(name)
             return cell is not None and any(cell is one for one in handler.cells.values())
         if path in FUNCTIONS:
@@ -463,7 +424,7 @@ class CarriedVariables:
         given: dict[Place, Any] = {}
         for place, begin, _ in found:
             value = saved.get(place[0], {}).get(place[1], self._start.get(place, MISSING))
-            value = value[_OF_EPOCH] if isinstance(value, dict) and _OF_EPOCH in value else value
+            value = value[OF_EPOCH] if isinstance(value, dict) and OF_EPOCH in value else value
             if isinstance(value, dict) and UNSAVED in value:
                 self._say_not_taken(place, value[UNSAVED])
                 value = begin
@@ -478,13 +439,7 @@ class CarriedVariables:
     def _begin_with_first(self) -> None:
         """Values that an earlier process in the place of this one had set are those of the start."""
         if self._first:
-            names = [in_words(place) for place in sorted(self._first)]
-            _logger.info(
-                "this script has set %s before its first step otherwise than when the run began: it goes on "
-                "with the values of then, which were the same on another machine",
-                shortened(names),
-                extra={"event": "start_values_given", "variables": names},
-            )
+            lines.say_given_at_start(self._first)
         self._start |= self._first
         self._first = {}
 
@@ -505,11 +460,11 @@ class CarriedVariables:
         places, placing = dict(self._values()), self._placing()
         for path, values in saved.items():
             for name, value in values.items():
-                value = value[_OF_EPOCH] if isinstance(value, dict) and _OF_EPOCH in value else value
+                value = value[OF_EPOCH] if isinstance(value, dict) and OF_EPOCH in value else value
                 now = places.get((path, name), MISSING)
                 if isinstance(value, dict) and UNSAVED in value:
                     self._say_not_taken((path, name), value[UNSAVED])
-                elif isinstance(value, dict) and _AT_START in value:
+                elif isinstance(value, dict) and AT_START in value:
                     self._put_back(placing, (path, name), now, self._start.get((path, name), MISSING))
                 else:
                     self._put(placing, (path, name), now, value)
@@ -549,17 +504,17 @@ class CarriedVariables:
     def _put(self, placing: Placing, place: Place, now: Any, value: Any) -> None:
         path, name = place
         placing.lacks = False
-        value = self._object_of(value) if _is_object(value) else placing.put(now, value)
+        value = self._object_of(value) if is_object_of_script(value) else placing.put(now, value)
         if value is UNKNOWN or placing.lacks:
             self._say_missing(place)
         if value is UNKNOWN:
             return
         if value is now:
             return
-        if path == _FLAGS:
+        if path == FLAGS:
             if (parameter := self._variables.state.named_parameters().get(name)) is not None:
                 parameter.requires_grad_(value)
-        elif path == _CELLS:
+        elif path == CELLS:
             cell = next((cell for at, cell in self._variables.cells if at == name), None)
             if cell is not None:
                 cell.cell_contents = value
@@ -572,31 +527,17 @@ class CarriedVariables:
             self._say_missing(place)
 
     def _object_of(self, value: Mapping[str, str]) -> Any:
-        found = self._variables.object_at(value[_OBJECT])
+        found = self._variables.object_at(value[OBJECT])
         return UNKNOWN if found is None else found
 
     def _say_missing(self, place: Place) -> None:
-        if self._at_top_of_epoch:
-            return  # the script may make it there
-        _logger.warning(
-            "%s.%s has changed since the start of training, and this process has nothing in that place yet: "
-            "make it before the first step, by a name or key that is the same in each process, so that a "
-            "replacement has it too",
-            *place,
-            extra={"event": "variable_missing", "variable": ".".join(place)},
-        )
+        if not self._at_top_of_epoch:  # else the script may make it there
+            lines.say_missing(place)
 
     def _say_not_taken(self, place: Place, words: str) -> None:
         if words and place not in self._named:
             self._named.add(place)
-            _logger.warning(
-                "%s (%s) has changed since the start of training, and cannot travel with the state. In this "
-                "process it is another one, so what follows from it differs. Let a module of Session(state) "
-                "hold it, or an object with state_dict() and load_state_dict()",
-                in_words(place),
-                words,
-                extra={"event": "variable_not_taken", "variable": ".".join(place)},
-            )
+            lines.say_not_taken(place, words)
 
     def _is_plain(self, value: Any) -> bool:
         """Whether a checkpoint can hold it, and it can be read back."""
@@ -617,7 +558,7 @@ class CarriedVariables:
         if (copied := copier.copy(value)) is not UNKNOWN:
             return copied
         path = self._variables.path_of(value)
-        return self._trace(value) if path is None else {_OBJECT: path}
+        return self._trace(value) if path is None else {OBJECT: path}
 
     def _trace(self, value: Any) -> Trace:
         return trace_of(value, self._variables.protected.has)
@@ -649,12 +590,12 @@ class CarriedVariables:
                 yield (namespace.path, name), value
         for path, cell in variables.cells:
             if NAMELESS not in path:
-                yield (_CELLS, path), content_of(cell)
+                yield (CELLS, path), content_of(cell)
         for place, value in variables.of_loop().items():
             if not is_of_session(value):
                 yield place, value
         for name, parameter in variables.state.named_parameters().items():
-            yield (_FLAGS, name), parameter.requires_grad
+            yield (FLAGS, name), parameter.requires_grad
 
 
 def _is_of_process(value: Any) -> bool:
@@ -668,35 +609,6 @@ def _is_of_process(value: Any) -> bool:
             seen.add(id(one))
             todo.extend(one.values() if isinstance(one, Mapping) else one)
     return False
-
-
-def _with_own(saved: Saved, own: frozenset[Place], of_own: Saved) -> tuple[Saved, frozenset[Place]]:
-    """The values to take over, and the places that keep what is there."""
-    taken = {path: dict(values) for path, values in saved.items()}
-    given = {(path, name): value for path, values in of_own.items() for name, value in values.items()}
-    for path, name in own & given.keys():
-        taken.setdefault(path, {})[name] = given[path, name]
-    return taken, own - given.keys()
-
-
-def key_of(place: Place) -> str:
-    """Its key among digests."""
-    return "\n".join(place)
-
-
-def place_of_key(key: str) -> Place:
-    """The inverse of :func:`key_of`."""
-    path, _, variable = key.partition("\n")
-    return path, variable
-
-
-def in_words(place: Place) -> str:
-    """As the script would name it."""
-    return ".".join(filter(None, place))
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict) and _OBJECT in value
 
 
 def _words_of(now: Any) -> str:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from swift_ft.checkpoint.layered_state import LayeredState
 from swift_ft.checkpoint.state_digest import tensor_digests
 from swift_ft.checkpoint.state_payload import StatePath, StatePayload, TensorKind, fresh
-from swift_ft.checkpoint.step.carried import Place
+from swift_ft.checkpoint.step.places import Place
 from swift_ft.coordination.groups import Groups
 from swift_ft.coordination.participant import Participant
 from swift_ft.coordination.progress import ProgressBoard

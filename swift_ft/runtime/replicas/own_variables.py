@@ -18,8 +18,9 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from swift_ft.checkpoint.layered_state import merged_values
-from swift_ft.checkpoint.step.carried import CarriedVariables, Place, Saved, in_words, key_of, place_of_key
+from swift_ft.checkpoint.step.carried import CarriedVariables
 from swift_ft.checkpoint.step.counted import number_of_begins
+from swift_ft.checkpoint.step.places import Place, Saved, in_words, key_of, place_of_key
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.errors import UnsupportedError

@@ -20,7 +20,7 @@ from swift_ft.checkpoint.state_payload import (
     fresh,
     tensor_at,
 )
-from swift_ft.checkpoint.step.carried import Place
+from swift_ft.checkpoint.step.places import Place
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.config import store_keys
 from swift_ft.errors import RecoveryError, SwiftError

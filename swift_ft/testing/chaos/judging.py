@@ -11,7 +11,7 @@ from typing import Any
 
 from swift_ft.checkpoint.state_digest import STORED_AS
 from swift_ft.checkpoint.state_values import digests
-from swift_ft.checkpoint.step.carried import UNSAVED
+from swift_ft.checkpoint.step.places import UNSAVED
 from swift_ft.errors import SwiftError, first_line
 from swift_ft.faults import Fault, parse_faults
 from swift_ft.program.loop_frame import LOOP, PASSES_ON

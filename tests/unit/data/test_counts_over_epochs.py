@@ -19,8 +19,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from swift_ft.checkpoint.step.carried import Saved
 from swift_ft.checkpoint.step.counted import counted_in
+from swift_ft.checkpoint.step.places import Saved
 from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.data import LoaderBatches
