@@ -427,12 +427,6 @@ def variables_kept(rank: int) -> str:
     return f"variables/kept/{rank}"
 
 
-@_kind("each worker with replicas", "its replacement")
-def variables_of_epochs(rank: int) -> str:
-    """As ``variables/kept``, of what loaders count, as of the last beginnings and ends of their epochs."""
-    return f"variables/epochs/{rank}"
-
-
 @_kind("the first process of each worker", "its replacement, and that of a worker of another machine")
 def start_values(rank: int) -> str:
     """Digests of what its script has set before the session's start, and small values themselves."""

@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
 
 from swift_ft.checkpoint.step.containers import content_in
 from swift_ft.checkpoint.step.frozen import same
-from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, MOST_ELEMENTS, is_fixed, is_object
+from swift_ft.checkpoint.step.kinds import CONTAINERS, FIXED_EXACTLY, MOST_ELEMENTS, is_fixed
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, fingerprint_of
 from swift_ft.checkpoint.step.namespaces import MISSING, Namespace
 from swift_ft.data.script_variables import contents_of, objects_from
@@ -40,12 +39,10 @@ class ForkedVariables:
 
     Args:
         roots: the data set and whatever else of the script makes samples or batches in the processes.
-        without: what these lead to is left out, as a data set to which a sampler leads.
     """
 
-    def __init__(self, *roots: Any, without: Any = None) -> None:
+    def __init__(self, *roots: Any) -> None:
         self._roots = roots
-        self._without = without
         self._noted: list[tuple[Namespace, dict[str, _Noted]]] = []
         self.note()
 
@@ -54,7 +51,7 @@ class ForkedVariables:
         room = _Room()
         self._noted = [
             (one, {name: _Noted(one.variables[name], room) for name in one.names()})
-            for one in _namespaces_of(self._roots, self._without)
+            for one in _namespaces_of(self._roots)
         ]
 
     def changed(self, *, unless_small: bool = False) -> list[str]:
@@ -143,15 +140,10 @@ def _is_small(value: Any) -> bool:
     return type(value) in FIXED_EXACTLY and not (isinstance(value, str) and len(value) > _LETTERS_KEPT)
 
 
-def _namespaces_of(roots: Iterable[Any], without: Any = None) -> Iterator[Namespace]:
-    """Objects, and then their classes. Of samplers, those of torch, too: a script may set their weights."""
+def _namespaces_of(roots: Iterable[Any]) -> Iterator[Namespace]:
+    """Objects, and then their classes."""
     kinds: dict[type, None] = {}
-    left_out = {*map(id, islice(objects_from(without), _MOST_OBJECTS))}
-    of_torch = {id(one): one for one in roots if isinstance(one, Sampler) and not is_object(one)}
-    yield from (Namespace("", one) for one in of_torch.values())
     for one in islice(objects_from(*roots), _MOST_OBJECTS):
-        if id(one) in left_out:
-            continue
         yield Namespace("", one)
         kinds |= dict.fromkeys(filter(is_own_class, type(one).__mro__))
     yield from (Namespace("", kind) for kind in kinds)

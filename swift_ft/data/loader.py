@@ -37,14 +37,12 @@ class LoaderBatches:
     What is drawn at random, by a sampler for example, depends on the seed and on the place in the epoch only.
     The state of a ``StatefulDataLoader`` does not hold what its workers draw.
 
-    What the data set, a sampler or a ``collate_fn`` counts in itself as it gives batches, such as a cache or
-    draws of its own, goes with the place in the epoch and is not put back with a step. A checkpoint has what
-    there was as the epoch began, and so is a replacement given that: it reads the epoch from there.
+    What the data set, a sampler or a ``collate_fn`` counts in itself as it gives batches goes with the place
+    in the epoch: it is neither put back with a step nor handed to a replacement, which reads the epoch.
 
-    What the script sets in the data set counts at once without workers. A warning names what it sets within
-    an epoch in a sampler, or in a data set that counts: read again, earlier batches would be others. Workers
-    are forks of this process, and get it with the next epoch, in a replacement, too, if it is a number or
-    another small value. A warning names what else was changed within an epoch.
+    What the script sets in the data set counts at once without workers. Workers are forks of this process,
+    and get it with the next epoch, in a replacement, too, if it is a number or another small value. A warning
+    names what else was changed within an epoch.
 
     Args:
         loader: with the same batches in each pass over the same epoch. ``set_epoch`` of its sampler or its
@@ -84,9 +82,7 @@ class LoaderBatches:
         self._asked: list[Any] = []  # by its workers
         if getattr(loader, "num_workers", 0):
             self._asked = [getattr(loader, name, None) for name in _OF_WORKERS]
-        # What its workers, or samplers of this process, have begun with:
-        self._forked: ForkedVariables | None = None
-        self._of_data: ForkedVariables | None = None  # what counts here is counted with
+        self._forked: ForkedVariables | None = None  # what its workers have begun with
         self._at_begin = EpochValues(*self._asked)
         self._options = self._at_begin.held  # by this name reach() finds it
         self._warned = False
@@ -95,13 +91,8 @@ class LoaderBatches:
         """The batch of an iteration, counted from 0. The first epoch is followed by the second, and so on."""
         if index < 0:
             raise IndexError(f"Iterations count from 0, not {index}.")
-        if self._position.is_given:
-            self._kept, self._iterator = {}, None
         self._at_begin.keep(index // self._length)
         if index in self._kept and self._kept[index].unchanged:
-            self._note_variables()  # a step was put back, perhaps
-            if index + 1 == self._next and self._next % self._length == 0:
-                self._position.epoch_is_over()
             return copied(self._kept[index].batch)
         if self._iterator is None or index != self._next or index % self._length == 0:
             self._seek(index)
@@ -134,6 +125,8 @@ class LoaderBatches:
         """Begin anew: where a state was loaded for, or at the beginning of the epoch."""
         start = index - index % self._length
         follows = self._next == index == start
+        if follows and self._iterator is not None and self._ends:
+            self._finish()
         self._iterator = None
         place, state = self._loaded if self._loaded is not None else (start, None)
         self._loaded = None
@@ -150,33 +143,18 @@ class LoaderBatches:
 
     def _begin(self, epoch: int) -> None:
         """Begin to iterate. Workers begin with what the data set had as the first of this epoch began."""
-        self._of_data = None
         if not self._asked:
             self._iterator = iter(self._loader)
-            if not self._warned:
-                data = getattr(self._loader, "dataset", None)
-                self._forked = ForkedVariables(*samplers_of(self._loader), without=data)
             return
         with self._at_begin.of(epoch):
             self._iterator = iter(self._loader)
         self._forked = None if self._warned else ForkedVariables(*self._asked)
 
     def _warn_of_late_change(self) -> None:
-        """Say once that a change within an epoch would reach a replacement before its time."""
-        noted = [one for one in (self._forked, self._of_data) if one is not None]
-        if not (names := [name for one in noted for name in one.changed(unless_small=bool(self._asked))]):
+        """Say once that a large change within an epoch would reach a replacement before its time."""
+        if self._forked is None or not (names := self._forked.changed(unless_small=True)):
             return
-        self._warned, self._forked, self._of_data = True, None, None
-        if not self._asked:
-            _logger.warning(
-                "%s changed in the middle of an epoch: a replacement reads the epoch again from its "
-                "beginning, with what is there by then or with what its script makes, so its batches may be "
-                "others for the rest of the epoch. Change it before an epoch's first batch, and keep what it "
-                "is made of in a variable of yours",
-                shortened(names),
-                extra={"event": "changed_within_epoch", "variables": names},
-            )
-            return
+        self._warned, self._forked = True, None
         _logger.warning(
             "%s changed in the middle of an epoch: the loader's processes get it with the next epoch, and "
             "those of a replacement at once, whose batches would be others for the rest of the epoch. Change "
@@ -185,39 +163,24 @@ class LoaderBatches:
             extra={"event": "changed_within_epoch", "variables": names},
         )
 
-    def _note_variables(self) -> None:
-        """Changes until now were not made by the script within an epoch."""
-        for one in (self._forked, self._of_data):
-            if one is not None and one.changed():
-                one.note()
-
     def _finish(self) -> None:
-        """An epoch is over: what an iterable data set does behind its last sample is done, too.
-
-        At once, since whoever begins with the next epoch has not read this one.
-        """
+        """An epoch is over: what an iterable data set does behind its last sample is done, too."""
         assert self._iterator is not None
-        if self._ends:
-            with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
-                next(self._iterator, _END)
-        self._iterator = None
-        self._position.epoch_is_over()
+        with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
+            next(self._iterator, _END)
 
     def _take(self) -> Any:
         assert self._iterator is not None
         with random_numbers_of(derive_seed(self._seed, self._next)), self._position.giving():
             batch = next(self._iterator, _END)
-        self._note_variables()  # which may have changed as the loader made a batch
-        if not (self._asked or self._warned) and self._of_data is None and self._position.counts:
-            self._of_data = ForkedVariables(*(getattr(self._loader, name, None) for name in _OF_WORKERS))
+        if self._forked is not None and self._forked.changed():
+            self._forked.note()  # as the loader made a batch
         if batch is _END:
             raise UsageError(
                 f"The loader's epoch ended after {self._next % self._length} batches of {self._length}: its "
                 "length, or length=, must be what each epoch has."
             )
         self._next += 1
-        if self._next % self._length == 0:
-            self._finish()
         return batch
 
 

@@ -6,7 +6,6 @@ changes in it at other times belongs to the script's steps, as all its variables
 
 from __future__ import annotations
 
-import logging
 import operator
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -17,23 +16,17 @@ import numpy as np
 import torch
 
 from swift_ft.checkpoint.step.counted import Counted
-from swift_ft.checkpoint.step.frozen import Copier
 from swift_ft.checkpoint.step.kinds import (
     CONTAINERS,
     MOST_ELEMENTS,
     is_copied,
-    is_fixed,
     is_object,
     is_understood,
 )
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaves, Uncopied
 from swift_ft.checkpoint.step.namespaces import MISSING, Namespace
-from swift_ft.checkpoint.step.references import UNKNOWN
-from swift_ft.checkpoint.step.traces import Trace, trace_of
 from swift_ft.data.batch_source import samplers_of
 from swift_ft.data.script_variables import contents_of, objects_from
-
-_logger = logging.getLogger(__name__)
 
 _MOST_BYTES = 2**16
 """Of a tensor or an array in such an object that is compared before and after each batch."""
@@ -57,22 +50,7 @@ class LoaderPosition:
         self._counted = Counted()
         self._objects: list[Namespace] = []
         self._begins: dict[int, list[_Variable]] = {}  # of the last two epochs
-        self._epoch = 0
-        self._batches = 0
-        self._named: set[str] = set()
-
-    @property
-    def counts(self) -> bool:
-        """Whether the loader counts in anything."""
-        return len(self._counted) > 0
-
-    @property
-    def is_given(self) -> bool:
-        """Whether values of an epoch's beginning have come, from a checkpoint or from another worker.
-
-        Then the loader has to begin that epoch again.
-        """
-        return self._counted.given
+        self._given = 0
 
     def begin(self, epoch: int, *, jumps: bool) -> None:
         """A pass over an epoch begins.
@@ -82,32 +60,19 @@ class LoaderPosition:
             jumps: it does not follow the end of the one before.
         """
         self._objects = [Namespace("", one) for one in _objects_of(self._loader)]
-        if self._counted.given:
-            self._counted.given = False
-        elif jumps and self._begins:
+        if jumps and self._begins:
             self._put_back(self._begins.get(epoch, next(iter(self._begins.values()))))
         self._begins = {n: begin for n, begin in self._begins.items() if n in (epoch - 1, epoch)}
         self._begins[epoch] = [
             _Variable(one, name, whole=True, to_put_back=True, counts=self._counts(one, name))
             for one, name in self._places()
         ]
-        self._epoch = epoch
-        copier = Copier()
-        for one, name in self._places():
-            if self._counts(one, name):
-                self._counted.begin_was(one.owner, name, copy := _copy(copier, one.variables[name]))
-                self._say_if_not_handed_over(one, name, copy)
-        self._counted.epoch_begins()
-
-    def epoch_is_over(self) -> None:
-        """The epoch's last batch was given."""
-        self._counted.epoch_is_over()
 
     @contextmanager
     def giving(self) -> Iterator[None]:
         """Within the block the loader makes a batch, or begins an epoch."""
-        self._batches += 1
-        closely = self._batches <= _FIRST_BATCHES or self._batches & (self._batches - 1) == 0
+        self._given += 1
+        closely = self._given <= _FIRST_BATCHES or self._given & (self._given - 1) == 0
         before = [
             _Known(one, name) if self._counts(one, name) else _Variable(one, name, whole=closely)
             for one, name in self._places()
@@ -125,40 +90,10 @@ class LoaderPosition:
         return name in self._counted.names_in(one.owner)
 
     def _count(self, one: Namespace, name: str, before: Any) -> None:
-        if not self._counts(one, name):
-            self._counted.add(one.owner, name)
-            self._counted.begin_was(one.owner, name, self._at_begin(one, name))
+        self._counted.add(one.owner, name)
         for value in (before, one.variables.get(name, MISSING)):
             for thing in contents_of(value, whole=True):
                 self._counted.things[id(thing)] = thing
-
-    def _at_begin(self, one: Namespace, name: str) -> Any:
-        """A copy of what a variable was as the epoch began, of which it is found by now that it counts."""
-        noted = (v for v in self._begins[self._epoch] if v.name == name and v.namespace.owner is one.owner)
-        if (begin := next(noted, None)) is None:
-            return MISSING
-        if is_fixed(begin.value):
-            return begin.value
-        now = _Variable(one, name, whole=True, to_put_back=True, counts=True)
-        begin.put_back()
-        try:
-            return _copy(Copier(), one.variables.get(name, MISSING))
-        finally:
-            now.put_back()
-
-    def _say_if_not_handed_over(self, one: Namespace, name: str, copy: Any) -> None:
-        """Name it in the first epoch that begins with something else than the script has made."""
-        where = f"{type(one.owner).__name__}.{name}"
-        if isinstance(copy, Trace) and copy.words and where not in self._named:
-            self._named.add(where)
-            _logger.warning(
-                "%s (%s) changes as a loader gives its batches, and is too large to travel with the state, "
-                "or holds something that cannot. A replacement begins with what its script makes, so its "
-                "batches may be others: let each epoch make it anew, or let it depend on the epoch only",
-                where,
-                copy.words,
-                extra={"event": "counted_not_handed_over", "variable": where},
-            )
 
     def _places(self) -> list[tuple[Namespace, str]]:
         return [(one, name) for one in self._objects for name in one.variables]
@@ -240,12 +175,6 @@ class _Variable(_Known):
             self.namespace.write(self.name, self.value)
         for leaf in self._leaves:
             leaf.put_back()
-
-
-def _copy(copier: Copier, value: Any) -> Any:
-    """A copy that can be handed over, or a trace."""
-    copied = copier.copy(value)
-    return trace_of(value, lambda _: False) if copied is UNKNOWN else copied
 
 
 def _may_be_read(array: np.ndarray) -> bool:

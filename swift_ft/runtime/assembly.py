@@ -203,7 +203,13 @@ class Assembly(Foundations):
         replays = self._new_replays(pipeline) if pipeline is not None else NoReplays()
         if pipeline is not None and self.attached.shared_layers is None:
             carried, rank = self._rollback.carried, self._context.rank
-            self.between.changes = ModuleChanges(rank, carried, self._rendezvous, self._writer)
+            self.between.changes = ModuleChanges(
+                rank,
+                carried,
+                self._rendezvous,
+                self._writer,
+                keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
+            )
         on_device = DeviceWaits(self._group.waits, self._devices)
         hooks, checkpoints = self._new_hooks(pipeline, on_device), self._new_checkpoints(layers)
         device = Device(on_device, self._is_connection_error)

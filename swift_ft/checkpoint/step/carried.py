@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -23,9 +23,8 @@ from swift_ft.checkpoint.plain_classes import NotPlainError
 from swift_ft.checkpoint.plain_values import Encoder, classes_in
 from swift_ft.checkpoint.step import carried_lines as lines
 from swift_ft.checkpoint.step.behind import say_what_is_behind
-from swift_ft.checkpoint.step.counted import counting_in, values_were_given
 from swift_ft.checkpoint.step.frozen import Copier, same
-from swift_ft.checkpoint.step.kinds import GENERATORS, is_fixed, is_of_session
+from swift_ft.checkpoint.step.kinds import GENERATORS, has_dict, is_fixed, is_of_session
 from swift_ft.checkpoint.step.namespaces import MISSING
 from swift_ft.checkpoint.step.outside import Outside
 from swift_ft.checkpoint.step.places import (
@@ -97,7 +96,7 @@ class CarriedVariables:
     def remember(self) -> None:
         """The session starts: from now on, what is unlike this travels."""
         self._variables.keep_paths()
-        self._start = self._all_now() | {place: value for place, value, _ in self._counted()}
+        self._start = self._all_now()
         for value in self._start.values():
             if not isinstance(value, Trace):
                 self._variables.state.known.add(classes_in(value))
@@ -198,18 +197,14 @@ class CarriedVariables:
         """
         self._variables.look()
         self._outside.check()
-        return self._changed(self._travelling())
-
-    def counted_to_save(self) -> dict[str, dict[str, Any]]:
-        """As :meth:`to_save`, of what loaders count: the values that their epochs have begun with."""
-        return self._changed((place, value, begin) for place, begin, value in self._counted())
+        return self._changed(lambda _: True)
 
     def in_modules(self) -> dict[str, dict[str, Any]]:
         """As :meth:`to_save`, of the state's modules alone: attributes, and which parameters are frozen."""
         self._variables.look()
         held = {id(module) for module in self._variables.state.tree.modules()}
         paths = {path for path, module in self._variables.modules() if id(module) in held}
-        return self._changed(self._copies(self._copier(), {*paths, FLAGS}))
+        return self._changed(lambda path: path in paths or path == FLAGS)
 
     def changes_since(self, before: Saved, now: Saved) -> dict[str, dict[str, Any]]:
         """The values for :meth:`put` by which what was saved at two moments differs."""
@@ -220,47 +215,24 @@ class CarriedVariables:
             found.setdefault(path, {})[name] = now[path][name] if key in here else {AT_START: True}
         return found
 
-    def _changed(self, found: Iterable[tuple[Place, Any, Any]]) -> dict[str, dict[str, Any]]:
+    def _changed(self, wanted: Callable[[str], bool]) -> dict[str, dict[str, Any]]:
         changed: dict[str, dict[str, Any]] = {}
-        for (path, name), value, now in found:
+        copier = self._copier()
+        for (path, name), value in self._values():
+            if not wanted(path):
+                continue
             before = self._start.get((path, name), MISSING)
+            if value is before and is_fixed(value):
+                continue
+            now = self._now(copier, value)
             if same(now, before) or same(now, self._made_before.get((path, name), UNKNOWN)):
                 continue
-            kept = now if self._is_plain(now) else {UNSAVED: _words_of(now) or self._trace(value).words}
+            kept = now if self._is_plain(now) else {UNSAVED: self._trace(value).words}
             at_epoch = MISSING if (path, name) in self._start else self._at_epoch.get((path, name), MISSING)
             if at_epoch is not MISSING and same(now, at_epoch):
                 kept = {OF_EPOCH: kept, **({ALIKE: True} if (path, name) in self.alike else {})}
             changed.setdefault(path, {})[name] = kept
         return changed
-
-    def _travelling(self) -> Iterator[tuple[Place, Any, Any]]:
-        """Places, what is in them, and copies that may travel."""
-        copier = self._copier()
-        yield from self._copies(copier)
-        for place, begin, value in self._counted(copier):
-            yield place, value, begin
-
-    def _copies(
-        self, copier: Copier, paths: Container[str] | None = None
-    ) -> Iterator[tuple[Place, Any, Any]]:
-        """Those of variables, without the fixed values of the start. None stands for all paths."""
-        for place, value in self._values():
-            if paths is not None and place[0] not in paths:
-                continue
-            if not (value is self._start.get(place, MISSING) and is_fixed(value)):
-                yield place, value, self._now(copier, value)
-
-    def _counted(self, copier: Copier | None = None) -> Iterator[tuple[Place, Any, Any]]:
-        """Places that loaders count in, with copies of what was there as their epochs began, and is now."""
-        copier = copier or self._copier()
-        small = {*map(id, self._variables.state.small.values())}
-        for namespace in self._variables.namespaces:
-            if id(namespace.owner) in small:
-                continue
-            for counted, name in counting_in(namespace.owner):
-                now = namespace.variables.get(name, MISSING)
-                begin, is_copy = counted.at_begin(namespace.owner, name, now)
-                yield (namespace.path, name), begin if is_copy else self._now(copier, begin), now
 
     def digests(self) -> dict[str, int]:
         """A digest of each value that is not that of the start, by path and name, a line feed between."""
@@ -362,11 +334,8 @@ class CarriedVariables:
         if not self._paths_before_steps:
             arrived = {(path, name) for path, values in saved.items() for name in values}
             self._given |= {place for place in arrived if places.get(place, MISSING) is MISSING}
-        loaders = self._give_to_loaders(placing, saved, left)
         for path, values in saved.items():
             for name, value in values.items():
-                if (path, name) in loaders:
-                    continue
                 if isinstance(value, dict) and OF_EPOCH in value:
                     alike = ALIKE in value or (path, name) in self.alike
                     value = value[OF_EPOCH]
@@ -413,28 +382,6 @@ class CarriedVariables:
             return frame is not None and handler.sets_local(frame.f_code, name)
         namespace = self._variables.namespace(path)
         return namespace is not None and handler.sets(namespace.owner, name)
-
-    def _give_to_loaders(self, placing: Placing, saved: Saved, left: frozenset[Place]) -> set[Place]:
-        """Have loaders begin again with other values, unless their epochs have begun with the same ones.
-
-        Returns:
-            The places that they are known to count in.
-        """
-        found = [*self._counted()]
-        given: dict[Place, Any] = {}
-        for place, begin, _ in found:
-            value = saved.get(place[0], {}).get(place[1], self._start.get(place, MISSING))
-            value = value[OF_EPOCH] if isinstance(value, dict) and OF_EPOCH in value else value
-            if isinstance(value, dict) and UNSAVED in value:
-                self._say_not_taken(place, value[UNSAVED])
-                value = begin
-            given[place] = begin if place in left or isinstance(value, Trace) else value
-        if not all(same(begin, given[place]) for place, begin, _ in found):
-            for place, _, now in found:
-                if not isinstance(given[place], Trace):
-                    self._put(placing, place, now, given[place])
-            values_were_given()
-        return {*given}
 
     def _begin_with_first(self) -> None:
         """Values that an earlier process in the place of this one had set are those of the start."""
@@ -580,7 +527,7 @@ class CarriedVariables:
         given = {
             (id(owner), name)
             for part in variables.state.small.values()
-            for owner, name in getattr(part, "gives_attributes", ())
+            for owner, name in (vars(part) if has_dict(part) else {}).get("gives_attributes", ())
         }
         for namespace, name in variables.slots:
             value = namespace.variables.get(name, MISSING)

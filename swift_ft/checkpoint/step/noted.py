@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import CellType, CodeType, FrameType
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from swift_ft.checkpoint.step.caches import Remembered
-from swift_ft.checkpoint.step.counted import counted_in, is_counted, note_counted
+from swift_ft.checkpoint.step.counted import counted_in, is_counted
 from swift_ft.checkpoint.step.kinds import is_copied, is_understood
 from swift_ft.checkpoint.step.leaves import MOST_BYTES, Leaf, OfGraph, Uncopied
 from swift_ft.checkpoint.step.namespaces import MISSING, Namespace
@@ -44,7 +44,6 @@ class NotedVariables:
         flags: whether parameters require gradients.
         large: tensors in attributes of modules that are too large for a copy, by name.
         caches: what functions remember.
-        counted: of :func:`swift_ft.checkpoint.step.counted.note_counted`.
     """
 
     namespaces: list[Namespace]
@@ -57,7 +56,6 @@ class NotedVariables:
     flags: list[tuple[nn.Parameter, bool]] = field(default_factory=list)
     large: dict[str, torch.Tensor] = field(default_factory=dict)
     caches: list[Remembered] = field(default_factory=list)
-    counted: list[Callable[[], None]] = field(default_factory=note_counted)
 
     def changed_uncopied(self) -> list[Any]:
         """Tensors and arrays that have changed for the first time since, of which there is no copy."""
@@ -104,8 +102,6 @@ class NotedVariables:
                 leaf.put_back()
         for cache in self.caches:
             cache.put_back()
-        for loader_put_back in self.counted:
-            loader_put_back()
         for parameter, flag in self.flags:
             if parameter.requires_grad != flag:
                 parameter.requires_grad_(flag)

@@ -81,7 +81,7 @@ class References:
         if type(key) is int and key >= LEAST_ADDRESS and key in self._names_of_modules:
             return (_ID_OF_MODULE, self._names_of_modules[key])
         if isinstance(key, weakref.ref):
-            inner = self.of_key(key())
+            inner = UNKNOWN if key() is None else self.of_key(key())
             return UNKNOWN if inner is UNKNOWN else (_WEAK, inner)
         # For mypy the functions have unlike signatures, so that they could never be the same one.
         by_identity = type(key).__hash__ is object.__hash__  # type: ignore[comparison-overlap]

@@ -56,8 +56,8 @@ class NamesOfKeys:
             return repr(key)
         if isinstance(key, weakref.ref):
             return None if key() is None else self.of(key())
-        if isinstance(key, _OF_LIBRARIES) and "<" not in key.__qualname__:
-            return f"{key.__module__}.{key.__qualname__}"
+        if isinstance(key, _OF_LIBRARIES) and "<" not in key.__qualname__ and (home := _home_of(key)):
+            return f"{home}.{key.__qualname__}"
         if isinstance(key, ModuleType):
             return key.__name__
         if name := self._references.words_of(key) or self._path(id(key)):
@@ -65,7 +65,10 @@ class NamesOfKeys:
         # For mypy the functions have unlike signatures, so that they could never be the same one.
         if kind.__hash__ is object.__hash__:  # type: ignore[comparison-overlap]
             return None
-        text = repr(key)
+        try:
+            text = repr(key)
+        except Exception:  # one of the script's own
+            return None
         return None if _ADDRESS.search(text) else text
 
     def at_last(self, key: Any) -> str | None:
@@ -83,6 +86,11 @@ class NamesOfKeys:
     def _path(self, number: int) -> str | None:
         path = self._paths.get(number)
         return None if path is None or NAMELESS in path else path
+
+
+def _home_of(key: Any) -> str | None:
+    """The module that a function of a library is in. A method of one object has none."""
+    return getattr(key, "__module__", None) or getattr(getattr(key, "__objclass__", None), "__module__", None)
 
 
 class Todo:

@@ -103,7 +103,7 @@ class WatchedMachine:
             reason = f"its agent was silent for {now - self.heard_at:.1f} s"
             return LostMachine(self.machine, reason, silent=True, deaf=deaf, recorded=self.recorded)
         reason = f"its agent cannot be reached ({self.trouble})"
-        return LostMachine(self.machine, reason, deaf=deaf)
+        return LostMachine(self.machine, reason, deaf=deaf, recorded=self.recorded)
 
 
 def silent_with(

@@ -85,13 +85,20 @@ def further_iterators() -> list[str]:
     return [path for path in found if path not in near]
 
 
+def _shown(key: Any) -> str:
+    try:
+        return repr(key)
+    except Exception:  # one of the script's own: this is only for a warning
+        return "..."
+
+
 def _used(path: str, value: Any, names: frozenset[str]) -> Iterator[tuple[str, Any, frozenset[str]]]:
     """Parts of a value that code with these names may use: a path, a value, and the names in code there."""
     kind = type(value)  # not isinstance(), which would ask proxies
     if issubclass(kind, functools.partial):
         yield from ((path, one, names) for one in (value.func, *value.args, *value.keywords.values()))
     elif issubclass(kind, BuiltinMethodType | MethodWrapperType | MethodType):
-        yield path, value.__self__, names | {value.__name__}
+        yield path, value.__self__, names | {getattr(value, "__name__", "")}  # none of a partial's
     elif issubclass(kind, staticmethod | classmethod):
         yield path, value.__func__, names
     elif issubclass(kind, FunctionType):
@@ -100,7 +107,7 @@ def _used(path: str, value: Any, names: frozenset[str]) -> Iterator[tuple[str, A
     elif issubclass(kind, dict | list | tuple):
         pairs = value.items() if issubclass(kind, dict) else enumerate(value)
         if len(value) <= _MOST_ELEMENTS:
-            yield from ((f"{path}[{key!r}]", one, names) for key, one in pairs)
+            yield from ((f"{path}[{_shown(key)}]", one, names) for key, one in pairs)
     elif issubclass(kind, ModuleType):
         if is_own_module(value.__name__):
             yield from ((f"{path}.{name}", vars(value)[name], names) for name in vars(value) if name in names)

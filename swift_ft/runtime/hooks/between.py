@@ -261,7 +261,7 @@ class Between:
         before = FixedState(self._state, self._sampler)
         self._fixed = hook.name, before
         if self.changes is not None:
-            self.changes.begin()
+            self.changes.begin(hook.name)
         result = hook.function()
         finish_on_device()  # before the result counts: another survivor may have read other numbers
         self._leave(interrupted=False)
@@ -272,7 +272,7 @@ class Between:
                 "`with step:`."
             )
         if self.changes is not None:
-            self.changes.note(iteration, position)
+            self.changes.note(hook.name, iteration, position)
         if hook.then is not None:
             noted = _written(hook, result)
             self._note(hook, iteration, position, generation, noted)

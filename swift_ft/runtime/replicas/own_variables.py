@@ -17,9 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
-from swift_ft.checkpoint.layered_state import merged_values
 from swift_ft.checkpoint.step.carried import CarriedVariables
-from swift_ft.checkpoint.step.counted import number_of_begins
 from swift_ft.checkpoint.step.places import Place, Saved, in_words, key_of, place_of_key
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
@@ -37,8 +35,6 @@ _LOOKS = 32
 """Steps in which a worker looks for the notes of its replicas; they write them in the background."""
 _BUFFERS = "(buffers of layers)"
 """The path of places that stand for saved buffers of layers, which no variable of the script is."""
-_OF_EPOCHS = 4
-"""Notes of epochs that are kept: of two, two each, where the script changes something as an epoch begins."""
 _MOST_BYTES = 2**16
 """Of the values that a worker notes for its replacement: the rendezvous store is in a machine's memory."""
 
@@ -55,22 +51,6 @@ class _Note:
 
     iteration: int
     digests: Mapping[str, int] = field(default_factory=dict)
-    values: str = ""
-
-
-@dataclass(frozen=True)
-class _OfEpoch:
-    """Places that loaders count in, as a worker and its replicas have noted them.
-
-    Attributes:
-        unlike, alike: on replicas.
-        iteration: of the last note of any.
-        values: of :class:`_Note`, for this worker.
-    """
-
-    unlike: frozenset[Place] = frozenset()
-    alike: frozenset[Place] = frozenset()
-    iteration: int = 0
     values: str = ""
 
 
@@ -97,8 +77,6 @@ class OwnVariables:
         self._writer = writer
         self.buffers_of_layers: Callable[[], Mapping[str, int]] = dict  # the session gives it
         self._seeds: Mapping[str, int] | None = None  # of generators, before this process had another's state
-        self._begins = 0  # of loaders' epochs, as was noted last
-        self._has_said_too_large = False
         self._compared = False  # for all time
         self._first: int | None = None  # iteration of this generation
         self._noting = self._has_noted = False  # in this generation, and at any time
@@ -121,9 +99,6 @@ class OwnVariables:
         Raises:
             UnsupportedError: they have a generator in unlike states, and go on with it from step to step.
         """
-        if len(replicas) > 1 and (begins := number_of_begins()) != self._begins:
-            self._begins = begins
-            self._writer.do(partial(self._note_epoch, iteration, self._carried.counted_to_save(), replicas))
         # Only in the first steps, so that all later ones cost nothing.
         if self._compared or len(replicas) < 2:
             return
@@ -189,44 +164,12 @@ class OwnVariables:
 
     def _note_kept(self, iteration: int, saved: Saved) -> None:
         """In the writer's thread."""
-        key = store_keys.variables_kept(self._rank)
-        earlier = [one for one in self._notes_at(key) if one.iteration < iteration]
-        # Two: a loss may come when one replica has noted the last one, and another has not.
-        self._set(key, [*earlier[-1:], self._note_of(iteration, saved)])
-
-    def _note_epoch(self, iteration: int, saved: Saved, replicas: Sequence[int]) -> None:
-        """In the writer's thread: an epoch of a loader has ended or begun since the last step did.
-
-        As a rule the script changes nothing between these two. Then the first note is the one that counts:
-        a loss right after an epoch's beginning finds it.
-        """
-        key, note = store_keys.variables_of_epochs(self._rank), self._note_of(iteration, saved)
-        earlier = [one for one in self._notes_at(key) if one.iteration < iteration]
-        if not earlier or earlier[-1].digests != note.digests:
-            earlier.append(note)
-        self._set(key, earlier[-_OF_EPOCHS:])
-        fits = _places(self._carried.unpacked(note.values))
-        too_large = {place for place in map(place_of_key, note.digests) if place not in fits}
-        if names := [in_words(p) for p in sorted(too_large & self._of_epoch(replicas, iteration).unlike)]:
-            self._say_too_large(names)
-
-    def _say_too_large(self, names: Sequence[str]) -> None:
-        if not self._has_said_too_large:
-            self._has_said_too_large = True
-            _logger.warning(
-                "a loader counts in %s as it gives its batches, each replica for itself, and more than the "
-                "64 KiB that are noted for a replacement: that would begin with what its script makes, and "
-                "its batches may be others. Let it depend on the epoch only",
-                shortened(names, _NAMED),
-                extra={"event": "counted_too_large", "variables": names},
-            )
-
-    def _note_of(self, iteration: int, saved: Saved) -> _Note:
         values = self._carried.packed(saved, _MOST_BYTES)
-        return _Note(iteration, self._carried.digests_of(saved), values)
-
-    def _set(self, key: str, notes: Sequence[_Note]) -> None:
-        self._rendezvous.set(key, json.dumps([*map(asdict, notes)]))
+        note = _Note(iteration, self._carried.digests_of(saved), values)
+        earlier = [one for one in self._kept_by(self._rank) if one.iteration < iteration]
+        # Two: a loss may come when one replica has noted the last one, and another has not.
+        notes = [asdict(one) for one in (*earlier[-1:], note)]
+        self._rendezvous.set(store_keys.variables_kept(self._rank), json.dumps(notes))
 
     @contextmanager
     def kept(
@@ -260,21 +203,13 @@ class OwnVariables:
             every |= _in_all(digests)
             carried.own, carried.alike = carried.own | unlike, alike - carried.own
             own_note = last[replicas.index(self._rank)]
-        of_epoch = self._of_epoch(replicas, iteration)
-        carried.own = (carried.own - of_epoch.alike) | of_epoch.unlike
-        carried.alike = (carried.alike | of_epoch.alike) - carried.own
         comes = frozenset(place for place in carried.own if place[0] == _BUFFERS or shared(place))
         carried.own -= comes
         # One that a note lacks may be in a layer that its worker did not have.
         self._say_what_comes({place for place in comes if key_of(place) in every})
-        counted = of_epoch.unlike & carried.own
-        if own_at is None:
-            later = carried.own if own_note.iteration >= of_epoch.iteration else carried.own - counted
-            parts = (own_note.values, later), (of_epoch.values, counted)
-            carried.of_own = merged_values(
-                _only(carried.unpacked(values), places) for values, places in parts if values
-            )
-        given = _places(carried.of_own)
+        if own_at is None and own_note.values:
+            carried.of_own = _only(carried.unpacked(own_note.values), carried.own)
+        given = frozenset((path, name) for path, values in carried.of_own.items() for name in values)
         if own_at is None:
             carried.behind = carried.own
             if own_note.iteration == iteration:  # what is not in the note was as at the start: so it is here
@@ -282,44 +217,16 @@ class OwnVariables:
                 carried.behind = frozenset(missed)
         elif own_at != iteration:
             carried.behind = carried.own
-        carried.behind -= counted
-        self._say_what_is_own(own_note, given - counted, counted)
-        if own_at is None:
-            self._say_what_is_not_known(counted - given)
+        self._say_what_is_own(own_note, given)
         try:
             yield
         finally:
             carried.own, carried.of_own, carried.behind = frozenset(), {}, frozenset()
 
-    def _of_epoch(self, replicas: Sequence[int], iteration: int) -> _OfEpoch:
-        """Places that loaders count in, as was noted when an epoch began or ended last."""
-        notes = self._kept_of(store_keys.variables_of_epochs, replicas, iteration)
-        newest = max((number for one in notes for number in one), default=-1)
-        if newest < 0:
-            return _OfEpoch()
-        # Who was lost before it had noted that has told before which places are its own.
-        moments = {newest, max(_common(notes), default=newest)}
-        compared = [_compared([one[at].digests for one in notes if at in one]) for at in moments]
-        unlike = frozenset[Place]().union(*(found for found, _ in compared))
-        alike = frozenset[Place]().union(*(found for _, found in compared)) - unlike
-        own = notes[replicas.index(self._rank)].get(newest, _Note(newest))
-        return _OfEpoch(unlike, alike, newest, own.values)
-
-    def _say_what_is_not_known(self, places: frozenset[Place]) -> None:
-        if names := [in_words(place) for place in sorted(places)]:
-            _logger.warning(
-                "a loader counts in %s as it gives its batches, each replica for itself, and what the lost "
-                "worker had there is not known: it is more than 64 KiB, or the loss came as an epoch began. "
-                "This worker goes on with what its script makes, so its batches may be others. Let it depend "
-                "on the epoch only",
-                shortened(names, _NAMED),
-                extra={"event": "counted_not_known", "variables": names},
-            )
-
-    def _say_what_is_own(self, note: _Note, given: frozenset[Place], counted: frozenset[Place]) -> None:
+    def _say_what_is_own(self, note: _Note, given: frozenset[Place]) -> None:
         as_noted = f"as it was in iteration {note.iteration}, by the notes of its rank"
         as_made = "as its script or the beginning of the step has left it"
-        for places, words in ((given, as_noted), (self._carried.own - given - counted, as_made)):
+        for places, words in ((given, as_noted), (self._carried.own - given, as_made)):
             if names := [in_words(place) for place in sorted(places)]:
                 _logger.info(
                     "each replica has %s for itself: this worker keeps its own, %s",
@@ -374,18 +281,15 @@ class OwnVariables:
 
     def _last_kept(self, ranks: Sequence[int], iteration: int) -> list[_Note]:
         """A note of each worker, of the last iteration up to this one that all have noted; or empty."""
-        each = self._kept_of(store_keys.variables_kept, ranks, iteration)
-        common = _common(each)
+        each = [
+            {note.iteration: note for note in self._kept_by(rank) if note.iteration <= iteration}
+            for rank in ranks
+        ]
+        common = set[int].intersection(*(set(notes) for notes in each)) if each else set[int]()
         return [notes[max(common)] for notes in each] if common else []
 
-    def _kept_of(
-        self, key_of: Callable[[int], str], ranks: Sequence[int], iteration: int
-    ) -> list[dict[int, _Note]]:
-        """The notes of each worker up to an iteration, by theirs."""
-        each = (self._notes_at(key_of(rank)) for rank in ranks)
-        return [{note.iteration: note for note in notes if note.iteration <= iteration} for notes in each]
-
-    def _notes_at(self, key: str) -> list[_Note]:
+    def _kept_by(self, rank: int) -> list[_Note]:
+        key = store_keys.variables_kept(rank)
         if not self._rendezvous.check([key]):
             return []
         return [_Note(**note) for note in json.loads(self._rendezvous.get(key))]
@@ -394,15 +298,6 @@ class OwnVariables:
 def _in_all(noted: Sequence[Mapping[str, int]]) -> set[str]:
     """Names that all notes have."""
     return set.intersection(*map(set, noted))
-
-
-def _places(saved: Saved) -> frozenset[Place]:
-    return frozenset((path, name) for path, values in saved.items() for name in values)
-
-
-def _common(each: Sequence[Mapping[int, _Note]]) -> set[int]:
-    """Iterations of which all workers have a note."""
-    return set[int].intersection(*(set(notes) for notes in each)) if each else set[int]()
 
 
 def _only(saved: Saved, places: frozenset[Place]) -> Saved:

@@ -10,11 +10,6 @@ from tests.support.habits import assert_put_back
 
 SCRIPT = Path(__file__).parent / "scripts" / "counts_samples.py"
 COUNTED = ["a stream", "a buffer", "a sampler", "a function for batches"]
-OVER_EPOCHS = [
-    "a function for batches, over epochs",
-    "own draws, over epochs",
-    "a cache, over epochs",
-]
 SET = [
     "a level",
     "a level by index",
@@ -37,29 +32,6 @@ def test_a_pipeline(habit: str, tmp_path: Path) -> None:
     faults = "kill machine=1 iteration=5 point=backward microbatch=1 committed=3"
     run = assert_put_back(tmp_path, SCRIPT, habit, "pipeline", inject=faults)
     assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]
-
-
-@pytest.mark.parametrize("habit", OVER_EPOCHS)
-def test_replicas_over_epochs(habit: str, tmp_path: Path) -> None:
-    """Within an epoch that begins with what earlier ones have left, and in its last step."""
-    faults = "; ".join(f"kill machine={one} iteration={at} point=reduce" for one, at in ((1, 8), (0, 11)))
-    run = assert_put_back(tmp_path, SCRIPT, habit, inject=faults)
-    assert "a loader counts in" not in run.output
-
-
-@pytest.mark.parametrize("habit", OVER_EPOCHS)
-def test_a_pipeline_over_epochs(habit: str, tmp_path: Path) -> None:
-    """A replay begins with what a checkpoint in the middle of an epoch has kept of that one's beginning."""
-    faults = "kill machine=1 iteration=10 point=backward microbatch=1 committed=9"
-    run = assert_put_back(tmp_path, SCRIPT, habit, "pipeline", inject=faults)
-    assert [recovery["mode"] for recovery in run.recoveries] == ["replay"]
-
-
-@pytest.mark.parametrize("habit", OVER_EPOCHS)
-def test_all_return_to_a_checkpoint_over_epochs(habit: str, tmp_path: Path) -> None:
-    """Of the middle of an earlier epoch: they read that one again from its beginning."""
-    faults = "; ".join(f"kill machine={one} iteration=13 point=reduce committed=9" for one in (0, 1))
-    assert_put_back(tmp_path, SCRIPT, habit, inject=faults, flags=["--spares", "2"])
 
 
 def test_the_first_step(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ STORE, HABIT = sys.argv[1:3]
 PIPELINE = sys.argv[3:] == ["pipeline"]
 SAMPLES, BATCH = 24, 4
 OF_LOADER = ["a level", "a level by processes, from an epoch on", "a level by processes, within an epoch"]
-OVER_EPOCHS = HABIT.endswith("over epochs")
 CHANGES_AT = SAMPLES // BATCH if HABIT.endswith("from an epoch on") else 3
 
 
@@ -74,22 +73,6 @@ class Samples(Dataset[Tensor]):
         return sample(index) * self.level
 
 
-class Varied(Samples):
-    """Its own draws, or what it has drawn first for each sample, count in later epochs, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.drawn = random.Random(5)
-        self.cache: dict[int, Tensor] = {}
-
-    def __getitem__(self, index: int) -> Tensor:
-        if HABIT == "own draws, over epochs":
-            return sample(index) + self.drawn.gauss(0, 1)
-        if index not in self.cache:
-            self.cache[index] = sample(index) + torch.randn(6)
-        return self.cache[index]
-
-
 class InTurn(Sampler[int]):
     """It counts, as a sampler does that can be resumed."""
 
@@ -114,8 +97,6 @@ class Weighted:
 
     def __call__(self, samples: list[Tensor]) -> Tensor:
         self.calls += 1
-        if OVER_EPOCHS:
-            return torch.stack(samples) * torch.rand(6, generator=torch.Generator().manual_seed(self.calls))
         return torch.stack(samples) * (self.calls % (SAMPLES // BATCH))
 
 
@@ -139,10 +120,7 @@ elif HABIT == "a buffer":
     batches = swift_ft.data.LoaderBatches(DataLoader(data, BATCH))
 elif HABIT == "a sampler":
     batches = swift_ft.data.LoaderBatches(DataLoader(Samples(), BATCH, sampler=InTurn()))
-elif HABIT in ("own draws, over epochs", "a cache, over epochs"):
-    varied = Varied()
-    batches = swift_ft.data.LoaderBatches(DataLoader(varied, BATCH))
-elif HABIT.startswith("a function for batches"):
+elif HABIT == "a function for batches":
     weighted = Weighted()
     batches = swift_ft.data.LoaderBatches(DataLoader(Samples(), BATCH, collate_fn=weighted))
 elif HABIT in OF_LOADER:
@@ -158,9 +136,7 @@ else:
         sampler=range(SAMPLES),  # type: ignore[arg-type]
         num_workers=int("processes" in HABIT),
     )
-session = swift_ft.Session(
-    {"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=9 if OVER_EPOCHS else 3
-)
+session = swift_ft.Session({"model": model, "optimizer": optimizer}, store=STORE, checkpoint_every=3)
 schedule = attach(session, model, pipeline=PIPELINE)
 
 
@@ -170,7 +146,7 @@ def inner() -> Samples:
     return found
 
 
-for step in session.steps(16 if OVER_EPOCHS else 10):
+for step in session.steps(10):
     with step:
         level = 1.0
         if "level" in HABIT:

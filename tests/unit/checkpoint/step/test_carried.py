@@ -464,3 +464,24 @@ def test_attributes_that_a_part_gives_are_no_variables_of_the_script() -> None:
     second = OfTrainer()
     second.state.take_over(second.state.to_load({}) | saved)
     assert (second.trainer.loss.item(), second.trainer.steps) == (4.0, 2)
+
+
+class Meters(dict[str, Any]):
+    """A part of the script's own, that has any attribute."""
+
+    __getattr__ = dict.get
+    __setattr__ = dict.__setitem__
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.update(state)
+
+
+def test_a_part_that_has_any_attribute() -> None:
+    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1), "meters": Meters(n=1)}))
+    rollback.watch()
+    rollback.begin(0)
+    rollback.completed()
+    rollback.carried.to_save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from types import MappingProxyType, SimpleNamespace
@@ -12,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from swift_ft.checkpoint.step.references import References
 from swift_ft.checkpoint.step.rollback import Rollback
-from swift_ft.checkpoint.step.unordered import NAMELESS
+from swift_ft.checkpoint.step.unordered import NAMELESS, NamesOfKeys
 from swift_ft.checkpoint.training_state import TrainingState
 
 
@@ -306,3 +308,34 @@ def test_weak_values(caplog: Any) -> None:
     pair["one"].held.table["second"] = pair["one"].layers[1]
     pair["other"].state.take_over(pair["one"].state.to_save())
     assert [record.variable for record in caplog.records] == ["model.held.table.data.second"]
+
+
+class Unshown:
+    """A key that cannot be shown."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __repr__(self) -> str:
+        raise ValueError("not yet")
+
+
+def test_tables_of_functions() -> None:
+    """Methods of classes that are built in, as ``__torch_function__`` looks them up, and functions."""
+    numbers: list[int] = []
+    held = {torch.Tensor.add: 1, str.upper: 2, numbers.append: 3, torch.add: 4, len: 5, math.sqrt: 6}
+    names = NamesOfKeys({}, {}, References())
+    assert [*map(names.of, held)][:3] == ["torch._C.TensorBase.add", "builtins.str.upper", None]
+    assert all(map(names.of, [torch.add, len, math.sqrt]))
+    holder = SimpleNamespace(table={key: Key() for key in held})
+    rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+    rollback.watch()
+    rollback.begin(0)
+    holder.table[str.upper].n = 1
+    rollback.completed()
+    saved = rollback.carried.to_save()
+    assert saved["holder.table[builtins.str.upper]"] == {"n": 1}
+    assert names.of(Unshown()) is None

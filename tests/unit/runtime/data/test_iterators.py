@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import itertools
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -108,6 +109,23 @@ def test_one_that_a_function_uses(get: Callable[[], Any], name: str) -> None:
     """And nothing else: a counter goes back."""
     assert get() == 1
     assert further_iterators() == [name]
+
+
+class Key:
+    def __repr__(self) -> str:
+        raise AttributeError("made without its name")
+
+
+def test_things_that_do_not_say_what_they_are() -> None:
+    """A method of a function without a name, and a key that cannot be shown."""
+    method = types.MethodType(functools.partial(print), Feeder())
+    table = {Key(): itertools.cycle([1])}
+
+    def get() -> int:
+        return len(table) if callable(method) else 0
+
+    assert get() == 1
+    assert "table[...]" in further_iterators()
 
 
 def test_one_that_is_found_near_is_named_once() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch.nn.modules.module import _global_forward_pre_hooks
 
 from swift_ft.checkpoint.step.rollback import Rollback
 from swift_ft.checkpoint.training_state import TrainingState
@@ -21,6 +22,9 @@ class Store(dict[str, bytes]):
 
     def set(self, key: str, value: str) -> None:
         self[key] = value.encode()
+
+    def delete_key(self, key: str) -> None:
+        del self[key]
 
 
 class Layer(torch.nn.Linear):
@@ -47,7 +51,7 @@ class Worker:
         self.rollback.watch()
         rendezvous: object = store
         carried, writer = self.rollback.carried, AtOnce(store)
-        self.changes = ModuleChanges(3, carried, rendezvous, writer)  # type: ignore[arg-type]
+        self.changes = ModuleChanges(3, carried, rendezvous, writer, keep=20)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -62,13 +66,22 @@ def both() -> Iterator[tuple[Worker, Worker]]:
         one.rollback.close()
 
 
-def test_what_a_function_has_changed(both: tuple[Worker, Worker]) -> None:
+@pytest.mark.parametrize("again", [False, True])
+def test_what_a_function_has_changed(both: tuple[Worker, Worker], again: bool) -> None:
+    """Also in a later call, before which all was noted as well."""
     lost, new = both
-    lost.changes.begin()
+    if again:
+        lost.changes.begin("validate")
+        lost.layer(torch.zeros(2))
+        lost.changes.note("validate", 3, 0)
+        new.changes.put("validate", 3, 0)
+        assert new.layer.calls == 2
+        lost.layer.calls, lost.layer.seen = 1, [2.0]
+    lost.changes.begin("validate")
     lost.layer(torch.zeros(2))
     lost.layer.bias.requires_grad_(False)
     lost.best = 5.0
-    lost.changes.note(4, 1)
+    lost.changes.note("validate", 4, 1)
     seen = new.layer.seen
     new.changes.put("validate", 4, 1)
     assert (new.layer.calls, new.layer.seen) == (2, [2.0, 0.0])
@@ -81,19 +94,22 @@ def test_what_a_function_has_changed(both: tuple[Worker, Worker]) -> None:
 
 def test_a_value_that_is_again_the_first_one(both: tuple[Worker, Worker]) -> None:
     lost, new = both
-    lost.changes.begin()
-    lost.layer.calls = 0
-    lost.layer.seen.clear()
-    lost.changes.note(4, 0)
+    for iteration in (3, 4):
+        lost.changes.begin("validate")
+        lost.layer(torch.zeros(2))
+        if iteration == 4:
+            lost.layer.calls = 0
+            lost.layer.seen.clear()
+        lost.changes.note("validate", iteration, 0)
     new.changes.put("validate", 4, 0)
     assert (new.layer.calls, new.layer.seen) == (0, [])
 
 
 def test_what_is_skipped_after_a_loss(both: tuple[Worker, Worker]) -> None:
     lost, new = both
-    lost.changes.begin()
+    lost.changes.begin("validate")
     lost.layer(torch.zeros(2))
-    lost.changes.note(4, 0)
+    lost.changes.note("validate", 4, 0)
     lost.changes.note_skipped(4, 0)
     new.changes.put("validate", 4, 0)
     assert new.layer.calls == 1
@@ -101,13 +117,32 @@ def test_what_is_skipped_after_a_loss(both: tuple[Worker, Worker]) -> None:
 
 def test_what_was_not_noted_is_said(both: tuple[Worker, Worker], caplog: pytest.LogCaptureFixture) -> None:
     lost, new = both
-    lost.changes.begin()
+    lost.changes.begin("validate")
+    lost.layer(torch.zeros(2))
     lost.layer.mean = torch.ones(2**15)
     lost.layer.calls = 7
-    lost.changes.note(4, 0)
+    lost.changes.note("validate", 4, 0)
     new.changes.put("validate", 4, 0)
     assert new.layer.calls == 7
     assert "validate() is done between two steps" in caplog.text
     assert "what it changed in model.mean was too large to be noted" in caplog.text
     new.changes.put("save", 4, 1)
     assert "save() is done between two steps, and no replay calls it: there is no note" in caplog.text
+
+
+def test_a_function_that_calls_no_module_costs_a_short_note(
+    both: tuple[Worker, Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Notes are kept as long as a replay may ask for them."""
+    lost, new = both
+    lost.changes.begin("raises")  # and so its call is never noted
+    for iteration in range(100):
+        lost.changes.begin("look at the clock")
+        lost.changes.note("look at the clock", iteration, 0)
+    assert not _global_forward_pre_hooks
+    new.changes.put("look at the clock", 99, 0)
+    assert not caplog.records
+    store = new.changes._rendezvous
+    assert isinstance(store, Store)
+    assert len(store) == 21
+    assert {*store.values()} == {b""}
