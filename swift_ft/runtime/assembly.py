@@ -208,7 +208,8 @@ class Assembly(Foundations):
                 carried,
                 self._rendezvous,
                 self._writer,
-                keep=self._settings.keep_checkpoints * self._settings.checkpoint_every,
+                self._state.tree.modules,
+                keep=(max(self._settings.keep_checkpoints, 2) + 1) * self._settings.checkpoint_every,
             )
         on_device = DeviceWaits(self._group.waits, self._devices)
         hooks, checkpoints = self._new_hooks(pipeline, on_device), self._new_checkpoints(layers)

@@ -341,9 +341,13 @@ class CarriedVariables:
                     value = value[OF_EPOCH]
                     if (path, name) in places:
                         value = self._of_epoch((path, name), value, alike=alike)
+                    elif self._is_set((path, name)):  # to something that stays: a progress bar, say
+                        continue
                     if value is UNKNOWN or isinstance(value, Trace):
                         continue
                 if (path, name) in left or (path, name) in of_signals:
+                    continue
+                if is_object_of_script(value) and not self._may_be_given((path, name)):
                     continue
                 if isinstance(value, dict) and UNSAVED in value:
                     self._say_not_taken((path, name), value[UNSAVED])
@@ -421,6 +425,8 @@ class CarriedVariables:
         now = self._now(placing.copier(), value)
         if same(now, before):
             return
+        if is_object_of_script(now) and same(now, self._at_epoch.get(place, UNKNOWN)):
+            return  # the top has made it, and not where this state comes from: each rank may have its own
         if words := _words_of(before) or _words_of(now):
             # Before the first step and at the top of an epoch, the script itself changes it.
             if self._paths_before_steps and not same(now, self._at_epoch.get(place, UNKNOWN)):
@@ -447,6 +453,20 @@ class CarriedVariables:
             return False
         namespace = self._variables.namespace(path)
         return namespace is not None and namespace.may_lose(name)
+
+    def _is_set(self, place: Place) -> bool:
+        """Whether the script has a variable there, whatever is in it."""
+        path, name = place
+        if path in FUNCTIONS:
+            frame = self._variables.frame(path)
+            return frame is not None and name in frame.f_locals
+        namespace = self._variables.namespace(path)
+        return namespace is not None and name in namespace.variables
+
+    def _may_be_given(self, place: Place) -> bool:
+        """Whether a variable may be given another of the objects: not where each rank may choose its own."""
+        start = self._start.get(place, MISSING)
+        return place in self.alike or not (start is None or start is MISSING)
 
     def _put(self, placing: Placing, place: Place, now: Any, value: Any) -> None:
         path, name = place

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swift_ft.checkpoint.step.kinds import is_object
+from swift_ft.checkpoint.step.kinds import CONTAINERS, is_object
 from swift_ft.checkpoint.step.reach import Reach
 
 
@@ -56,7 +56,9 @@ class KeptPaths:
     def path_of(self, value: Any) -> str | None:
         """The path that an object of the script's own has kept; None without one."""
         one = self._kept.get(id(value))
-        return one.path if one is not None and one.thing() is value and is_object(value) else None
+        if one is None or one.thing() is not value or isinstance(value, CONTAINERS):
+            return None  # what is in a container is a part of it
+        return one.path if is_object(value) else None
 
     def object_at(self, path: str) -> Any:
         """The inverse of :meth:`path_of`; None if nothing has this path."""

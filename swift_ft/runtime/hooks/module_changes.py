@@ -2,7 +2,8 @@
 
 They are not the training state that a hook must not change, and last in an undisturbed run. A replay calls no
 hook, so that each worker notes its own for the one that may replay in its place. To compare all attributes
-takes milliseconds, and many hooks only read a clock: it is done for those that call modules.
+takes milliseconds, and many hooks only read a clock: of those that have changed nothing only plain values are
+compared from then on.
 """
 
 from __future__ import annotations
@@ -10,16 +11,15 @@ from __future__ import annotations
 import json
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
+from torch import nn
 
+from swift_ft.checkpoint.step.kinds import FIXED_EXACTLY
 from swift_ft.config import store_keys
 from swift_ft.coordination.background_writer import BackgroundWriter
 from swift_ft.torch_adapters.rendezvous_store import RendezvousStore
-from swift_ft.torch_core.module_hooks import OwnHook
 from swift_ft.units import shortened
 
 _logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class ModuleChanges:
         carried: the variables of its script.
         rendezvous: where a replay reads them.
         writer: notes them there.
+        modules: all of the state's.
         keep: iterations whose notes a replay may ask for.
     """
 
@@ -66,6 +67,7 @@ class ModuleChanges:
         carried: Carried,
         rendezvous: RendezvousStore,
         writer: BackgroundWriter,
+        modules: Callable[[], Iterable[nn.Module]],
         *,
         keep: int,
     ) -> None:
@@ -73,38 +75,41 @@ class ModuleChanges:
         self._carried = carried
         self._rendezvous = rendezvous
         self._writer = writer
+        self._modules = modules
         self._keep = keep
         self._written: deque[tuple[int, int]] = deque()
-        self._before: _Values = {}
-        self._called: RemovableHandle | None = None  # while a hook runs that has called no module yet
-        self._call_modules: set[str] = set()  # hooks that have done so
+        self._before: _Values | None = None  # None where only the plain ones are compared
+        self._plain_before: list[dict[str, Any]] = []
+        self._change_nothing: set[str] = set()  # hooks that have not done so yet
         self._said: set[str] = set()
 
     def begin(self, name: str) -> None:
         """A hook is about to be called."""
-        self._is_called()  # the one before may have raised
-        self._before = self._carried.in_modules() if name in self._call_modules else {}
-        self._called = register_module_forward_pre_hook(OwnHook(self._is_called))
+        self._before = None if name in self._change_nothing else self._carried.in_modules()
+        self._plain_before = self._plain()
 
     def note(self, name: str, iteration: int, position: int) -> None:
         """It has been called, after this many complete iterations; ``position`` counts those that are due."""
-        if self._called is not None:
-            self._is_called()
-            self._write(iteration, position, {})
-        else:  # where that is new, all values are noted that are not those of the start
-            self._call_modules.add(name)
+        changes: _Values = {}
+        if self._before is not None:
             changes = self._carried.changes_since(self._before, self._carried.in_modules())
-            self._write(iteration, position, changes)
-        self._before = {}
+            if not changes:
+                self._change_nothing.add(name)
+        elif self._plain() != self._plain_before:  # for the first time: all is noted that steps have changed
+            self._change_nothing.discard(name)
+            changes = self._carried.changes_since({}, self._carried.in_modules())
+        self._write(iteration, position, changes)
 
     def note_skipped(self, iteration: int, position: int) -> None:
         """It is not called again after a loss: what was noted before that does not hold."""
         self._write(iteration, position, {})
 
-    def _is_called(self, *_: object) -> None:
-        if self._called is not None:
-            self._called.remove()
-            self._called = None
+    def _plain(self) -> list[dict[str, Any]]:
+        """What modules have in attributes that never change in themselves, such as counters."""
+        return [
+            {name: value for name, value in vars(module).items() if type(value) in FIXED_EXACTLY}
+            for module in self._modules()
+        ]
 
     def _write(self, iteration: int, position: int, changes: _Values) -> None:
         while self._written and self._written[0][0] < iteration - self._keep:

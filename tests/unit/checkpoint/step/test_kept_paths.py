@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import logging
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -354,3 +356,72 @@ def test_objects_that_change_places_travel_with_their_places() -> None:
     saved, counts = trained()
     assert counts == (12, 21)
     assert trained(arrives=saved)[1] == counts
+
+
+@pytest.mark.parametrize("saver", [0, 1])
+def test_what_only_one_rank_has_at_the_top_of_an_epoch_stays(saver: int) -> None:
+    """A library's object, which nothing understands, and an own one: another rank's None replaces neither."""
+    trainer: Any = SimpleNamespace(bar=None)
+
+    def trained(rank: int, arrives: Any = None) -> Any:
+        rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+        rollback.carried.epoch_begins()
+        rollback.watch()
+        trainer.bar = Counts() if rank == 0 else None
+        shown = logging.StreamHandler() if rank == 0 else None
+        rollback.carried.top_is_over()
+        if arrives is not None:
+            rollback.carried.take_over(arrives)
+        rollback.begin(0)
+        rollback.completed()
+        if arrives is not None:
+            return type(trainer.bar), type(shown)
+        return rollback.carried.to_save()
+
+    saved = trained(saver)
+    trainer.bar = None
+    kinds = (Counts, logging.StreamHandler) if saver == 1 else (type(None), type(None))
+    assert trained(1 - saver, arrives=saved) == kinds
+
+
+def test_which_object_each_rank_chooses_for_itself_stays() -> None:
+    """Where nothing says that all have chosen alike: the variable had none before the first step."""
+
+    def trained(rank: int, arrives: Any = None) -> Any:
+        trainer: Any = SimpleNamespace(shards=[Counts(), Counts()], shard=None)
+        rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+        rollback.watch()
+        if arrives is not None:
+            rollback.carried.take_over(arrives)
+        rollback.begin(0)
+        trainer.shard = trainer.shard or trainer.shards[rank]
+        rollback.completed()
+        return rollback.carried.to_save(), trainer.shards.index(trainer.shard)
+
+    saved, _ = trained(0)
+    assert trained(1, arrives=saved)[1] == 1
+
+
+class Recent(deque[Any]):
+    pass
+
+
+@pytest.mark.parametrize("kind", [deque, Recent])
+def test_an_own_container_is_no_mere_object(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """One that grows too large to travel is named, whatever its class."""
+
+    def trained(arrives: Any = None) -> Any:
+        recent: Any = kind()
+        rollback = Rollback(TrainingState({"model": nn.Linear(1, 1)}))
+        rollback.watch()
+        if arrives is not None:
+            rollback.carried.take_over(arrives)
+            return len(recent)
+        for iteration in range(3):
+            rollback.begin(iteration)
+            recent.extend((torch.zeros(1), number) for number in range(500))
+            rollback.completed()
+        return rollback.carried.to_save()
+
+    assert trained(arrives=trained()) == 0
+    assert "1,500 elements) has changed since the start" in caplog.text
