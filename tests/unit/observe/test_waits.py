@@ -158,6 +158,7 @@ REASONS = {
         "runtime/pipeline/published_shapes.py:PublishedShapes.find",
         "runtime/pipeline/script_partners.py:ScriptPartners._of",
         "runtime/program_check.py:check_program",
+        "runtime/hooks/module_changes.py:ModuleChanges.put",
         "runtime/replicas/own_variables.py:OwnVariables._kept_by",
         "runtime/replicas/own_variables.py:OwnVariables._noted",
         "runtime/replicas/own_variables.py:OwnVariables._seeded_unlike",
