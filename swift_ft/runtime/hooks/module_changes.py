@@ -105,7 +105,7 @@ class ModuleChanges:
         self._write(iteration, position, {})
 
     def _plain(self) -> list[dict[str, Any]]:
-        """What modules have in attributes that never change in themselves, such as counters."""
+        """Attributes of modules that never change in themselves, such as counters."""
         return [
             {name: value for name, value in vars(module).items() if type(value) in FIXED_EXACTLY}
             for module in self._modules()
