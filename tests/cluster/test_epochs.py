@@ -52,4 +52,8 @@ def test_the_example(at: str, tmp_path: Path, undisturbed: ClusterRun) -> None:
     assert_same_files(run, undisturbed)
     for epoch in range(EPOCHS):
         assert f"epoch {epoch}: " in run.output
-    assert losses_of(run) == losses_of(undisturbed)
+    assert losses_of(run) <= losses_of(undisturbed)
+    # A machine's last line may die with it, in the pipe to its agent.
+    missing = losses_of(undisturbed) - losses_of(run)
+    assert len(missing) <= 1
+    assert all(f"[worker {at[8]}]" in line for line in missing)
