@@ -76,7 +76,8 @@ class TrainingState:
         carried: the variables of the script, once the session has started.
         stages: of the pipeline that the worker has.
         in_run: what is loaded is of this run, and not of one that is resumed: its buffers may have any size.
-        resumes: what is loaded is of an earlier run, which this one was started to continue.
+        run: the name of this run, which no other one has.
+        of_earlier_run: what was loaded last is of another run, which this one was started to continue.
     """
 
     def __init__(self, parts: Mapping[str, Any]) -> None:
@@ -90,7 +91,8 @@ class TrainingState:
         self.tree = ModuleTree(self.modules)
         self.carried: Carried | None = None
         self.stages = StagesHere()
-        self.in_run = self.resumes = False
+        self.in_run = self.of_earlier_run = False
+        self.run = ""
         # Those of modules when ``_unowned`` was made, and those of optimizers.
         self._named: dict[str, nn.Parameter] | None = None
         self._owned: set[nn.Parameter] = set()
@@ -289,6 +291,7 @@ class TrainingState:
             "shards": {"models": shards, "optimizers": of_optimizers},
             "stages": {"own": [*self.stages.own], "count": self.stages.count},
             "gradients": as_saved(forms_of(names)),
+            "run": self.run,
         }
         return {
             "models": {name: localized(tensors) for name, tensors in models.items()},
@@ -396,6 +399,7 @@ class TrainingState:
             load_optimizer(optimizer, {"state": state, "param_groups": groups})
         if (gradients := plain.get("gradients")) is not None:  # older checkpoints say nothing of them
             put_forms(self.parameter_names(), from_saved(gradients))
+        self.of_earlier_run = plain.get("run", "") != self.run
         if self.carried is not None and "carried" in plain:
             self.carried.take_over(plain["carried"])
         self.restore(plain["small"])  # after the variables: a part may set some of what it holds itself

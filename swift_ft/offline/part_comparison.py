@@ -26,6 +26,7 @@ _DIGESTS = f"plain.bytes.{STORED_AS}"
 _VARIABLES = "plain.bytes.carried"
 _VARIABLES_BEFORE_EPOCH = "plain.bytes.small.parts.swift_ft.epochs.top"
 _RANDOM = "plain.bytes.small.random"
+_RUN = ("plain.bytes.run", "plain.bytes.small.parts.swift_ft.stop.run")
 
 
 def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
@@ -85,14 +86,14 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica:
     """The names of all tensors and values that differ in a bit, in type, or in shape, or that one lacks.
 
     Digests are left out: a session that verifies nothing saves none, and they follow from the tensors. So are
-    the script's variables, which may be times and paths.
+    the script's variables, which may be times and paths, and the name of the run.
 
     Args:
         one: a state.
         other: another one.
         of_replica: the other one was saved by a replica, which draws random numbers of its own.
     """
-    skipped = (_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *((_RANDOM,) if of_replica else ()))
+    skipped = (_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *_RUN, *((_RANDOM,) if of_replica else ()))
 
     def compared(state: Mapping[str, Any]) -> dict[str, str]:
         found = digests_in(state).items()

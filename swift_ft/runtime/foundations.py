@@ -87,7 +87,7 @@ class Foundations:
         self._store = store
         self._state = state
         self._state.in_run = context.started_in > 1 and not context.world  # another world's script may differ
-        self._state.resumes = context.started_in == 1 and not context.world and context.offline is None
+        self._state.run = context.run_id
         self._settings = settings
         self._iterations: Iterations | None = None  # from the first step on
         say_if_slow(recorder.lap("make the session"), context.rank)

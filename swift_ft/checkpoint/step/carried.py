@@ -366,7 +366,7 @@ class CarriedVariables:
 
         That run got the signal, as to end before its time is over, and this one was started to go on.
         """
-        handlers = set_by_handlers() if self._variables.state.resumes else []
+        handlers = set_by_handlers() if self._variables.state.of_earlier_run else []
         found = frozenset(
             (path, name)
             for path, values in saved.items()

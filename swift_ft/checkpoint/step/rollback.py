@@ -203,7 +203,7 @@ class Rollback:
             self._nameless.check()
         if self._steps == 1:
             self.carried.steps_begin()
-            self._state.in_run, self._state.resumes = True, False
+            self._state.in_run = True
         self._rate_functions.check()
         self._gradients.begin({} if replayed else named, closely=closely)
         # One within another one is not in the state where that saves both.

@@ -247,6 +247,7 @@ def _opened(part: Any) -> Any:
     parts = plain["small"].get("parts", {})
     parts.get("swift_ft.epochs", {}).pop("top", None)
     parts.get("swift_ft.stop", {}).pop("run", None)
+    plain.pop("run", None)
     if not plain["carried"]:  # no variable: that there is a place for some is none
         del plain["carried"]
     return plain

@@ -17,17 +17,14 @@ from typing import Any
 import train_swift
 
 import swift_ft
-from swift_ft.config.worker_context import WorkerContext
 from swift_ft.logging import PeerLog, SegmentSource, SegmentUploader
 from swift_ft.runtime.pipeline.worker_log import WorkerLog
-from tests.support.machines import kill_once, note_machine
+from tests.support.machines import is_first_process, kill_once, note_machine
 from tests.support.waiting import wait_until
 
-CONTEXT = WorkerContext.from_env()
 HOW = os.environ["PEERS"]
 RANK = int(os.environ["RANK"])
 FOLDER = Path(os.environ["SWIFT_TEST_FOLDER"])
-ORIGINAL = CONTEXT.started_in == 1
 REQUESTED = FOLDER / "requested"
 
 
@@ -101,12 +98,12 @@ class OfflineReplay(swift_ft.Session):
             if RANK == 1 and step.replayed and not (FOLDER / "asks").exists():
                 (FOLDER / "asks").touch()
                 wait_until((FOLDER / "down").exists, "the store was not stopped")
-            if RANK == 1 and not ORIGINAL and not step.replayed:
+            if RANK == 1 and not is_first_process() and not step.replayed:
                 (FOLDER / "over").touch()
             yield step
 
 
-match HOW, RANK, ORIGINAL:
+match HOW, RANK, is_first_process():
     case "unusable", 0, True:
         close_the_server()
         refuse_uploads_until(REQUESTED)

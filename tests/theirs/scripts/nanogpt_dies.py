@@ -9,17 +9,15 @@ from typing import Any
 
 import torch
 
-from swift_ft.config.worker_context import WorkerContext
-from tests.support.machines import die
+from tests.support.machines import die, is_first_process
 
-FIRST = WorkerContext.from_env().started_in == 1
 save = torch.save
 saved: list[Any] = []
 
 
 def save_or_die(what: Any, path: Any) -> None:
     saved.append(path)
-    if FIRST and [getattr(one, "name", "") for one in saved].count("best.pt") == 2:
+    if is_first_process() and [getattr(one, "name", "") for one in saved].count("best.pt") == 2:
         die()
     save(what, path)
 

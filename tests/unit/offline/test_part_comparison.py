@@ -93,3 +93,12 @@ def test_what_was_there_before_the_lines_at_the_top_of_an_epoch_is_left_out() ->
         for top in (b"one", b"other")
     )
     assert differences(one, other) == []
+
+
+def test_the_name_of_the_run_is_left_out_and_its_end_is_compared() -> None:
+    one, other, ended = (
+        state(torch.ones(2), run=run, small={"parts": {"swift_ft.stop": {"at": at, "run": run}}})
+        for run, at in (("one", None), ("other", None), ("one", 8))
+    )
+    assert differences(one, other) == []
+    assert differences(one, ended) == ["plain.bytes.small.parts.swift_ft.stop.at"]

@@ -109,8 +109,17 @@ def test_none(install: Callable[[Any], None]) -> None:
         assert set_by_handlers() == []
 
 
-def run(install: Callable[[Any], None], saved: Any = None, *, resumes: bool = False) -> Any:
-    """A script: it runs its first step, or goes on with a state. Returns its state, and its variables."""
+def run(
+    install: Callable[[Any], None], saved: Any = None, *, resumes: bool = False, returns: bool = False
+) -> Any:
+    """A script: it runs its first step, or goes on with a state. Returns its state, and its variables.
+
+    Args:
+        install: a signal handler.
+        saved: the state to go on with.
+        resumes: it is of an earlier run.
+        returns: it comes again, as a loss after the first step leads back to it.
+    """
     net, ended, best = Net(), False, 0.0
 
     def on_other_signal(*_: Any) -> None:
@@ -127,23 +136,28 @@ def run(install: Callable[[Any], None], saved: Any = None, *, resumes: bool = Fa
         signal.raise_signal(signal.SIGUSR2)
         rollback.completed()
     else:
-        state.resumes = resumes
+        state.run = "resumed" if resumes else state.run
         state.take_over(state.to_load({}) | saved)
+        if returns:
+            rollback.begin(1)
+            rollback.completed()
+            state.take_over(state.to_load({}) | saved)
     rollback.close()
     return state.to_save(), (ended, net.stopping), (best, net.seen)
 
 
+@pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize("resumes", [True, False])
 def test_only_a_resumed_run_begins_without_them(
-    resumes: bool, install: Callable[[Any], None], caplog: pytest.LogCaptureFixture
+    resumes: bool, returns: bool, install: Callable[[Any], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A replacement in the same run has to end with all others."""
     saved, *set_there = run(install)
     assert set_there == [(True, True), (3.0, 5)]
     with caplog.at_level(logging.INFO):
-        _, flags, others = run(install, saved, resumes=resumes)
+        _, flags, others = run(install, saved, resumes=resumes, returns=returns)
     assert flags == (not resumes, not resumes)
     assert others == (3.0, 5)
     said = [record.message for record in caplog.records if "signal handler" in record.message]
-    assert len(said) == resumes
+    assert len(said) == resumes * (1 + returns)
     assert all("model.stopping, which" in one or "model.stopping and" in one for one in said)
