@@ -164,6 +164,7 @@ def load_layers(
         "carried": merged_values(piece.carried for piece in pieces),
         STORED_AS: _digests_of_here([piece.plain[STORED_AS] for piece in pieces], state),
         "shards": own["shards"],
+        "run": own.get("run", ""),
     }
     if all("gradients" in piece.plain for piece in pieces):  # older parts say nothing of them
         rest["gradients"] = as_saved(_merged([piece.gradients for piece in pieces]))

@@ -270,6 +270,7 @@ class LayeredState:
             self._fill(payload, values, rest=number == 0)
         if (carried := self._state.carried) is not None:
             of_others = [self.values_in(values["carried"], came_with) for values in plain[1:]]
+            self._state.of_earlier_run = False  # it comes from workers that live
             carried.take_over(merged_values([kept, *of_others, plain[0]["carried"]]))
 
     def groups_here(

@@ -192,6 +192,7 @@ def load_slices(parts: Mapping[int, SlicedPart], own: int, state: TrainingState)
         STORED_AS: {},  # those of other ranges would not match
         "shards": {"models": shards["models"], "optimizers": described},
         "gradients": _gradients(parts, own),
+        "run": plain.get("run", ""),
     }
     models = {name: loaded["models"].get(name, {}) for name in state.modules}
     optimizers = {

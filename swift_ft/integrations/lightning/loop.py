@@ -47,14 +47,14 @@ class RepeatableFitLoop(_FitLoop):  # type: ignore[misc,valid-type]
         for step in session.steps(self._most_updates()):
             with step:
                 progress.step_begins()
-                resumed = self._protection.has_stopped_before(step.index)
+                resumed = self._protection.has_stopped_before()
                 if resumed:  # a callback may say it again
                     self.trainer.should_stop = False
                 if not (resumed and self.done):
                     self._update()
                 self._over = not self._in_epoch and self.done
                 if self._over:
-                    self._protection.stop_after(step.index)
+                    self._protection.stop_after_this_step()
                 progress.step_ends()
         progress.catch_up()
         if not self._over:

@@ -62,15 +62,17 @@ class Protection:
         assembly.attached.state.small.setdefault("swift_ft.stop", assembly.between.stop)
         return self._session, progress
 
-    def stop_after(self, index: int) -> None:
+    # By the session's iteration, not by `step.index`: a script that reads that may take its batches by it.
+
+    def stop_after_this_step(self) -> None:
         """The Trainer is done once this step is."""
         assert self._session is not None
-        self._session._assembly.between.stop.at = index + 1
+        self._session._assembly.between.stop.at = self._session.iteration + 1
 
-    def has_stopped_before(self, index: int) -> bool:
+    def has_stopped_before(self) -> bool:
         """Whether an earlier run was done by this step, which goes on from there."""
         assert self._session is not None
-        return self._session._assembly.between.stop.has_ended_before(index)
+        return self._session._assembly.between.stop.has_ended_before(self._session.iteration)
 
     def end(self) -> None:
         """The loop is over: what follows is the script's own."""

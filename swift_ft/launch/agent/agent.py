@@ -117,7 +117,7 @@ class MachineAgent(ElasticAgent):
             if source is not None:
                 self._selector.register(source, selectors.EVENT_READ)
         self._heard = WorkerChannels(self._selector, self._hear)
-        heard_next = WorkerChannels(self._selector, self._run_end.hear)
+        heard_next = WorkerChannels(self._selector, self._run_end.hear, recorded=self._heard.recorded)
         self._watch = WorkerWatch(
             spec.rdzv_handler,
             self._heard,

@@ -24,6 +24,7 @@ class WorkerChannels:
     Args:
         selector: the agent's; a channel is registered with the function that reads it as data.
         on_message: called with each message.
+        recorded: shared with the channels of this machine's other workers; None if there are none.
 
     Attributes:
         heartbeats: when each worker was heard last.
@@ -42,7 +43,11 @@ class WorkerChannels:
     """
 
     def __init__(
-        self, selector: selectors.BaseSelector, on_message: Callable[[dict[str, Any]], None] = lambda _: None
+        self,
+        selector: selectors.BaseSelector,
+        on_message: Callable[[dict[str, Any]], None] = lambda _: None,
+        *,
+        recorded: dict[int, int] | None = None,
     ) -> None:
         self._selector = selector
         self._on_message = on_message
@@ -55,7 +60,7 @@ class WorkerChannels:
         self.lost: dict[int, dict[str, Any]] = {}
         self.beats: dict[int, dict[str, Any]] = {}
         self.shown: dict[int, dict[str, Any]] = {}
-        self.recorded: dict[int, int] = {}
+        self.recorded: dict[int, int] = {} if recorded is None else recorded
         self.stacks: dict[int, StackFile] = {}
         self.since: float | None = None
 
@@ -83,7 +88,7 @@ class WorkerChannels:
         self.heartbeats, self.sessions, self.after_loop = other.heartbeats, other.sessions, other.after_loop
         self.interrupted = other.interrupted
         self.failed, self.lost, self.beats, self.shown = other.failed, other.lost, other.beats, other.shown
-        self.recorded = self.recorded_with(other.recorded)
+        self.recorded.update(self.recorded_with(other.recorded))
         self._close_stacks()
         self.since = other.since
         self.stacks, other.stacks = other.stacks, {}

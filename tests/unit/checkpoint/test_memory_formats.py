@@ -194,3 +194,18 @@ def test_a_script_with_another_memory_format(
             job.train(3)
         for ours, theirs in zip(other.weights(), source.weights(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("run", ["one", "next"])
+def test_a_state_says_of_which_run_it_is(
+    run: str, way: Way, as_worker: Callable[..., None], tmp_path: Path
+) -> None:
+    """What workers give each other is of their own run."""
+    as_worker(0, 1)
+    source, other = Job(fused), Job(fused)
+    source.state.run, other.state.run = "one", run
+    source.train(2)
+    way(source, other, tmp_path)
+    given = way in (by_replica, by_layers)
+    assert other.state.of_earlier_run == (run == "next" and not given)

@@ -123,3 +123,14 @@ def test_how_a_worker_of_the_next_world_has_ended(
     (event,) = agent.events
     assert isinstance(event, ev.ChangeGivenUp)
     assert event.reason == f"worker 2 of the next world on machine A: {why}"
+
+
+def test_records_of_this_world_are_known_to_the_next_ones() -> None:
+    """Both are made before the first change, and stay for all of them."""
+    selector = selectors.DefaultSelector()
+    heard = WorkerChannels(selector)
+    following = WorkerChannels(selector, recorded=heard.recorded)
+    for before in (48, 96):
+        heard.recorded[0] = before
+        assert following.recorded_with({1: 3}) == {0: before, 1: 3}
+        heard.take_over(following)
