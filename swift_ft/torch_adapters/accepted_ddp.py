@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from swift_ft.errors import UnsupportedError
 from swift_ft.torch_adapters.fsdp import is_sharded
-from swift_ft.torch_adapters.wrappers import unwrapped_model
+from swift_ft.torch_adapters.wrappers import wrapped_ddp
 
 
 def accepted_ddp(model: Any) -> DistributedDataParallel:
@@ -33,8 +33,8 @@ def accepted_ddp(model: Any) -> DistributedDataParallel:
 def _ddp_in(model: Any) -> DistributedDataParallel:
     if isinstance(model, torch.nn.Module) and is_sharded(model):
         raise UnsupportedError("The model is sharded by fully_shard: call session.attach_fsdp(model).")
-    inside = unwrapped_model(model) if isinstance(model, torch.nn.Module) else model
-    if not isinstance(inside, DistributedDataParallel):
+    inside = wrapped_ddp(model) if isinstance(model, torch.nn.Module) else None
+    if inside is None:
         raise UnsupportedError(
             f"attach_ddp() takes a torch.nn.parallel.DistributedDataParallel, not a {type(model)}."
         )

@@ -24,11 +24,18 @@ def is_torchs_wrapper(module: nn.Module) -> bool:
 
 
 def unwrapped_model(module: nn.Module) -> nn.Module:
-    """The DDP model that is all of a wrapper; a module that wraps none is returned as it is."""
+    """The DDP model that is all of a wrapper; a module that wraps none is returned as it is.
+
+    So is one that has a buffer of its own, as torch's ``AveragedModel`` of a DDP model.
+    """
+    inside = wrapped_ddp(module)
+    return module if inside is None or {*module.buffers()} != {*inside.buffers()} else inside
+
+
+def wrapped_ddp(module: nn.Module) -> DistributedDataParallel | None:
+    """The one DDP model in a module that has all of its parameters; None without such a one."""
     inside = [inner for inner in module.modules() if isinstance(inner, DistributedDataParallel)]
-    if len(inside) == 1 and {*module.parameters()} == {*inside[0].parameters()}:
-        return inside[0]
-    return module
+    return inside[0] if len(inside) == 1 and {*module.parameters()} == {*inside[0].parameters()} else None
 
 
 def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:

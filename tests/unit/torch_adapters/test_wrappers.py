@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 import swift_ft
 from swift_ft.checkpoint.training_state import TrainingState
 from swift_ft.errors import UnsupportedError
-from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer
+from swift_ft.torch_adapters.wrappers import unwrapped_model, unwrapped_optimizer, wrapped_ddp
 
 
 @pytest.fixture
@@ -44,6 +45,20 @@ def test_a_model_that_is_wrapped(ddp: DistributedDataParallel) -> None:
 def test_a_module_that_has_more_than_ddp(ddp: DistributedDataParallel) -> None:
     both = nn.Sequential(ddp, nn.Linear(2, 2))
     assert unwrapped_model(both) is both
+    assert wrapped_ddp(both) is None
+
+
+def test_a_wrapper_with_a_buffer_of_its_own(ddp: DistributedDataParallel) -> None:
+    """Its state is the model's and the buffer; what is attached is the model that communicates."""
+    own = Wrapper(ddp, ddp.module)
+    own.register_buffer("center", torch.zeros(2))
+    averaged: Any = AveragedModel(ddp)
+    for wrapper in (own, averaged):
+        assert unwrapped_model(wrapper) is wrapper
+        assert TrainingState({"model": wrapper}).modules == {"model": wrapper}
+        assert wrapped_ddp(wrapper) is next(
+            m for m in wrapper.modules() if isinstance(m, DistributedDataParallel)
+        )
 
 
 def test_a_wrapper_whose_state_could_not_be_loaded() -> None:
