@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +22,13 @@ class Average:
 
 
 def made_for(kind: str) -> Any:
-    return {
+    made: dict[str, Callable[[], Any]] = {
         "an object": Average,
         "a generator": torch.Generator,
         "a list with one": lambda: [torch.Generator()],
         "a number": lambda: 3,
-    }[kind]()
+    }
+    return made[kind]()
 
 
 def trained(kind: str, epoch: int, *, each: bool = False, arrives: Any = None) -> tuple[Any, Any]:
