@@ -237,9 +237,12 @@ class Attachments:
 
     def add_hook(self, hook: Hook) -> None:
         """See :meth:`swift_ft.Session.between`."""
-        # A part of the state, so that a replacement ends at the same iteration.
-        self.state.small.setdefault("swift_ft.stop", self.between.stop)
+        self.keep_stop()
         self.between.add(hook)
+
+    def keep_stop(self) -> None:
+        """Make the training's end a part of the state, so that a replacement ends at the same iteration."""
+        self.state.small.setdefault("swift_ft.stop", self.between.stop)
 
     def add_part(self, part: Part) -> None:
         """See :meth:`swift_ft.Session.attach_part`."""

@@ -208,7 +208,8 @@ class Loop:
                 if not self._is_ready():
                     continue
                 # Asked each time, since a function between two steps may end training.
-                if self._is_over() or (self._runner.iteration >= iterations and not self._runner.replaying):
+                end = iterations + self._between.stop.extra
+                if self._is_over() or (self._runner.iteration >= end and not self._runner.replaying):
                     if self._runner.finish():
                         return
                     continue

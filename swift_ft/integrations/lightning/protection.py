@@ -57,9 +57,7 @@ class Protection:
         state["trainer"] = progress
         self._session = Session(state, **self.options)
         self._attach(self._session)
-        # So that a replacement ends at the same iteration, too.
-        assembly = self._session._assembly
-        assembly.attached.state.small.setdefault("swift_ft.stop", assembly.between.stop)
+        self._session._assembly.attached.keep_stop()
         return self._session, progress
 
     # By the session's iteration, not by `step.index`: a script that reads that may take its batches by it.

@@ -143,15 +143,20 @@ class SwiftTrainerMixin:
             loop.to_protect(), **{"seed": self.args.seed, **self._session_options}
         )
         session.attach_ddp(self.model_wrapped)
+        session._assembly.attached.keep_stop()
+        stop = session._assembly.between.stop
         # One more: what is due after the last update.
         for step in session.steps(most + 1):
             with step:
                 done = step.index  # batches are found by the place, which goes back with it
-                loop.step()
+                goes_on = stop.has_ended_before(done)
+                loop.step(goes_on=goes_on)
                 if loop.place.over:
                     # Not by session.stop(), which wants a result noted after each step. All workers come to
                     # this one by what they have in common, and it is put back if the step is.
-                    session._assembly.between.stop.at = done + 1
+                    stop.at = done + 1
+                elif goes_on:
+                    stop.extra += 1  # the run before has ended in one more, too
         refuse_ends(loop.place.over)
         return trainer._finalize_training(None, samples, loop.began)
 
@@ -183,6 +188,7 @@ class _Loop:
         args = trainer.args
         self._trainer = trainer
         self._length = length
+        self._limits = trainer.state.max_steps, trainer.state.num_train_epochs
         seed = args.seed if args.data_seed is None else args.data_seed
         self._batches = TrainBatches(loader, length.batches, seed=seed, rank=args.process_index)
         self.place = Place()
@@ -214,10 +220,16 @@ class _Loop:
             state["scaler"] = scaler
         return state
 
-    def step(self) -> None:
-        """Do what is due, and the next update."""
+    def step(self, *, goes_on: bool = False) -> None:
+        """Do what is due, and the next update.
+
+        Args:
+            goes_on: an earlier run was over here, and this one was started to go on.
+        """
         trainer, place = self._trainer, self.place
-        if not place.begun:
+        if goes_on:
+            self._go_on()
+        elif not place.begun:
             if trainer.args.eval_on_start:
                 trainer._evaluate(None, self.ignored, skip_scheduler=True)
             self._call("on_epoch_begin")
@@ -241,10 +253,30 @@ class _Loop:
             return
         self._call("on_epoch_end")
         self._log_save_evaluate()
-        place.epoch, place.update = place.epoch + 1, 0
-        place.over = trainer.control.should_training_stop or place.epoch == self._length.epochs
+        place.over = trainer.control.should_training_stop or place.epoch + 1 == self._length.epochs
         if not place.over:
+            self._begin_next_epoch()
+
+    def _go_on(self) -> None:
+        """Begin where an earlier run has ended, as the Trainer does that is resumed.
+
+        That is within an epoch, if a callback has stopped training there. It may do so again.
+        """
+        trainer, place = self._trainer, self.place
+        trainer.state.max_steps, trainer.state.num_train_epochs = self._limits
+        epoch_is_over = trainer.control.should_epoch_stop or place.update == self._length.updates
+        place.over = epoch_is_over and place.epoch + 1 >= self._length.epochs
+        if place.over:
+            return
+        trainer.control.should_training_stop = False
+        if epoch_is_over:
+            self._begin_next_epoch()
+        else:
             self._call("on_epoch_begin")
+
+    def _begin_next_epoch(self) -> None:
+        self.place.epoch, self.place.update = self.place.epoch + 1, 0
+        self._call("on_epoch_begin")
 
     def _update(self) -> None:
         """Backward passes for all batches of an update, and the update."""

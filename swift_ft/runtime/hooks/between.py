@@ -84,11 +84,16 @@ class Stop:
 
     Args:
         run: the name of this run, which no other one has.
+
+    Attributes:
+        extra: iterations beyond those that the script asks for: of the ends of earlier runs, where a trainer
+            needs one for its end, and this run has gone on from there.
     """
 
     def __init__(self, run: str) -> None:
         self._run = self._of = run
         self._at: int | None = None
+        self.extra = 0
 
     @property
     def at(self) -> int | None:
@@ -105,11 +110,11 @@ class Stop:
 
     def state_dict(self) -> dict[str, Any]:
         """The state."""
-        return {"at": self._at, "run": self._of}
+        return {"at": self._at, "run": self._of, "extra": self.extra}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse."""
-        self._at, self._of = state["at"], state.get("run", "")
+        self._at, self._of, self.extra = state["at"], state.get("run", ""), state.get("extra", 0)
 
 
 class ResultLog(Protocol):
@@ -209,10 +214,17 @@ class Between:
         if self.differs is not None:
             raise self.differs
 
-    def say_if_stopped_before(self, iteration: int) -> None:
-        """Training goes on from an iteration: say once if an earlier run was to end there."""
+    def say_if_stopped_before(self, iteration: int, steps: int | None) -> None:
+        """Training goes on from an iteration: say once if an earlier run was to end there.
+
+        Args:
+            iteration: completed iterations.
+            steps: iterations that the script asks for; None if that is unknown.
+        """
         if self._rank or self._said_end_of_earlier_run or not self.stop.has_ended_before(iteration):
             return
+        if steps is not None and iteration >= steps + self.stop.extra:
+            return  # none is left
         self._said_end_of_earlier_run = True
         _logger.info(
             "The run before was stopped after %d iterations. This run was started to go on: it trains "

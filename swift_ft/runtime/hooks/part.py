@@ -97,4 +97,4 @@ class HooksPart(Part):
             self._between.go_back(plan.resume, plan.parts_from)
 
     def live(self, round: Round) -> None:
-        self._between.say_if_stopped_before(self._status.iteration)
+        self._between.say_if_stopped_before(self._status.iteration, self._status.steps)

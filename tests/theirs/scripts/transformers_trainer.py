@@ -18,6 +18,7 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     Trainer,
+    TrainerCallback,
     TrainingArguments,
 )
 
@@ -61,6 +62,14 @@ class Windows(Dataset[dict[str, Tensor]]):
         return {"input_ids": self._tokens[index], "labels": labels}
 
 
+class Stops(TrainerCallback):  # type: ignore[misc]
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop |= state.global_step == self.after
+
+
 def accuracy(predicted: EvalPrediction) -> dict[str, float]:
     guesses, labels = predicted.predictions.argmax(-1)[:, :-1], predicted.label_ids[:, 1:]
     return {"accuracy": float(np.mean(guesses[labels != -100] == labels[labels != -100]))}
@@ -74,6 +83,7 @@ def main() -> None:
     parser.add_argument("--checkpoint-every", type=int, default=4)
     parser.add_argument("--die", default="")
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--stop-after", type=int, default=0, help="updates, after which a callback ends it")
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -82,6 +92,8 @@ def main() -> None:
     model = GPT2LMHeadModel(GPT2Config(**sizes, **no_dropout, bos_token_id=0, eos_token_id=0))
     own = args.folder / "trainer"
     callbacks: list[Any] = [Dies(args.die, args.folder / "died")] if args.die else []
+    if args.stop_after:
+        callbacks.append(Stops(args.stop_after))
     if args.by == "epochs":
         callbacks.append(EarlyStoppingCallback(1, early_stopping_threshold=1.0))
     kind: Any = Trainer

@@ -16,6 +16,7 @@ from swift_ft.program import last_duties
 from swift_ft.program.system_exit import SessionExit
 from swift_ft.runtime import records, steps
 from swift_ft.runtime.epoch_top import Epochs
+from swift_ft.runtime.hooks.between import Stop
 from swift_ft.runtime.records import Records
 from swift_ft.runtime.script.script_phases import ScriptPhase, ScriptPhases
 from swift_ft.runtime.steps import Loop, Step
@@ -106,7 +107,7 @@ class Script:
         context: Any = SimpleNamespace(rank=1, recorded=recorded, offline=offline or None)
         self.runner = Runner(epochs, undone)
         self.top = Top(epochs)
-        self.stop = SimpleNamespace(at=None)
+        self.stop = Stop("this run")
         between: Any = SimpleNamespace(stop=self.stop)
         runner: Any = self.runner
         top: Any = self.top
@@ -361,6 +362,16 @@ def test_a_stop_ends_the_epoch_that_it_is_in(at: int) -> None:
     happened = script.run(4, 2)
     assert happened.count("finish") == 1
     assert [line for line in happened if line.startswith("complete")] == [f"complete {i}" for i in range(at)]
+
+
+def test_an_end_that_an_earlier_run_has_taken_a_step_for_is_one_more() -> None:
+    script = Script()
+    script.stop.load_state_dict({"at": 2, "run": "the one before", "extra": 0})
+    steps = script.loop.steps(4)
+    for count, step in enumerate(steps):
+        with step:
+            script.stop.extra += count == 2
+    assert script.runner.happened == [*(f"complete {number}" for number in range(5)), "finish"]
 
 
 def test_records_are_given_once() -> None:

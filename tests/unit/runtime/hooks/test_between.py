@@ -459,8 +459,11 @@ def test_a_stop_holds_for_its_run(
     resumed = run == "run-1"
     assert later.stop.at == (None if resumed else 6)
     later.stop.load_state_dict(later.stop.state_dict())  # a step that is put back
-    for iteration in (5, 6, 6):
-        later.say_if_stopped_before(iteration)
+    later.say_if_stopped_before(5, 8)
+    later.say_if_stopped_before(6, 6)
+    assert not caplog.records  # none is left
+    for steps in (8, None):
+        later.say_if_stopped_before(6, steps)
     assert [record.message.partition(".")[0] for record in caplog.records] == (
         ["The run before was stopped after 6 iterations"] if resumed else []
     )
