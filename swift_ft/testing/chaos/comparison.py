@@ -28,6 +28,7 @@ The undo itself errs by a few units in the last place (docs/undo.md), and the it
 from there.
 """
 
+_VARIABLES = "plain.bytes.carried."
 _SAVER = re.compile(r"/rank-(\d{5})\.")
 """In the path of a part."""
 
@@ -83,6 +84,30 @@ def last_state(url: str, iteration: int | None = None) -> dict[str, str]:
         return {}
     folder, taken = found
     return {"iteration": str(taken), **digests(_values(folder, taken))}
+
+
+def without_repeated(state: Mapping[str, str], expected: Mapping[str, str]) -> dict[str, str]:
+    """Leave out workers that have saved what another one has, where undisturbed ones share a part.
+
+    So may replicas, if one is lost in the last checkpoint. Variables of the script are each one's own.
+
+    Args:
+        state: as :func:`last_state`.
+        expected: of the undisturbed run.
+    """
+
+    def of_workers(found: Mapping[str, str]) -> dict[str, dict[str, str]]:
+        by_worker: dict[str, dict[str, str]] = {}
+        for name, digest in found.items():
+            worker, _, rest = name.partition(".")
+            if worker.startswith("worker ") and not rest.startswith(_VARIABLES):
+                by_worker.setdefault(worker, {})[rest] = digest
+        return by_worker
+
+    here, there = of_workers(state), of_workers(expected)
+    shared = [values for worker, values in here.items() if worker in there]
+    repeated = {worker for worker, values in here.items() if worker not in there and values in shared}
+    return {name: digest for name, digest in state.items() if name.partition(".")[0] not in repeated}
 
 
 def _checkpoint(url: str, iteration: int | None) -> tuple[CheckpointFolder, int] | None:

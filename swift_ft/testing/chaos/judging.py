@@ -23,6 +23,7 @@ from swift_ft.testing.chaos.comparison import (
     last_state,
     names_by_saver,
     newest_intact,
+    without_repeated,
 )
 from swift_ft.testing.chaos.endings import beyond_faults, take_nothing
 from swift_ft.testing.chaos.run_folder import output_of, read_report
@@ -191,6 +192,7 @@ def _compared(
 
     The state may be that of an earlier checkpoint, of this ``iteration``.
     """
+    state = without_repeated(state, expected.state)
     differ = training.unstable.differing(state, expected.state)
     if iteration is not None:  # unstable ones that last states have, an earlier one need not have
         known = state.keys() | expected.state.keys()

@@ -11,7 +11,13 @@ from torch import nn
 
 from swift_ft.checkpoint.state_values import digests_of
 from swift_ft.errors import SwiftError
-from swift_ft.testing.chaos.comparison import UNDO_BOUND, largest_difference, last_state, newest_intact
+from swift_ft.testing.chaos.comparison import (
+    UNDO_BOUND,
+    largest_difference,
+    last_state,
+    newest_intact,
+    without_repeated,
+)
 from swift_ft.testing.chaos.plain import _saved
 from tests.unit.testing.chaos.saved import save, state_of
 
@@ -26,6 +32,17 @@ def test_parts_of_their_own_are_all_compared(tmp_path: Path) -> None:
     """Each by the first worker that has it: a pipeline of two stages with two replicas."""
     url = save(tmp_path, state_of(1.0), state_of(2.0), parts={0: 0, 1: 1, 2: 0, 3: 1})
     assert {name.split(".")[0] for name in last_state(url)} == {"iteration", "worker 0", "worker 1"}
+
+
+def test_replicas_that_save_apart_after_a_loss(tmp_path: Path) -> None:
+    """What one of them has saved in vain is no difference; what is unlike there is one."""
+    undisturbed = last_state(save(tmp_path / "shared", state_of(1.0), parts={0: 0, 1: 0}))
+    variable = "plain.bytes.carried.(loop).x"
+    for other, differs in ((1.0, False), (2.0, True)):
+        apart = last_state(save(tmp_path / f"{other}", state_of(1.0), state_of(other), parts={0: 0, 1: 1}))
+        found = without_repeated({**apart, f"worker 1.{variable}": "its own"}, undisturbed)
+        assert bool(found.keys() - undisturbed.keys()) == differs
+        assert found.items() >= undisturbed.items()
 
 
 def test_names_and_digests_meet_those_of_a_process(tmp_path: Path) -> None:
