@@ -91,8 +91,6 @@ class CarriedVariables:
         self.arrived: Arrived | None = None
         self._unlike_at_top: list[str] = []  # of what was taken over last
         self._at_top_of_epoch = False
-        # What the script may still make at the top of the epoch, and what is there before.
-        self._awaited: dict[Place, Any] = {}
         self._named: set[Place] = set()  # an audit takes variables over again and again
 
     def remember(self) -> None:
@@ -180,12 +178,8 @@ class CarriedVariables:
     def say_what_is_missing(self, arrived: Arrived) -> None:
         """Name what has arrived for a place that the lines at the top of the epoch have not made either."""
         saved = arrived.saved
-        there = {*FUNCTIONS, CELLS, FLAGS, *self._variables.paths}
-        for path in saved.keys() - there:
+        for path in saved.keys() - {*FUNCTIONS, CELLS, FLAGS, *self._variables.paths}:
             self._say_missing((path, next(iter(saved[path]))))
-        for place, before in self._awaited.items():
-            if place[0] in there and same(before, self._at_epoch.get(place, MISSING)):
-                self._say_missing(place)
 
     def epoch_begins_again(self) -> None:
         """The state is of this epoch's beginning: the script has been at its top, and has gone on since."""
@@ -332,7 +326,6 @@ class CarriedVariables:
         self.arrived = Arrived(saved, self.own, self.of_own, self.behind)
         saved, left = with_own(saved, self.own, self.of_own)
         self._unlike_at_top.clear()
-        self._awaited.clear()
         if self._paths_before_steps:  # else no step can have made any, and a replacement is waited for
             self._variables.look()
         places, placing = dict(self._values()), self._placing()
@@ -367,9 +360,6 @@ class CarriedVariables:
             if before is UNKNOWN or in_saved or place in left:
                 continue
             self._put_back(placing, place, value, before)
-        if self._awaited:
-            now = self._all_now()
-            self._awaited = {place: now.get(place, MISSING) for place in self._awaited}
 
     def _of_signals(self, saved: Saved) -> frozenset[Place]:
         """Of what an earlier run had, the variables that the script's signal handlers set.
@@ -508,9 +498,7 @@ class CarriedVariables:
         return UNKNOWN if found is None else found
 
     def _say_missing(self, place: Place) -> None:
-        if self._at_top_of_epoch:  # the script may make it there
-            self._awaited[place] = MISSING
-        else:
+        if not self._at_top_of_epoch:  # else the script may make it there
             lines.say_missing(place)
 
     def _say_not_taken(self, place: Place, words: str) -> None:
