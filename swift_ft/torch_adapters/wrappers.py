@@ -12,6 +12,7 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 
 def is_torchs_wrapper(module: nn.Module) -> bool:
@@ -26,10 +27,10 @@ def is_torchs_wrapper(module: nn.Module) -> bool:
 def unwrapped_model(module: nn.Module) -> nn.Module:
     """The DDP model that is all of a wrapper; a module that wraps none is returned as it is.
 
-    So is one that has a buffer of its own, as torch's ``AveragedModel`` of a DDP model.
+    So is torch's ``AveragedModel``, which counts in a buffer of its own.
     """
     inside = wrapped_ddp(module)
-    return module if inside is None or {*module.buffers()} != {*inside.buffers()} else inside
+    return module if inside is None or isinstance(module, AveragedModel) else inside
 
 
 def wrapped_ddp(module: nn.Module) -> DistributedDataParallel | None:

@@ -121,6 +121,19 @@ def test_of_a_training_with_a_higher_limit(tmp_path: Path) -> None:
     assert longer.state.global_step == 6
 
 
+@pytest.mark.parametrize("limit", [6, 4])
+def test_of_a_killed_training_with_another_limit(limit: int, tmp_path: Path) -> None:
+    """It ends where the Trainer would that is resumed with these arguments."""
+    loop = loop_of(trainer(tmp_path, max_steps=5))
+    for _ in range(3):
+        loop.step()
+    other = loop_of(resumed := trainer(tmp_path, max_steps=limit))
+    for name, part in loop.to_protect().items():
+        other.to_protect()[name].load_state_dict(part.state_dict())
+    assert train(other) == limit - 3 + 1
+    assert resumed.state.global_step == resumed.state.max_steps == limit
+
+
 def test_of_one_whose_last_epoch_a_callback_has_ended(tmp_path: Path) -> None:
     """Fewer updates than there might have been, and none is left."""
     made = trainer(tmp_path)

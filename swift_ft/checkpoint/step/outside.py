@@ -33,6 +33,7 @@ from swift_ft.checkpoint.step.traces import (
     trace_of,
 )
 from swift_ft.errors import IncompleteStateError
+from swift_ft.torch_adapters.wrappers import wrapped_ddp
 from swift_ft.torch_core.shards import local
 from swift_ft.torch_core.tensors import same_bits, tensors_in
 from swift_ft.units import format_bytes
@@ -71,10 +72,15 @@ class Outside:
             found = zip(tensors, self._changed(tensors, samples_of_tensors(tensors)), strict=True)
             changed = [tensor for tensor, one in found if one]
             if changed and not self._part_saves(path, changed):
+                remedy = f'Pass it too, as in Session({{..., "{_last_name(path)}": {path}}}, ...).'
+                if wrapped_ddp(module) in self._variables.state.modules.values():
+                    remedy = (
+                        "Of it the state has the DDP model: keep what it adds in a module of its own, and "
+                        "pass that, too."
+                    )
                 raise IncompleteStateError(
                     f"The module {path} (a {type(module).__name__}) changes while training and is not in "
-                    "Session(state): a replacement would begin with what its script makes. Pass it too, as "
-                    f'in Session({{..., "{_last_name(path)}": {path}}}, ...).'
+                    f"Session(state): a replacement would begin with what its script makes. {remedy}"
                 )
         large = dict(self._large())
         containers = {name: value for name, value in large.items() if isinstance(value, CONTAINERS)}

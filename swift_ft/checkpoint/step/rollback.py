@@ -204,6 +204,7 @@ class Rollback:
         if self._steps == 1:
             self.carried.steps_begin()
             self._state.in_run = True
+        self._state.of_earlier_run = False  # until a state arrives, only what is of this run is put back
         self._rate_functions.check()
         self._gradients.begin({} if replayed else named, closely=closely)
         # One within another one is not in the state where that saves both.

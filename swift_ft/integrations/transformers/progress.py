@@ -26,6 +26,9 @@ from swift_ft.checkpoint.step.references import UNKNOWN
 from swift_ft.errors import CheckpointError
 
 _OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
+_LIMITS = frozenset({"max_steps", "num_train_epochs"})
+"""As this process's arguments have them: a resumed run may have others, as the Trainer's own may."""
+_STAYS = _OF_WORKER | _LIMITS
 """Fields of ``TrainerState`` that no worker takes from another one."""
 _IN_PLACES_OF_THEIR_OWN = frozenset({"current_flos", "train_dataset", "eval_dataset"})
 """Attributes of a Trainer that travel otherwise, or not at all."""
@@ -92,7 +95,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain values and tensors."""
-        state = {name: value for name, value in vars(self._trainer.state).items() if name not in _OF_WORKER}
+        state = {name: value for name, value in vars(self._trainer.state).items() if name not in _STAYS}
         state.pop("log_history")
         return {
             "state": state,
@@ -112,7 +115,7 @@ class Progress:
         """
         _check_attributes(saved.get("attributes"))
         trainer = self._trainer
-        vars(trainer.state).update(saved["state"])
+        vars(trainer.state).update({k: v for k, v in saved["state"].items() if k not in _STAYS})
         self._history.load(saved["log_history"])
         vars(trainer.control).update(saved["control"])
         vars(self.place).update(saved["place"])

@@ -155,7 +155,7 @@ class SwiftTrainerMixin:
                     # Not by session.stop(), which wants a result noted after each step. All workers come to
                     # this one by what they have in common, and it is put back if the step is.
                     stop.at = done + 1
-                elif goes_on:
+                if goes_on:
                     stop.extra += 1  # the run before has ended in one more, too
         refuse_ends(loop.place.over)
         return trainer._finalize_training(None, samples, loop.began)
@@ -188,7 +188,6 @@ class _Loop:
         args = trainer.args
         self._trainer = trainer
         self._length = length
-        self._limits = trainer.state.max_steps, trainer.state.num_train_epochs
         seed = args.seed if args.data_seed is None else args.data_seed
         self._batches = TrainBatches(loader, length.batches, seed=seed, rank=args.process_index)
         self.place = Place()
@@ -263,7 +262,6 @@ class _Loop:
         That is within an epoch, if a callback has stopped training there. It may do so again.
         """
         trainer, place = self._trainer, self.place
-        trainer.state.max_steps, trainer.state.num_train_epochs = self._limits
         epoch_is_over = trainer.control.should_epoch_stop or place.update == self._length.updates
         place.over = epoch_is_over and place.epoch + 1 >= self._length.epochs
         if place.over:

@@ -52,6 +52,7 @@ class StepInputs:
     def put_variables(self, packed: str) -> None:
         """Give the script the variables that a worker has noted, if it could."""
         if packed:
+            self._state.of_earlier_run = False  # a worker of this run has noted them
             self._carried.take_over(self._state.unpack(bytes.fromhex(packed)))
 
     def tensors(self) -> Mapping[str, torch.Tensor]:

@@ -48,17 +48,15 @@ def test_a_module_that_has_more_than_ddp(ddp: DistributedDataParallel) -> None:
     assert wrapped_ddp(both) is None
 
 
-def test_a_wrapper_with_a_buffer_of_its_own(ddp: DistributedDataParallel) -> None:
-    """Its state is the model's and the buffer; what is attached is the model that communicates."""
-    own = Wrapper(ddp, ddp.module)
-    own.register_buffer("center", torch.zeros(2))
+def test_an_average_of_a_ddp_model(ddp: DistributedDataParallel) -> None:
+    """It counts the models in a buffer of its own, which is a part of the state."""
     averaged: Any = AveragedModel(ddp)
-    for wrapper in (own, averaged):
-        assert unwrapped_model(wrapper) is wrapper
-        assert TrainingState({"model": wrapper}).modules == {"model": wrapper}
-        assert wrapped_ddp(wrapper) is next(
-            m for m in wrapper.modules() if isinstance(m, DistributedDataParallel)
-        )
+    assert unwrapped_model(averaged) is averaged
+    assert TrainingState({"average": averaged}).modules == {"average": averaged}
+    averaged.update_parameters(ddp)
+    saved = TrainingState({"average": averaged}).to_save()["models"]["average"]
+    assert saved["n_averaged"] == 1
+    assert wrapped_ddp(averaged) is averaged.module
 
 
 def test_a_wrapper_whose_state_could_not_be_loaded() -> None:

@@ -61,6 +61,24 @@ def test_a_target_network(net: nn.Sequential, rollback: Rollback) -> None:
         rollback.begin(1)
 
 
+def test_a_wrapper_that_adds_something(one_process: None) -> None:
+    """The state has the model in it: to pass the wrapper too would change nothing."""
+
+    class Learner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ddp = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+            self.register_buffer("center", torch.zeros(2))
+
+    learner = Learner()
+    rollback = Rollback(TrainingState({"model": learner}))
+    rollback.watch()
+    rollback.begin(0)
+    learner.center += 1
+    with pytest.raises(IncompleteStateError, match="keep what it adds in a module of its own"):
+        rollback.begin(1)
+
+
 @pytest.mark.parametrize("held", ["an object", "a list", "a dictionary", "a closure"])
 def test_wherever_the_script_has_it(held: str, net: nn.Sequential, rollback: Rollback) -> None:
     target = copy.deepcopy(net)

@@ -110,7 +110,12 @@ def test_none(install: Callable[[Any], None]) -> None:
 
 
 def run(
-    install: Callable[[Any], None], saved: Any = None, *, resumes: bool = False, returns: bool = False
+    install: Callable[[Any], None],
+    saved: Any = None,
+    *,
+    resumes: bool = False,
+    returns: bool = False,
+    asked: bool = False,
 ) -> Any:
     """A script: it runs its first step, or goes on with a state. Returns its state, and its variables.
 
@@ -119,6 +124,7 @@ def run(
         saved: the state to go on with.
         resumes: it is of an earlier run.
         returns: it comes again, as a loss after the first step leads back to it.
+        asked: the signal comes in this run, too, and its variables are put back after that.
     """
     net, ended, best = Net(), False, 0.0
 
@@ -138,6 +144,13 @@ def run(
     else:
         state.run = "resumed" if resumes else state.run
         state.take_over(state.to_load({}) | saved)
+        if asked:  # a signal of this run, and then variables that this process has noted itself
+            rollback.begin(0)
+            signal.raise_signal(signal.SIGUSR2)
+            rollback.completed()
+            own = rollback.carried.to_save()
+            ended = net.stopping = False
+            rollback.carried.take_over(own)
         if returns:
             rollback.begin(1)
             rollback.completed()
@@ -161,3 +174,9 @@ def test_only_a_resumed_run_begins_without_them(
     said = [record.message for record in caplog.records if "signal handler" in record.message]
     assert len(said) == resumes * (1 + returns)
     assert all("model.stopping, which" in one or "model.stopping and" in one for one in said)
+
+
+def test_what_a_resumed_run_has_noted_is_its_own(install: Callable[[Any], None]) -> None:
+    saved, *_ = run(install)
+    _, flags, _ = run(install, saved, resumes=True, asked=True)
+    assert flags == (True, True)
