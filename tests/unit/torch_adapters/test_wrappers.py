@@ -51,9 +51,9 @@ def test_a_module_that_has_more_than_ddp(ddp: DistributedDataParallel) -> None:
 def test_an_average_of_a_ddp_model(ddp: DistributedDataParallel) -> None:
     """It counts the models in a buffer of its own, which is a part of the state."""
     averaged: Any = AveragedModel(ddp)
+    averaged.update_parameters(ddp)
     assert unwrapped_model(averaged) is averaged
     assert TrainingState({"average": averaged}).modules == {"average": averaged}
-    averaged.update_parameters(ddp)
     saved = TrainingState({"average": averaged}).to_save()["models"]["average"]
     assert saved["n_averaged"] == 1
     assert wrapped_ddp(averaged) is averaged.module

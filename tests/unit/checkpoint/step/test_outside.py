@@ -74,7 +74,7 @@ def test_a_wrapper_that_adds_something(one_process: None) -> None:
     rollback = Rollback(TrainingState({"model": learner}))
     rollback.watch()
     rollback.begin(0)
-    learner.center += 1
+    learner.get_buffer("center").add_(1)
     with pytest.raises(IncompleteStateError, match="keep what it adds in a module of its own"):
         rollback.begin(1)
 
