@@ -93,7 +93,7 @@ def without_repeated(state: Mapping[str, str], expected: Mapping[str, str]) -> d
 
     Args:
         state: as :func:`last_state`.
-        expected: of the undisturbed run.
+        expected: as for the undisturbed run.
     """
 
     def of_workers(found: Mapping[str, str]) -> dict[str, dict[str, str]]:
