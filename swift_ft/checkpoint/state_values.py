@@ -23,6 +23,28 @@ _WHOLE = (str, bytes, bytearray, memoryview, range, io.BytesIO)
 """Classes whose objects are one value, though they consist of parts."""
 
 
+VARIABLES = "plain.bytes.carried"
+"""The name of the script's variables in a saved state."""
+RANDOM = "plain.bytes.small.random"
+"""That of the process's own random state."""
+OF_ONE_RUN = (
+    "plain.bytes.run",
+    "plain.bytes.small.parts.swift_ft.stop.run",
+    "plain.bytes.small.parts.swift_ft.epochs.top",  # variables: all that follows from them is compared
+)
+"""Names of what may be unlike in two runs that are equal. Where a run was to end is not among them."""
+
+
+def is_in(name: str, parts: Iterable[str]) -> bool:
+    """Whether a value is one of some, or within one of them.
+
+    Args:
+        name: by :func:`leaves`.
+        parts: names that lead to them.
+    """
+    return any(name == part or name.startswith(f"{part}.") for part in parts)
+
+
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The values in nested containers and objects, with the path of keys that leads to each."""
     if isinstance(value, _WHOLE):

@@ -11,7 +11,7 @@ from swift_ft.checkpoint.folder import MARKER, CheckpointFolder
 from swift_ft.checkpoint.manifest import digest_of_manifest, read_marker
 from swift_ft.checkpoint.state_digest import STORED_AS, differing
 from swift_ft.checkpoint.state_payload import unpack
-from swift_ft.checkpoint.state_values import digests, leaves
+from swift_ft.checkpoint.state_values import OF_ONE_RUN, RANDOM, VARIABLES, digests, is_in, leaves
 from swift_ft.errors import UsageError
 from swift_ft.offline.run_store import store_errors
 from swift_ft.recovery.job_state import SavedPart
@@ -23,10 +23,6 @@ REPLAY_RECORD = "replay.json"
 
 _METADATA = ".metadata"
 _DIGESTS = f"plain.bytes.{STORED_AS}"
-_VARIABLES = "plain.bytes.carried"
-_VARIABLES_BEFORE_EPOCH = "plain.bytes.small.parts.swift_ft.epochs.top"
-_RANDOM = "plain.bytes.small.random"
-_RUN = ("plain.bytes.run", "plain.bytes.small.parts.swift_ft.stop.run")
 
 
 def find_parts(url: str) -> dict[int | None, tuple[Store, SavedPart]]:
@@ -93,17 +89,13 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], *, of_replica:
         other: another one.
         of_replica: the other one was saved by a replica, which draws random numbers of its own.
     """
-    skipped = (_DIGESTS, _VARIABLES, _VARIABLES_BEFORE_EPOCH, *_RUN, *((_RANDOM,) if of_replica else ()))
+    skipped = (_DIGESTS, VARIABLES, *OF_ONE_RUN, *((RANDOM,) if of_replica else ()))
 
     def compared(state: Mapping[str, Any]) -> dict[str, str]:
         found = digests_in(state).items()
-        return {name: own for name, own in found if not any(_is_in(name, skip) for skip in skipped)}
+        return {name: own for name, own in found if not is_in(name, skipped)}
 
     return differing(compared(one), compared(other))
-
-
-def _is_in(name: str, part: str) -> bool:
-    return name == part or name.startswith(f"{part}.")
 
 
 def digests_in(state: Mapping[str, Any]) -> dict[str, str]:

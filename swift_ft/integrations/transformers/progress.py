@@ -25,11 +25,8 @@ from swift_ft.checkpoint.step.placing import Placing
 from swift_ft.checkpoint.step.references import UNKNOWN
 from swift_ft.errors import CheckpointError
 
-_OF_WORKER = frozenset({"is_local_process_zero", "is_world_process_zero"})
-_LIMITS = frozenset({"max_steps", "num_train_epochs"})
-"""As this process's arguments have them: a resumed run may have others, as the Trainer's own may."""
-_STAYS = _OF_WORKER | _LIMITS
-"""Fields of ``TrainerState`` that no worker takes from another one."""
+_STAYS = frozenset({"is_local_process_zero", "is_world_process_zero", "max_steps", "num_train_epochs"})
+"""Fields of ``TrainerState`` that no worker takes from another one: a resumed run may have other limits."""
 _IN_PLACES_OF_THEIR_OWN = frozenset({"current_flos", "train_dataset", "eval_dataset"})
 """Attributes of a Trainer that travel otherwise, or not at all."""
 

@@ -82,13 +82,15 @@ class WorkerChannels:
             self._selector.register(channel, selectors.EVENT_READ, data=partial(self.read, local_rank))
 
     def take_over(self, other: WorkerChannels) -> None:
-        """Listen to the workers of another one from now on, and know what that has heard of them."""
+        """Listen to the workers of another one from now on, and know what that has heard of them.
+
+        What is recorded, both share from the beginning.
+        """
         self.close()
         other._unregister()
         self.heartbeats, self.sessions, self.after_loop = other.heartbeats, other.sessions, other.after_loop
         self.interrupted = other.interrupted
         self.failed, self.lost, self.beats, self.shown = other.failed, other.lost, other.beats, other.shown
-        self.recorded.update(self.recorded_with(other.recorded))
         self._close_stacks()
         self.since = other.since
         self.stacks, other.stacks = other.stacks, {}

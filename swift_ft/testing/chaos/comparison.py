@@ -14,7 +14,7 @@ import xxhash
 
 from swift_ft.checkpoint.folder import CheckpointFolder
 from swift_ft.checkpoint.state_payload import unpack
-from swift_ft.checkpoint.state_values import digests, leaves
+from swift_ft.checkpoint.state_values import OF_ONE_RUN, RANDOM, VARIABLES, digests, is_in, leaves
 from swift_ft.errors import SwiftError
 from swift_ft.recovery.job_state import SavedPart
 from swift_ft.storage.own_files import is_own, is_own_folder
@@ -28,7 +28,6 @@ The undo itself errs by a few units in the last place (docs/undo.md), and the it
 from there.
 """
 
-_VARIABLES = "plain.bytes.carried."
 _SAVER = re.compile(r"/rank-(\d{5})\.")
 """In the path of a part."""
 
@@ -100,7 +99,7 @@ def without_repeated(state: Mapping[str, str], expected: Mapping[str, str]) -> d
         by_worker: dict[str, dict[str, str]] = {}
         for name, digest in found.items():
             worker, _, rest = name.partition(".")
-            if worker.startswith("worker ") and not rest.startswith(_VARIABLES):
+            if worker.startswith("worker ") and not is_in(rest, (VARIABLES,)):
                 by_worker.setdefault(worker, {})[rest] = digest
         return by_worker
 
@@ -231,9 +230,12 @@ def _values_of(url: str, iteration: int | None) -> Iterator[tuple[str, Any]]:
 
 
 def _values(folder: CheckpointFolder, iteration: int) -> Iterator[tuple[str, Any]]:
-    """Each value that was saved."""
+    """Each value that was saved, but for what is of one process or one run."""
     for rank, part in _parts(folder, iteration):
-        yield from leaves(_opened(folder.reader(part).read()), f"worker {rank}")
+        worker = f"worker {rank}"
+        for name, value in leaves(_opened(folder.reader(part).read()), worker):
+            if not is_in(name.removeprefix(f"{worker}."), (RANDOM, *OF_ONE_RUN)):
+                yield name, value
 
 
 def _parts(folder: CheckpointFolder, iteration: int) -> Collection[tuple[int, SavedPart]]:
@@ -258,21 +260,12 @@ def names_by_saver(url: str, iteration: int | None = None) -> dict[int, str]:
 
 
 def _opened(part: Any) -> Any:
-    """A part with the plain values that are packed in it, but for the random state of the process.
-
-    And but for what was there before the lines at the top of an epoch: all that follows from it is compared.
-    So is where the run was to end, but not the run's name.
-    """
+    """A part with the plain values that are packed in it."""
     if isinstance(part, Mapping):
         return {key: _opened(value) for key, value in part.items()}
     if not isinstance(part, io.BytesIO):
         return part
     plain = unpack(part.getvalue())
-    plain["small"].pop("random", None)
-    parts = plain["small"].get("parts", {})
-    parts.get("swift_ft.epochs", {}).pop("top", None)
-    parts.get("swift_ft.stop", {}).pop("run", None)
-    plain.pop("run", None)
     if not plain["carried"]:  # no variable: that there is a place for some is none
         del plain["carried"]
     return plain
